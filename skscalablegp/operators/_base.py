@@ -1,0 +1,65 @@
+"""The interface of a symmetric positive definite matrix that is never assumed to be stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class LinearOperator(ABC):
+    """H = K(theta) + diag(noise), seen only through products and a few of its entries.
+
+    Every access is counted in epochs: ``n**2`` entries of H make one. Budgets and benchmarks read
+    the count, so a solver cannot forget to report work.
+
+    Attributes
+    ----------
+    noise : Tensor of shape (n,)
+        The diagonal part of H that is not K.
+    epochs : float
+        Entries of H evaluated so far, divided by ``n**2``.
+    """
+
+    noise: Tensor
+
+    def __init__(self, n: int, dtype: torch.dtype, device: torch.device):
+        self.shape = (n, n)
+        self.dtype = dtype
+        self.device = device
+        self._entries = 0
+
+    @property
+    def epochs(self) -> float:
+        return self._entries / max(self.shape[0], 1) ** 2
+
+    def _count(self, entries: int) -> None:
+        self._entries += entries
+
+    @abstractmethod
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        """H V, one epoch."""
+
+    @abstractmethod
+    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+        """H[idx, :], b / n epochs."""
+
+    @abstractmethod
+    def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+        """H[idx][:, idx], (b / n)**2 epochs."""
+
+    @abstractmethod
+    def diag(self) -> Float[Tensor, " n"]:
+        """The diagonal of H, noise included; not counted."""
+
+    @abstractmethod
+    def bilinear_grad(
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"]
+    ) -> Float[Tensor, " p"]:
+        """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, float64."""
+
+    @abstractmethod
+    def to_dense(self) -> Float[Tensor, "n n"]:
+        """H as a new matrix, one epoch."""

@@ -1,0 +1,60 @@
+"""An operator around a matrix that exists already."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ._base import LinearOperator
+
+
+class DenseOperator(LinearOperator):
+    """A given symmetric positive definite matrix; for small problems and as an oracle.
+
+    Parameters
+    ----------
+    H : Tensor of shape (n, n)
+        The whole matrix, noise included.
+    noise : Tensor of shape (n,), optional
+        Which part of the diagonal is noise; zero by default.
+    derivatives : Tensor of shape (p, n, n), optional
+        dH/dtheta; none by default, which makes every gradient empty.
+    """
+
+    def __init__(
+        self,
+        H: Float[Tensor, "n n"],
+        noise: Float[Tensor, " n"] | None = None,
+        derivatives: Float[Tensor, "p n n"] | None = None,
+    ):
+        super().__init__(len(H), H.dtype, H.device)
+        self.H = H
+        self.noise = H.new_zeros(len(H)) if noise is None else noise
+        self.derivatives = H.new_zeros(0, *H.shape) if derivatives is None else derivatives
+
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        self._count(self.H.numel())
+        return self.H @ V
+
+    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+        self._count(len(idx) * self.shape[0])
+        return self.H[idx]
+
+    def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+        self._count(len(idx) ** 2)
+        return self.H[idx[:, None], idx]
+
+    def diag(self) -> Float[Tensor, " n"]:
+        return self.H.diagonal().clone()
+
+    def bilinear_grad(
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"]
+    ) -> Float[Tensor, " p"]:
+        self._count(self.H.numel())
+        products = torch.einsum("pij,js->pis", self.derivatives, right)
+        return torch.einsum("is,pis->p", left, products).double()
+
+    def to_dense(self) -> Float[Tensor, "n n"]:
+        self._count(self.H.numel())
+        return self.H.clone()
