@@ -1,0 +1,146 @@
+"""The one place that touches private scikit-learn API or looks at its version.
+
+Supported: scikit-learn >= 1.6. What estimators take from here:
+
+``fit_context``
+    The decorator of ``fit``: validates ``_parameter_constraints`` and, from 1.9 on, tears the
+    callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
+``Interval``, ``StrOptions``, ``HasMethods``, ``InvalidParameterError``
+    The vocabulary of ``_parameter_constraints``.
+``handle_zeros_in_scale``
+    What ``normalize_y`` divides by: the standard deviation, or 1 for a constant target.
+``CallbackMixin``
+    ``sklearn.callback.CallbackSupportMixin`` from scikit-learn 1.9 on, which brings
+    ``set_callbacks``; an empty class before. List it first among the bases::
+
+        class IterativeGPRegressor(CallbackMixin, RegressorMixin, BaseEstimator): ...
+
+``FitEvents``
+    Tells scikit-learn's callbacks how the fit goes. It does nothing on older versions, and next
+    to nothing where no callback is set, so the fit need not ask. The shape of a fit::
+
+        @fit_context(prefer_skip_nested_validation=True)
+        def fit(self, X, y, noise_variance=None):
+            X, y = validate_data(self, X, y, ...)
+            events = FitEvents(self, X, y)                       # once, after the validation
+            for state in training:
+                ...
+                if events.step(lambda: self._attributes_from(state)):
+                    break                                        # a callback asks to stop
+            ...                                                  # set the fitted attributes
+            events.end()                                         # once, fully fitted
+            return self
+
+    A callback that wants a working model at this iteration gets one made from ``copy(self)`` and
+    the dict that the function passed to ``step`` returns (attribute name to value); the function
+    is called only if some callback takes ``fitted_estimator``. A callback that raises, an
+    interrupt included, is torn down by ``fit_context``; nothing is left to clean up here.
+    scikit-learn counts steps for its progress bar if it is told how many there are at most
+    (``max_steps``); going past that number is an error there, so leave None when in doubt.
+
+Metadata routing needs nothing private: ``fit(self, X, y, noise_variance=None)`` alone gives the
+class ``set_fit_request(noise_variance=...)``; ``validate_data`` is public since 1.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sklearn
+from sklearn.base import _fit_context as fit_context
+from sklearn.preprocessing._data import _handle_zeros_in_scale as handle_zeros_in_scale
+from sklearn.utils._param_validation import (
+    HasMethods,
+    Interval,
+    InvalidParameterError,
+    StrOptions,
+)
+from sklearn.utils.fixes import parse_version
+
+try:
+    from sklearn.callback import CallbackSupportMixin as CallbackMixin
+except ImportError:  # scikit-learn < 1.9
+
+    class CallbackMixin:  # type: ignore[no-redef]
+        """Stands where scikit-learn has no callbacks yet."""
+
+
+__all__ = [
+    "HAS_CALLBACKS",
+    "SKLEARN_VERSION",
+    "CallbackMixin",
+    "FitEvents",
+    "HasMethods",
+    "Interval",
+    "InvalidParameterError",
+    "StrOptions",
+    "fit_context",
+    "handle_zeros_in_scale",
+]
+
+SKLEARN_VERSION = parse_version(sklearn.__version__)
+HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
+
+
+class FitEvents:
+    """The events of one fit, as scikit-learn's callbacks see them.
+
+    Parameters
+    ----------
+    estimator : estimator
+        The estimator being fitted; its ``fit`` is decorated with ``fit_context``.
+    X, y : ndarray
+        The validated training table and targets.
+    metadata : dict or None
+        What else ``fit`` was given, per row (``{"noise_variance": ...}``).
+    max_steps : int or None
+        No more than this many calls of `step` follow; None if that is not known.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        metadata: dict[str, Any] | None = None,
+        max_steps: int | None = None,
+    ):
+        self._estimator = estimator
+        self._data = {"X": X, "y": y, "metadata": metadata}
+        self._root = None
+        if HAS_CALLBACKS and isinstance(estimator, CallbackMixin):
+            self._root = estimator._init_callback_context(max_subtasks=max_steps)
+            self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
+        # Tasks form a tree that is kept while fit runs: no leaves where nobody listens.
+        self._listening = self._root is not None and hasattr(estimator, "_skl_callbacks")
+
+    def step(self, attributes: Callable[[], dict[str, Any]] | None = None) -> bool:
+        """Report one finished iteration.
+
+        Parameters
+        ----------
+        attributes : callable or None
+            Returns the fitted attributes of the model as it is now; called only on demand.
+
+        Returns
+        -------
+        stop : bool
+            Whether a callback asks to stop iterating.
+        """
+        if not self._listening:
+            return False
+        task = self._root.subcontext(task_name="iteration")
+        task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
+        stop = task.call_on_fit_task_end(
+            estimator=self._estimator, reconstruction_attributes=attributes, **self._data
+        )
+        return bool(stop)
+
+    def end(self) -> None:
+        """Report that the estimator is fitted."""
+        if self._root is not None:
+            self._root.call_on_fit_task_end(
+                estimator=self._estimator, reconstruction_attributes=lambda: {}, **self._data
+            )

@@ -1,0 +1,359 @@
+"""Turns what a user passes into checked values, or into an error that says what to do.
+
+Tables go through scikit-learn's ``validate_data``; this module has the rest. Every function is
+pure: it reads its arguments (and, for devices and memory, the machine) and raises before any work
+is done.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = [
+    "available_memory",
+    "check_duplicates",
+    "check_memory",
+    "check_n_targets",
+    "check_noise",
+    "check_noise_variance",
+    "check_return_flags",
+    "format_bytes",
+    "resolve_device",
+    "resolve_dtype",
+]
+
+
+# ---------------------------------------------------------------- noise
+
+
+def check_noise(alpha: Any, n: int) -> np.ndarray:
+    """The parameter ``alpha`` as one noise variance per row.
+
+    Parameters
+    ----------
+    alpha : float or array-like of shape (n,)
+        Added to the diagonal of the kernel matrix. One entry counts as a scalar.
+    n : int
+        Rows of the training table.
+
+    Returns
+    -------
+    noise : ndarray of shape (n,), float64
+        A new array; `alpha` is left as it is.
+    """
+    return _per_row(alpha, n, "alpha")
+
+
+def check_noise_variance(noise_variance: Any, n: int) -> np.ndarray | None:
+    """The fit argument ``noise_variance`` as one variance per row, None if there is none.
+
+    Parameters
+    ----------
+    noise_variance : float, array-like of shape (n,) or None
+        The known variance of the noise in each target value.
+    n : int
+        Rows of the training table.
+
+    Returns
+    -------
+    noise : ndarray of shape (n,), float64, or None
+    """
+    return None if noise_variance is None else _per_row(noise_variance, n, "noise_variance")
+
+
+def _per_row(value: Any, n: int, name: str) -> np.ndarray:
+    accepted = "pass a scalar or one value per row"
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        try:
+            if array.dtype.kind == "c":
+                raise TypeError
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must hold real numbers, got {value!r}: {accepted}.") from None
+    array = array.astype(np.float64)
+    if array.ndim > 1:
+        raise ValueError(f"{name} has shape {array.shape} for {n} rows: {accepted}.")
+    if array.ndim == 1 and array.size not in (1, n):
+        raise ValueError(f"{name} has {array.size} entries for {n} rows: {accepted}.")
+    for wrong, rule in ((~np.isfinite(array), "finite"), (array < 0, "non-negative")):
+        if np.any(wrong):
+            raise ValueError(f"{name} must be {rule}, got {_first_wrong(array, wrong)}.")
+    return np.full(n, array.item()) if array.size == 1 else array
+
+
+def _first_wrong(array: np.ndarray, wrong: np.ndarray) -> str:
+    if array.ndim == 0:
+        return f"{array.item():g}"
+    rows = np.flatnonzero(wrong)
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"{array[rows[0]]:g} in entry {rows[0]}{more}"
+
+
+def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
+    """Refuse equal rows that no noise tells apart: their kernel matrix is singular.
+
+    O(n d log n), and free where no row is without noise.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        The training table.
+    total_noise : float or ndarray of shape (n,)
+        Everything added to the diagonal: alpha, noise_variance and the kernel's WhiteKernel.
+    """
+    noiseless = np.broadcast_to(np.asarray(total_noise) == 0, (X.shape[0],))
+    if np.count_nonzero(noiseless) < 2:
+        return
+    rows = X[noiseless] + 0.0  # -0.0 and 0.0 are the same input
+    n_duplicates = rows.shape[0] - np.unique(rows, axis=0).shape[0]
+    if n_duplicates:
+        verb = "repeat" if n_duplicates > 1 else "repeats"
+        raise ValueError(
+            f"{n_duplicates} of the {X.shape[0]} rows of X {verb} an earlier row while the noise "
+            "is exactly zero, so the kernel matrix is singular. Set alpha to a positive value "
+            "(alpha=1e-6), add a WhiteKernel() to the kernel, or drop the duplicated rows."
+        )
+
+
+# ---------------------------------------------------------------- requests
+
+
+def check_return_flags(return_std: bool, return_cov: bool) -> None:
+    """At most one of the two, as in scikit-learn (RuntimeError there, too)."""
+    if return_std and return_cov:
+        raise RuntimeError(
+            "At most one of return_std or return_cov can be requested: the diagonal of the "
+            "covariance is the squared standard deviation."
+        )
+
+
+def check_n_targets(n_targets: int | None, y: np.ndarray) -> int:
+    """The number of targets in `y`, which must be `n_targets` if that is given.
+
+    Parameters
+    ----------
+    n_targets : int or None
+        The estimator's parameter.
+    y : ndarray of shape (n,) or (n, t)
+
+    Returns
+    -------
+    t : int
+    """
+    seen = y.shape[1] if y.ndim > 1 else 1
+    if n_targets is not None and n_targets != seen:
+        raise ValueError(
+            "The number of targets seen in `y` is different from the parameter `n_targets`. "
+            f"Got {seen} != {n_targets}."
+        )
+    return seen
+
+
+# ---------------------------------------------------------------- devices and numbers
+
+
+def _devices() -> list[str]:
+    return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """The torch device that a string names.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda", "cuda:<index>"}
+        "auto" takes CUDA where there is one.
+
+    Returns
+    -------
+    device : torch.device
+        Always with an index for CUDA.
+    """
+    name, available = str(device), _devices()
+    if name == "auto":
+        name = available[1] if len(available) > 1 else "cpu"
+    if name == "cuda":
+        name = "cuda:0"
+    if name in available:
+        return torch.device(name)
+    listed = ", ".join(repr(d) for d in available)
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not index.isdigit():
+        raise ValueError(
+            f"device={str(device)!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:<index>' "
+            f"(available here: {listed})."
+        )
+    raise ValueError(
+        f"device={str(device)!r} is not available here: torch {torch.__version__} sees {listed}. "
+        "Use device='auto' to take what there is."
+    )
+
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def resolve_dtype(dtype: str, n: int, *, threshold: int) -> torch.dtype:
+    """The torch dtype that a string names.
+
+    Parameters
+    ----------
+    dtype : {"auto", "float32", "float64"}
+        "auto" is float64 for at most `threshold` rows, float32 above.
+    n : int
+        Rows of the training table.
+    threshold : int
+
+    Returns
+    -------
+    dtype : torch.dtype
+    """
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype == "auto":
+        return torch.float64 if n <= threshold else torch.float32
+    try:
+        return _DTYPES[dtype]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"dtype={dtype!r} is unknown: use 'auto', 'float32' or 'float64'."
+        ) from None
+
+
+# ---------------------------------------------------------------- memory
+
+
+def format_bytes(n_bytes: float) -> str:
+    """A size for people: ``format_bytes(3 * 2**30)`` is '3.0 GiB'."""
+    size = float(n_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def available_memory(device: str | torch.device = "cpu") -> int | None:
+    """Bytes that can still be taken on `device` without swapping or being killed.
+
+    Parameters
+    ----------
+    device : str or torch.device
+
+    Returns
+    -------
+    n_bytes : int or None
+        For the CPU the smallest of what the system and the control groups (v1 and v2) of this
+        process leave; for CUDA what the driver reports free plus what torch holds unused. None
+        where the system does not tell.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + unused
+    left = [size for size in (_system_memory(), _cgroup_memory()) if size is not None]
+    return min(left, default=None)
+
+
+def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:  # macOS and others: all there is, which is the best known bound
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+# Folder below the root, limit, usage and the line of memory.stat that counts reclaimable cache.
+_CGROUP_FILES = {
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+}
+
+
+def _cgroup_memory(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """What the tightest control group on the way to the root leaves, None without a limit."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    left = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in set(controllers.split(",")) & set(_CGROUP_FILES):
+            folder, *files = _CGROUP_FILES[controller]
+            top = root / folder
+            group = top / path.lstrip("/")
+            # A container may not see its own group: whatever is missing counts as no limit.
+            for place in (group, *group.parents):
+                left.append(_group_memory(place, *files))
+                if place == top:
+                    break
+    return min((size for size in left if size is not None), default=None)
+
+
+def _group_memory(group: Path, limit: str, usage: str, cache: str) -> int | None:
+    try:
+        most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
+        if most == "max" or int(most) >= 2**60:  # how v2 and v1 write "no limit"
+            return None
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return max(int(most) - used + int(stat.get(cache, 0)), 0)
+
+
+def check_memory(
+    need_bytes: float,
+    what: str,
+    remedy: str,
+    limit: float | None = None,
+    *,
+    device: str | torch.device = "cpu",
+) -> None:
+    """Refuse work that does not fit, before it starts.
+
+    Parameters
+    ----------
+    need_bytes : float
+        Bytes the work takes at its peak.
+    what : str
+        What takes them: "the covariance of 50000 rows (return_cov=True)".
+    remedy : str
+        A setting that fits, as a full clause: "use solver='cg' or memory_budget=8e9".
+    limit : float or None
+        The user's budget in bytes; the machine's free memory counts in any case.
+    device : str or torch.device
+        Where the bytes are needed.
+
+    Raises
+    ------
+    MemoryError
+        Names the need, the limit and the remedy.
+    """
+    free = available_memory(device)
+    bounds = []
+    if limit is not None:
+        bounds.append((float(limit), "the memory budget is"))
+    if free is not None:
+        bounds.append((float(free), f"the memory available on {device} is"))
+    if not bounds:
+        return
+    bound, where = min(bounds)
+    if need_bytes > bound:
+        raise MemoryError(
+            f"{what} needs {format_bytes(need_bytes)}, but {where} {format_bytes(bound)}: {remedy}."
+        )
