@@ -1,0 +1,68 @@
+# make demo   set up what is needed, then run the main job (a picture lands in demo_output/)
+# make test   set up what is needed, then run the test suite
+#
+# Variables:
+#   PYTHON       interpreter that creates the environment (3.11 or newer)
+#   VENV         where the environment lives
+#   PIP_ARGS     extra arguments of `pip install`. PyPI's torch for Linux brings GPU libraries
+#                along; to be spared them, name torch's own index of CPU builds here with
+#                --extra-index-url (the version stays the one in constraints.txt).
+#   WORKERS      test processes; each uses THREADS threads
+#   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+PIP_ARGS ?=
+WORKERS ?= 2
+THREADS ?= 1
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
+
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt
+
+# The data sets that some tests need; those tests skip with a reason where there are none.
+ifneq ($(wildcard ../shared/data/uci),)
+export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: help demo test lint format doc bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 12
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found; name one: make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each extra, so that an install is repeated only when its list changes.
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing the package with [$*] into $(VENV) (some minutes the first time)"
+	$(INSTALL) -e ".[$*]"
+	@touch $@
+
+demo: $(VENV)/.installed-examples
+	@mkdir -p demo_output
+	MPLBACKEND=Agg $(BIN)/python -u examples/plot_flights.py demo_output/flights.png
+
+test: $(VENV)/.installed-test
+	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+doc: $(VENV)/.installed-doc
+	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/uci.py $(BENCH_ARGS)
+
+clean:
+	rm -rf build dist doc/_build doc/auto_examples doc/generated demo_output .pytest_cache .ruff_cache

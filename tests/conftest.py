@@ -1,0 +1,46 @@
+"""What every test shares: checked shapes, repeatable examples, the folder of data sets."""
+
+import os
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+# Shapes and dtypes written in signatures are checked here and only here; the hook has to be in
+# place before anything imports the package.
+jaxtyping.install_import_hook("skscalablegp", "beartype.beartype")
+
+import hypothesis  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+hypothesis.settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="session")
+def data_folder():
+    """Folder with the layout ``uci/NAME/data.csv.gz``; skips where none is at hand."""
+    named = os.environ.get("SKSCALABLEGP_DATA")
+    if not named:
+        pytest.skip("SKSCALABLEGP_DATA names no folder of data sets")
+    folder = Path(named)
+    if not (folder / "uci").is_dir():
+        pytest.skip(f"SKSCALABLEGP_DATA={named} has no uci folder")
+    return folder
+
+
+@pytest.fixture
+def gpu():
+    """The CUDA device; skips where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device("cuda")
