@@ -87,7 +87,7 @@ def _per_row(value: Any, n: int, name: str) -> np.ndarray:
     return np.full(n, array.item()) if array.size == 1 else array
 
 
-def _first_wrong(array: np.ndarray, wrong: np.ndarray) -> str:
+def _first_wrong(array: np.ndarray, wrong: np.ndarray | np.bool_) -> str:
     if array.ndim == 0:
         return f"{array.item():g}"
     rows = np.flatnonzero(wrong)
@@ -162,7 +162,7 @@ def _devices() -> list[str]:
     return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
 
 
-def resolve_device(device: str | torch.device = "auto") -> torch.device:
+def resolve_device(device: Any = "auto") -> torch.device:
     """The torch device that a string names.
 
     Parameters
@@ -198,7 +198,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def resolve_dtype(dtype: str, n: int, *, threshold: int) -> torch.dtype:
+def resolve_dtype(dtype: Any, n: int, *, threshold: int) -> torch.dtype:
     """The torch dtype that a string names.
 
     Parameters
@@ -228,7 +228,7 @@ def resolve_dtype(dtype: str, n: int, *, threshold: int) -> torch.dtype:
 # ---------------------------------------------------------------- memory
 
 
-def format_bytes(n_bytes: float) -> str:
+def format_bytes(n_bytes: int | float) -> str:
     """A size for people: ``format_bytes(3 * 2**30)`` is '3.0 GiB'."""
     size = float(n_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
@@ -317,10 +317,10 @@ def _group_memory(group: Path, limit: str, usage: str, cache: str) -> int | None
 
 
 def check_memory(
-    need_bytes: float,
+    need_bytes: int | float,
     what: str,
     remedy: str,
-    limit: float | None = None,
+    limit: int | float | None = None,
     *,
     device: str | torch.device = "cpu",
 ) -> None:

@@ -1,0 +1,220 @@
+"""Checked input: what passes, and that each error names the value and the way out."""
+
+import numpy as np
+import pytest
+import torch
+
+from skscalablegp import _validation as validation
+from skscalablegp._validation import (
+    available_memory,
+    check_duplicates,
+    check_memory,
+    check_n_targets,
+    check_noise,
+    check_noise_variance,
+    check_return_flags,
+    format_bytes,
+    resolve_device,
+    resolve_dtype,
+)
+
+
+@pytest.mark.parametrize(
+    "alpha", [2, 2.0, np.float32(2), np.array(2.0), [2.0], np.array([2]), np.full(4, 2.0), [2] * 4]
+)
+def test_noise_becomes_one_value_per_row(alpha):
+    noise = check_noise(alpha, 4)
+    assert noise.dtype == np.float64
+    np.testing.assert_array_equal(noise, np.full(4, 2.0))
+
+
+def test_noise_is_a_copy():
+    alpha = np.array([1.0, 2.0])
+    check_noise(alpha, 2)[0] = 7.0
+    assert alpha[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    "alpha, message",
+    [
+        (np.ones(7), r"alpha has 7 entries for 10 rows: pass a scalar or one value per row\."),
+        ([], "alpha has 0 entries for 10 rows"),
+        (np.ones((10, 1)), r"alpha has shape \(10, 1\) for 10 rows"),
+        (-0.5, r"alpha must be non-negative, got -0\.5\."),
+        (np.array([1.0] * 3 + [-2.0] * 2 + [1.0] * 5), "got -2 in entry 3 and 1 more"),
+        (np.nan, "alpha must be finite, got nan"),
+        (np.array([np.inf] + [1.0] * 9), "alpha must be finite, got inf in entry 0"),
+        (1j, "alpha must hold real numbers, got 1j"),
+        ("large", "alpha must hold real numbers, got 'large'"),
+        ([None] * 10, "alpha must"),
+    ],
+)
+def test_wrong_noise(alpha, message):
+    with pytest.raises(ValueError, match=message):
+        check_noise(alpha, 10)
+
+
+def test_noise_variance():
+    assert check_noise_variance(None, 3) is None
+    np.testing.assert_array_equal(check_noise_variance([1, 2, 3], 3), [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="noise_variance has 2 entries for 3 rows"):
+        check_noise_variance([1.0, 2.0], 3)
+    with pytest.raises(ValueError, match="noise_variance must be non-negative, got -1 in entry 1"):
+        check_noise_variance([1.0, -1.0, 0.0], 3)
+
+
+def test_duplicates_are_counted():
+    X = np.array([[0.0, 1.0], [2.0, 3.0], [-0.0, 1.0], [0.0, 1.0]])
+    with pytest.raises(ValueError, match="2 of the 4 rows of X repeat .* Set alpha .* WhiteKernel"):
+        check_duplicates(X, 0.0)
+    with pytest.raises(ValueError, match="1 of the 2 rows of X repeats an earlier row"):
+        check_duplicates(X[[0, 3]], np.zeros(2))
+
+
+def test_duplicates_pass_with_noise_between_them():
+    X = np.array([[0.0], [0.0], [1.0]])
+    check_duplicates(X, 1e-10)
+    check_duplicates(X, np.array([0.0, 1e-3, 0.0]))  # one noisy copy keeps the matrix regular
+    check_duplicates(X[1:], 0.0)
+    check_duplicates(X[:0], 0.0)
+
+
+def test_return_flags():
+    check_return_flags(True, False)
+    check_return_flags(False, True)
+    with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
+        check_return_flags(True, True)
+
+
+def test_n_targets():
+    assert check_n_targets(None, np.ones(3)) == 1
+    assert check_n_targets(2, np.ones((3, 2))) == 2
+    with pytest.raises(ValueError, match=r"Got 1 != 2"):
+        check_n_targets(2, np.ones(3))
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.fixture
+def two_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_devices_without_cuda(no_cuda):
+    assert resolve_device() == resolve_device("cpu") == torch.device("cpu")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(ValueError, match=f"device='{name}' is not available.* sees 'cpu'"):
+            resolve_device(name)
+
+
+def test_devices_with_cuda(two_cuda):
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda:0")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="sees 'cpu', 'cuda:0', 'cuda:1'"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu:0", "cuda:one", "", None, 0])
+def test_unknown_device_lists_the_known(name):
+    with pytest.raises(ValueError, match="is unknown: use 'auto', 'cpu', 'cuda'"):
+        resolve_device(name)
+
+
+def test_dtypes():
+    assert resolve_dtype("auto", 10, threshold=10) is torch.float64
+    assert resolve_dtype("auto", 11, threshold=10) is torch.float32
+    assert resolve_dtype("float32", 1, threshold=10) is torch.float32
+    assert resolve_dtype("float64", 99, threshold=10) is torch.float64
+    for wrong in ("float16", np.float32, None, []):
+        with pytest.raises(ValueError, match="use 'auto', 'float32' or 'float64'"):
+            resolve_dtype(wrong, 1, threshold=10)
+
+
+def test_sizes_for_people():
+    assert [format_bytes(b) for b in (0, 1023, 1536, 3 * 2**30, 2**50)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "3.0 GiB",
+        "1024.0 TiB",
+    ]
+
+
+def test_memory_of_this_machine():
+    free = available_memory()
+    assert free is None or 0 < free < 2**60
+
+
+def test_memory_names_need_limit_and_remedy(monkeypatch):
+    monkeypatch.setattr(validation, "available_memory", lambda device: 4 * 2**30)
+    check_memory(3 * 2**30, "H", "use less")
+    with pytest.raises(
+        MemoryError,
+        match=r"keeping H needs 8\.0 GiB, but the memory available on cpu is 4\.0 GiB: use less\.",
+    ):
+        check_memory(8 * 2**30, "keeping H", "use less")
+    with pytest.raises(MemoryError, match=r"the memory budget is 1\.0 GiB: use less"):
+        check_memory(3 * 2**30, "H", "use less", limit=2**30)
+    with pytest.raises(MemoryError, match="the memory available on cpu"):
+        check_memory(8 * 2**30, "H", "use less", limit=2**40)
+
+
+def test_memory_unknown(monkeypatch):
+    monkeypatch.setattr(validation, "available_memory", lambda device: None)
+    check_memory(1e30, "H", "use less")
+    with pytest.raises(MemoryError):
+        check_memory(1e30, "H", "use less", limit=1)
+
+
+def _group(folder, names, limit, usage, cache):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cache}\n")
+
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+@pytest.mark.parametrize("names, line, top", [(V1, "4:memory:", "memory"), (V2, "0::", "")])
+def test_control_groups_leave_the_tightest(tmp_path, names, line, top):
+    membership = tmp_path / "membership"
+    membership.write_text(f"1:cpu:/\n{line}/outer/inner\n")
+    root = tmp_path / "cgroup"
+    _group(root / top, names, 2**63 - 4096, 500, 0)
+    _group(root / top / "outer", names, 1000, 400, 100)
+    _group(root / top / "outer" / "inner", names, 900, 100, 0)
+    assert validation._cgroup_memory(root, membership) == 700
+    _group(root / top / "outer", names, 1000, 2000, 0)
+    assert validation._cgroup_memory(root, membership) == 0
+
+
+def test_control_groups_without_limit(tmp_path):
+    membership = tmp_path / "membership"
+    assert validation._cgroup_memory(tmp_path, membership) is None
+    membership.write_text("0::/\n")
+    _group(tmp_path, V2, "max", 100, 0)
+    assert validation._cgroup_memory(tmp_path, membership) is None
+    membership.write_text("0::/only/on/the/host\n")  # a container that sees its own root
+    _group(tmp_path, V2, 800, 100, 0)
+    assert validation._cgroup_memory(tmp_path, membership) == 700
+
+
+def test_system_memory(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    7 kB\n")
+    assert validation._system_memory(meminfo) == 7 * 1024
+    physical = validation._system_memory(tmp_path / "missing")
+    assert physical is None or physical > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_memory():
+    assert 0 < available_memory("cuda:0") <= torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(MemoryError, match="the memory available on cuda:0 is"):
+        check_memory(2**60, "H", "use less", device=resolve_device("cuda"))
