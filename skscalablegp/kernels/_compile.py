@@ -1,0 +1,161 @@
+"""Compiling a scikit-learn kernel object into differentiable torch functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from torch import Tensor
+
+from ._leaves import Constant, Stationary
+from ._registry import Layout, unsupported
+from ._slots import StationaryTerm
+
+
+class TorchKernel:
+    """A scikit-learn kernel as functions of theta and rows, differentiable by autograd.
+
+    ``theta`` is scikit-learn's: the logarithms of the hyperparameters that are not fixed, in its
+    order. It may stay float64 on the CPU while the rows are float32 or on a GPU; results have the
+    rows' dtype and device. First derivatives only.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel
+        The kernel; it is cloned.
+    n_features : int
+        Number of columns.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        The clone.
+    n_features, n_params : int
+        Number of columns; length of theta.
+    node : Node
+        The compiled expression, for code that looks at a kernel's structure.
+    """
+
+    def __init__(self, kernel: Kernel, n_features: int):
+        if not isinstance(kernel, Kernel):
+            raise TypeError(unsupported(repr(kernel)))
+        layout = Layout(int(n_features))
+        self.kernel = clone(kernel)
+        self.n_features = layout.n_features
+        self.node = layout.build(self.kernel)
+        self.n_params = layout.n_params
+
+    def __reduce__(self):
+        return type(self), (self.kernel, self.n_features)
+
+    def __repr__(self):
+        return f"TorchKernel({self.kernel!r}, n_features={self.n_features})"
+
+    @property
+    def theta0(self) -> Float64[Tensor, " p"]:
+        """The theta of the kernel as given."""
+        return torch.tensor(np.asarray(self.kernel.theta), dtype=torch.float64)
+
+    @property
+    def bounds(self) -> Float64[Tensor, "p 2"]:
+        """Lower and upper bounds of theta, logarithms as in scikit-learn."""
+        bounds = np.asarray(self.kernel.bounds, dtype=float).reshape(-1, 2)
+        return torch.tensor(bounds, dtype=torch.float64)
+
+    def to_sklearn(self, theta: Float[Tensor, " p"]) -> Kernel:
+        """The scikit-learn kernel at theta."""
+        return self.kernel.clone_with_theta(theta.detach().double().cpu().numpy())
+
+    def cross(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "n m"]:
+        """k(X, Z) without noise, also where rows of X and Z coincide. O(n m d)."""
+        return _filled(self.node.smooth(theta, X, Z), (len(X), len(Z)), theta, X)
+
+    def diag(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The diagonal of k(X, X) without noise. O(n d)."""
+        return _filled(self.node.diag(theta, X), (len(X),), theta, X)
+
+    def noise(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """What WhiteKernel leaves add to the diagonal of k(X, X). O(n d)."""
+        return _filled(self.node.noise(theta, X), (len(X),), theta, X)
+
+    def stationary_terms(self) -> list[StationaryTerm] | None:
+        """The noise-free kernel as a sum of constants times one stationary function, or None.
+
+        Products are distributed over sums first. An empty list means that nothing but noise is
+        there.
+        """
+        terms = [_term(factors) for factors in self.node.products()]
+        return None if None in terms else terms
+
+
+def compile_kernel(kernel: Kernel, n_features: int) -> TorchKernel:
+    """A scikit-learn kernel object as differentiable torch functions.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel
+        ConstantKernel, WhiteKernel, RBF, Matern (nu = 0.5, 1.5, 2.5, inf), RationalQuadratic,
+        ExpSineSquared, DotProduct, a class given to `register_kernel`, or sums, products and
+        positive powers of these. Classes count exactly; subclasses are not taken for their parents.
+    n_features : int
+        Number of columns.
+
+    Returns
+    -------
+    TorchKernel
+
+    Raises
+    ------
+    TypeError
+        For a kernel that is not supported; the message lists those that are.
+    ValueError
+        For a number of length scales that does not fit the columns.
+    """
+    return TorchKernel(kernel, n_features)
+
+
+def default_kernel(n_features: int) -> Kernel:
+    """Constant * Matern(nu=1.5, one length scale per column) + White, all 1 to begin with.
+
+    The bounds are wide enough for inputs and targets in any sensible unit, with two exceptions
+    to scikit-learn's 1e-5 to 1e5. Length scales stay above 1e-3: starting from 1, an optimiser
+    that goes lower has lost sight of the other rows (every gradient is zero there) and does not
+    return. The noise variance stays above 1e-6: with less, a relative residual of float32 says
+    nothing about the solution, and a noise of a thousandth of the target's standard deviation is
+    all that this forbids.
+
+    Parameters
+    ----------
+    n_features : int
+        Number of columns; a single one gets a scalar length scale.
+
+    Returns
+    -------
+    sklearn.gaussian_process.kernels.Kernel
+    """
+    length_scale = np.ones(n_features) if n_features > 1 else 1.0
+    matern = Matern(length_scale=length_scale, length_scale_bounds=(1e-3, 1e5), nu=1.5)
+    return ConstantKernel(1.0, (1e-5, 1e5)) * matern + WhiteKernel(1.0, (1e-6, 1e5))
+
+
+def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tensor) -> Tensor:
+    out = X.new_zeros(shape) if part is None else part.expand(shape).contiguous()
+    if theta.requires_grad and not out.requires_grad:
+        # Keeps autograd.grad(..., theta) a zero instead of an error.
+        out = out + 0 * theta.sum().to(out)
+    return out
+
+
+def _term(factors: tuple) -> StationaryTerm | None:
+    constants = tuple(f.constant for f in factors if isinstance(f, Constant))
+    rest = [f for f in factors if not isinstance(f, Constant)]
+    if not rest:
+        return StationaryTerm("constant", constants, None)
+    if len(rest) > 1 or not isinstance(rest[0], Stationary):
+        return None
+    leaf = rest[0]
+    return StationaryTerm(leaf.family, constants, leaf.length_scale, leaf.shape)

@@ -1,0 +1,69 @@
+"""Where a hyperparameter's value comes from: a stretch of theta, or a fixed number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One hyperparameter of one leaf.
+
+    Attributes
+    ----------
+    index : slice or None
+        Its entries of theta (logarithms); None when its bounds are "fixed".
+    fixed : tuple of float
+        Its values when it is fixed, not logarithms; empty otherwise.
+    """
+
+    index: slice | None
+    fixed: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of values: 1, or one per column."""
+        return len(self.fixed) if self.index is None else self.index.stop - self.index.start
+
+    def value(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, " size"]:
+        """The positive value(s), float64 on theta's device, differentiable in theta."""
+        if self.index is None:
+            return torch.tensor(self.fixed, dtype=torch.float64, device=theta.device)
+        return theta[self.index].double().exp()
+
+    def value_like(self, theta: Float[Tensor, " p"], X: Tensor) -> Float[Tensor, " size"]:
+        """The value(s) in the dtype and on the device of ``X``."""
+        return self.value(theta).to(X)
+
+
+@dataclass(frozen=True)
+class StationaryTerm:
+    """Constants times one stationary kernel: one summand of a flattened kernel.
+
+    Attributes
+    ----------
+    family : {"rbf", "matern12", "matern32", "matern52", "rq", "constant"}
+        Which stationary function; "constant" is the function 1.
+    constants : tuple of Slot
+        The factors in front, to be multiplied; empty for 1.
+    length_scale : Slot or None
+        One value or one per column; None only for "constant".
+    shape : Slot or None
+        The alpha of "rq"; None otherwise.
+    """
+
+    family: str
+    constants: tuple[Slot, ...]
+    length_scale: Slot | None
+    shape: Slot | None = None
+
+    def amplitude(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, ""]:
+        """The product of the constants, float64."""
+        product = torch.ones((), dtype=torch.float64, device=theta.device)
+        for slot in self.constants:
+            product = product * slot.value(theta).squeeze(0)
+        return product
