@@ -7,8 +7,10 @@ import jaxtyping
 import pytest
 
 # Shapes and dtypes written in signatures are checked here and only here; the hook has to be in
-# place before anything imports the package.
-jaxtyping.install_import_hook("skscalablegp", "beartype.beartype")
+# place before anything imports the package. With the numeric tower an int passes for a float.
+jaxtyping.install_import_hook(
+    "skscalablegp", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+)
 
 import hypothesis  # noqa: E402
 import torch  # noqa: E402

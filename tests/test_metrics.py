@@ -1,0 +1,216 @@
+"""Metrics against scipy, numerical integration and scikit-learn's conventions."""
+
+import pickle
+
+import numpy as np
+import pytest
+import sklearn
+from numpy.testing import assert_allclose
+from scipy import integrate, stats
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.linear_model import BayesianRidge, LinearRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skscalablegp.metrics import (
+    coverage_scorer,
+    crps,
+    interval_coverage,
+    msll,
+    neg_crps_scorer,
+    neg_nlpd_scorer,
+    nlpd,
+)
+
+METRICS = {
+    "nlpd": nlpd,
+    "crps": crps,
+    "coverage": interval_coverage,
+    "msll": lambda *args, **kwargs: msll(*args, train_mean=0.3, train_std=2.0, **kwargs),
+}
+
+
+def predictions(n=50, t=None, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (n,) if t is None else (n, t)
+    mean = rng.normal(size=shape)
+    std = rng.uniform(0.1, 3.0, size=shape)
+    return mean + std * rng.normal(size=shape), mean, std
+
+
+def table(n=40, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, size=(n, 2))
+    return X, np.sin(X[:, 0]) + 0.1 * rng.normal(size=n)
+
+
+def gp():
+    return GaussianProcessRegressor(RBF() + WhiteKernel(0.1), optimizer=None)
+
+
+def test_nlpd_is_scipys_log_density():
+    y, mean, std = predictions()
+    assert_allclose(nlpd(y, mean, std), -stats.norm(mean, std).logpdf(y).mean(), rtol=1e-12)
+
+
+def test_crps_is_the_integral_that_defines_it():
+    y, mean, std = predictions(n=8)
+    for one_y, one_mean, one_std in zip(y, mean, std, strict=True):
+        law = stats.norm(one_mean, one_std)
+        below = integrate.quad(lambda v, law=law: law.cdf(v) ** 2, -np.inf, one_y)[0]
+        above = integrate.quad(lambda v, law=law: law.sf(v) ** 2, one_y, np.inf)[0]
+        assert_allclose(crps([one_y], [one_mean], [one_std]), below + above, rtol=1e-6)
+
+
+def test_crps_of_a_certain_prediction_is_the_absolute_error():
+    y, mean, _ = predictions()
+    assert_allclose(crps(y, mean, np.full_like(y, 1e-12)), np.abs(y - mean).mean(), rtol=1e-9)
+
+
+def test_msll_of_the_trivial_model_is_zero_and_a_better_one_is_negative():
+    y, mean, std = predictions(n=500)
+    mu, sd = y.mean(), y.std()
+    flat = np.full_like(y, mu), np.full_like(y, sd)
+    assert msll(y, *flat, train_mean=mu, train_std=sd) == 0
+    assert msll(y, mean, std, train_mean=mu, train_std=sd) < 0
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
+def test_coverage_of_the_true_distribution_is_the_level(level):
+    y, mean, std = predictions(n=20_000)
+    error = np.sqrt(level * (1 - level) / len(y))
+    assert abs(interval_coverage(y, mean, std, level=level) - level) < 4 * error
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_integer_weights_repeat_rows(name):
+    y, mean, std = predictions()
+    weight = np.random.default_rng(1).integers(0, 4, size=len(y))
+    repeated = [np.repeat(a, weight) for a in (y, mean, std)]
+    assert_allclose(
+        METRICS[name](y, mean, std, sample_weight=weight), METRICS[name](*repeated), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_multioutput_follows_scikit_learn(name):
+    metric = METRICS[name]
+    y, mean, std = predictions(t=3)
+    columns = [metric(y[:, j], mean[:, j], std[:, j]) for j in range(3)]
+    raw = metric(y, mean, std, multioutput="raw_values")
+    assert_allclose(raw, columns, rtol=1e-12)
+    assert isinstance(metric(y, mean, std), float)
+    assert_allclose(metric(y, mean, std), np.mean(columns), rtol=1e-12)
+    weighted = metric(y, mean, std, multioutput=[1, 0, 3])
+    assert_allclose(weighted, np.average(columns, weights=[1, 0, 3]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize(
+    "y, mean, std, options, message",
+    [
+        ([0, 1], [0, 1], [1, 0], {}, "std must be positive and finite; 1 of 2 values are not"),
+        ([0, 1], [0, 1], [1, -2], {}, "the first of them -2"),
+        ([0, 1], [0, 1], [1, np.nan], {}, "std contains NaN"),
+        ([0, np.inf], [0, 1], [1, 1], {}, "y_true contains infinity"),
+        ([0, 1], [0, 1, 2], [1, 1], {}, "inconsistent numbers of samples"),
+        ([[0, 1]], [[0, 1]], [1], {}, "must have one shape"),
+        ([0, 1], [0, 1], [1, 1], {"sample_weight": [1]}, r"must have shape \(2,\), got \(1,\)"),
+        ([0, 1], [0, 1], [1, 1], {"sample_weight": [1, -1]}, "no negative value"),
+        ([0, 1], [0, 1], [1, 1], {"multioutput": "mean"}, "multioutput must be 'raw_values'"),
+    ],
+)
+def test_wrong_input_is_named(name, y, mean, std, options, message):
+    with pytest.raises(ValueError, match=message):
+        METRICS[name](y, mean, std, **options)
+
+
+def test_level_outside_the_unit_interval():
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        interval_coverage([0], [0], [1], level=95)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        coverage_scorer(1.0)
+
+
+def test_msll_needs_a_positive_training_std():
+    with pytest.raises(ValueError, match="train_std must be positive"):
+        msll([0, 1], [0, 1], [1, 1], train_mean=0.0, train_std=0.0)
+
+
+@pytest.mark.parametrize(
+    "scorer, metric, sign",
+    [(neg_nlpd_scorer, nlpd, -1), (neg_crps_scorer, crps, -1)],
+)
+@pytest.mark.parametrize("model", [gp(), BayesianRidge(), make_pipeline(StandardScaler(), gp())])
+def test_scorer_is_the_metric_of_the_prediction(scorer, metric, sign, model):
+    X, y = table()
+    model = clone(model).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert scorer(model, X, y) == sign * metric(y, mean, std)
+    weight = np.arange(len(y))
+    assert scorer(model, X, y, sample_weight=weight) == sign * metric(
+        y, mean, std, sample_weight=weight
+    )
+
+
+@pytest.mark.parametrize("scorer", [neg_nlpd_scorer, neg_crps_scorer, coverage_scorer(0.8)])
+def test_scorers_pickle_and_copy(scorer):
+    X, y = table()
+    model = gp().fit(X, y)
+    again = pickle.loads(pickle.dumps(scorer))
+    assert repr(again) == repr(scorer)
+    assert again(model, X, y) == scorer(model, X, y) == clone(scorer, safe=False)(model, X, y)
+
+
+def test_scorers_say_what_they_are():
+    assert repr(neg_nlpd_scorer) == "neg_nlpd_scorer"
+    assert repr(coverage_scorer(0.8)) == "coverage_scorer(level=0.8)"
+
+
+@pytest.mark.parametrize("routing", [False, True])
+def test_scorers_in_cross_validation_and_search(routing):
+    X, y = table()
+    pipe = make_pipeline(StandardScaler(), gp())
+    scoring = {"nlpd": neg_nlpd_scorer, "coverage": coverage_scorer()}
+    grid = {"gaussianprocessregressor__kernel": [RBF(0.01) + WhiteKernel(0.1), gp().kernel]}
+    with sklearn.config_context(enable_metadata_routing=routing):
+        result = cross_validate(pipe, X, y, scoring=scoring, cv=3, error_score="raise")
+        assert np.isfinite(result["test_nlpd"]).all()
+        assert ((result["test_coverage"] >= 0) & (result["test_coverage"] <= 1)).all()
+        search = GridSearchCV(pipe, grid, scoring=neg_nlpd_scorer, cv=3, error_score="raise")
+        assert search.fit(X, y).best_index_ == 1
+        # A search can itself be scored: nested cross-validation.
+        assert np.isfinite(cross_val_score(search, X, y, scoring=neg_crps_scorer, cv=2)).all()
+
+
+def test_weights_reach_a_scorer_that_asks_for_them():
+    X, y = table()
+    weight = np.random.default_rng(0).uniform(size=len(y))
+    model = gp().fit(X, y)
+    with sklearn.config_context(enable_metadata_routing=True):
+        asking = neg_nlpd_scorer.set_score_request(sample_weight=True)
+        kwargs = dict(scoring=asking, cv=[(np.arange(40), np.arange(40))])
+        score = cross_val_score(model, X, y, params={"sample_weight": weight}, **kwargs)
+        assert_allclose(score, asking(model, X, y, sample_weight=weight), rtol=1e-6)
+        with pytest.raises(Exception, match="sample_weight"):
+            cross_val_score(model, X, y, params={"sample_weight": weight}, scoring=neg_nlpd_scorer)
+
+
+class _Fails(RegressorMixin, BaseEstimator):
+    def predict(self, X, return_std=False):
+        raise TypeError("another cause")
+
+
+def test_estimators_without_std_are_named():
+    X, y = table()
+    with pytest.raises(TypeError, match="LinearRegression.predict has no return_std"):
+        neg_nlpd_scorer(LinearRegression().fit(X, y), X, y)
+    wrapped = TransformedTargetRegressor(gp(), transformer=StandardScaler()).fit(X, y)
+    with pytest.raises(TypeError, match="TransformedTargetRegressor gives no standard deviations"):
+        neg_nlpd_scorer(wrapped, X, y)
+    with pytest.raises(TypeError, match="another cause"):
+        neg_nlpd_scorer(_Fails(), X, y)
