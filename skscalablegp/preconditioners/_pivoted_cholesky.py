@@ -1,0 +1,148 @@
+"""Partial Cholesky factors with greedy or random pivots."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ._base import PreconditionerConfig, check_rank, pick_generator
+from ._low_rank import LowRankPreconditioner
+
+
+class PivotedCholesky(PreconditionerConfig):
+    """P = L L' + noise with L a partial pivoted Cholesky factor of K.
+
+    Parameters
+    ----------
+    rank : int, default=100
+        Number of pivots, capped at n. Fewer are used where K has no more to give.
+    randomized : bool, default=False
+        Take the largest remaining diagonal entry (False), or draw pivots in proportion to the
+        remaining diagonal (RPCholesky: Chen, Epperly, Tropp and Webber, 2023), which is not
+        misled by outliers and reads rows in blocks.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the random pivots. None: the generator given to ``build``.
+
+    Notes
+    -----
+    ``rank`` rows of H (``rank / n`` epochs) and O(n rank^2) operations; O(n rank) memory.
+    """
+
+    def __init__(self, rank=100, randomized=False, random_state=None):
+        self.rank = rank
+        self.randomized = randomized
+        self.random_state = random_state
+
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> LowRankPreconditioner:
+        rank = check_rank(self.rank, operator.shape[0])
+        if self.randomized:
+            Lt = _random_factor(operator, rank, pick_generator(self.random_state, generator))
+        else:
+            Lt = _greedy_factor(operator, rank)
+        scale = float(operator.diag().double().mean())
+        return LowRankPreconditioner.from_factor(Lt.mT, operator.noise, scale)
+
+
+def smooth_rows(operator: LinearOperator, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+    """K[idx, :]: rows of H without the noise."""
+    rows = operator.rows(idx)
+    rows[torch.arange(len(idx), device=idx.device), idx] -= operator.noise[idx]
+    return rows
+
+
+def _start(operator: LinearOperator, rank: int) -> tuple[Tensor, Tensor, float]:
+    """An empty transposed factor, the diagonal of K, and the trace below which to stop."""
+    remaining = (operator.diag() - operator.noise).clamp_min_(0)
+    Lt = remaining.new_empty(rank, len(remaining))
+    # the diagonal's own rounding, noise included, is what the remainder is known to
+    trace = float(operator.diag().sum(dtype=torch.float64))
+    return Lt, remaining, torch.finfo(remaining.dtype).eps * trace
+
+
+def _greedy_factor(operator: LinearOperator, rank: int) -> Float[Tensor, "k n"]:
+    """Transposed factor; each pivot is the largest entry of the remaining diagonal."""
+    Lt, remaining, negligible = _start(operator, rank)
+    for k in range(rank):
+        if float(remaining.sum()) <= negligible:
+            return Lt[:k]
+        pivot = remaining.argmax()[None]
+        row = smooth_rows(operator, pivot)
+        if k:
+            row.addmm_(Lt[:k, pivot].mT, Lt[:k], alpha=-1)
+        row /= remaining[pivot].sqrt()
+        Lt[k] = row[0]
+        remaining.addcmul_(Lt[k], Lt[k], value=-1).clamp_min_(0)
+        remaining[pivot] = 0
+    return Lt
+
+
+def _random_factor(
+    operator: LinearOperator, rank: int, generator: torch.Generator
+) -> Float[Tensor, "k n"]:
+    """Transposed factor; pivots in blocks, thinned to the law of one-at-a-time pivots.
+
+    A block is proposed from the diagonal as it stands; the thinning looks only at the block of
+    K among the proposals (Epperly, Tropp and Webber, 2024, algorithm 2.2).
+    """
+    Lt, remaining, negligible = _start(operator, rank)
+    k, b = 0, max(8, min(rank // 4, 128))
+    while k < rank and float(remaining.sum()) > negligible:
+        weights = remaining.double().to(generator.device)
+        # multinomial takes 2**24 categories at most; inverse transform sampling takes any number
+        cumulative = weights.cumsum(0)
+        uniform = torch.rand(b, 2, generator=generator, device=generator.device).double()
+        idx = torch.searchsorted(cumulative, uniform[:, 0] * cumulative[-1], right=True)
+        idx = idx.clamp_max_(len(weights) - 1).to(remaining.device)
+        chosen = _thin(operator, Lt[:k], remaining, idx, uniform[:, 1])[: rank - k]
+        if len(chosen) == 0:
+            return Lt[:k]
+        rows = smooth_rows(operator, chosen)
+        rows.addmm_(Lt[:k, chosen].mT, Lt[:k], alpha=-1)
+        factor = _small_cholesky(rows[:, chosen].double())
+        rows = torch.linalg.solve_triangular(factor, rows.double(), upper=False)
+        Lt[k : k + len(chosen)] = rows
+        remaining.sub_(rows.square().sum(0)).clamp_min_(0)
+        remaining[chosen] = 0
+        k += len(chosen)
+    return Lt[:k]
+
+
+def _thin(
+    operator: LinearOperator,
+    Lt: Float[Tensor, "k n"],
+    remaining: Float[Tensor, " n"],
+    idx: Int[Tensor, " b"],
+    uniform: Float[Tensor, " b"],
+) -> Int[Tensor, " a"]:
+    """Keep proposal i with probability (remaining diagonal after those kept) / (before)."""
+    unique, inverse = idx.unique(return_inverse=True)
+    block = operator.block(unique).double()
+    block.diagonal().sub_(operator.noise[unique])
+    block -= (Lt[:, unique].mT @ Lt[:, unique]).double()
+    block = block[inverse[:, None], inverse].cpu().numpy()
+    before = remaining[idx].double().cpu().numpy()
+    # a proposal whose diagonal is all rounding would spoil the factor
+    threshold = np.maximum(uniform.cpu().numpy(), 1e-6) * before
+    kept = []
+    for i in range(len(block)):
+        if block[i, i] > threshold[i]:
+            kept.append(i)
+            column = block[i:, i] / np.sqrt(block[i, i])
+            block[i:, i:] -= column[:, None] * column
+    return idx[torch.tensor(kept, dtype=torch.long, device=idx.device)]
+
+
+def _small_cholesky(block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
+    """Cholesky factor in float64 of a block that is semi-definite up to rounding."""
+    shift = 1e-14 * float(block.diagonal().sum())
+    while True:
+        factor, info = torch.linalg.cholesky_ex(block)
+        if int(info) == 0:
+            return factor
+        block = block + shift * torch.eye(len(block), dtype=block.dtype, device=block.device)
+        shift *= 10
