@@ -1,0 +1,667 @@
+"""What every public estimator keeps: one table, one suite.
+
+A new estimator joins with one `Row` in ``ROWS`` of ``tests/estimators/test_contract.py``; what it
+cannot do is said in the row, never in a test. scikit-learn's own checks run over the same table.
+"""
+
+import inspect
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import scipy.sparse
+import sklearn
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import BaseEstimator, clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.impute import IterativeImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import (
+    check_dataframe_column_names_consistency,
+    check_param_validation,
+)
+
+N, M, D = 24, 7, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One estimator in the table.
+
+    Parameters
+    ----------
+    name : str
+        Shown in the test's id.
+    estimator : estimator
+        Cloned for each test; a fit on 100 rows takes well under half a second.
+    classifier, multi_output, covariances, samples, noise_variance : bool
+        What it can do: be a classifier, take y of shape (n, t), ``return_cov``, ``sample_y``,
+        ``fit(..., noise_variance=)``.
+    batch_rtol : float
+        How far the prediction for one row may be from that in a batch, relative to y's scale.
+    search : mapping
+        Parameters for a grid search, two values each.
+    """
+
+    name: str
+    estimator: BaseEstimator
+    classifier: bool = False
+    multi_output: bool = True
+    covariances: bool = True
+    samples: bool = True
+    noise_variance: bool = True
+    batch_rtol: float = 1e-6
+    search: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    def needs(self, capability: str) -> None:
+        """Skip a test of something that this estimator does not offer."""
+        if not getattr(self, capability):
+            pytest.skip(f"{self.name} has no {capability}")
+
+    def regressor_only(self) -> None:
+        if self.classifier:
+            pytest.skip(f"{self.name} is a classifier")
+
+    def new(self, **params: Any) -> BaseEstimator:
+        """A fresh estimator with a fixed seed."""
+        model = clone(self.estimator)
+        if "random_state" in model.get_params():
+            params.setdefault("random_state", 0)
+        return model.set_params(**params)
+
+    def accepts(self, name: str) -> None:
+        """Skip a test of a constructor parameter that this estimator does not have."""
+        if name not in self.estimator.get_params(deep=False):
+            pytest.skip(f"{self.name} has no parameter {name}")
+
+    def target(self, f: np.ndarray) -> np.ndarray:
+        """Real values as this estimator's kind of target."""
+        return (f > np.median(f)).astype(int) if self.classifier else f
+
+    def everything(self, model: BaseEstimator, X: Any) -> list[np.ndarray]:
+        """All that a fitted model can say about X."""
+        if self.classifier:
+            return [model.predict(X), model.predict_proba(X)]
+        out = [model.predict(X), *model.predict(X, return_std=True), model.predict_std(X)]
+        if self.covariances:
+            out.append(model.predict(X, return_cov=True)[1])
+        if self.samples:
+            out.append(model.sample_y(X, n_samples=3, random_state=1))
+        return out
+
+
+def table(seed: int = 0, n: int = N, d: int = D) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A small smooth problem: X of shape (n, d), y of shape (n,), and M new rows."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, d))
+    y = np.sin(2 * X[:, 0]) + 0.5 * X.sum(1) + 0.1 * rng.standard_normal(n)
+    return X, y, rng.uniform(-2, 2, (M, d))
+
+
+def fitted(row: Row, **params: Any) -> tuple[BaseEstimator, np.ndarray]:
+    X, y, X_new = table()
+    return row.new(**params).fit(X, row.target(y)), X_new
+
+
+def assert_all_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert_array_equal(a, b)
+
+
+def assert_sane(row: Row, model: BaseEstimator, X: Any) -> None:
+    """Predictions are finite float64 and say how uncertain they are."""
+    if row.classifier:
+        proba = model.predict_proba(X)
+        assert_allclose(proba.sum(1), 1, rtol=1e-6)
+        return
+    mean, std = model.predict(X, return_std=True)
+    assert mean.dtype == std.dtype == np.float64
+    assert mean.shape == std.shape
+    assert np.isfinite(mean).all() and np.isfinite(std).all()
+    assert (std >= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+class EstimatorContract:
+    """Mixed into a test class that parametrises ``row`` over the table."""
+
+    # ------------------------------------------------------------ scikit-learn's own rules
+
+    def test_parameters_are_validated(self, row):
+        check_param_validation(type(row.estimator).__name__, row.new())
+
+    def test_column_names_are_checked(self, row):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_dataframe_column_names_consistency(type(row.estimator).__name__, row.new())
+        assert not [w for w in caught if "feature names" in str(w.message)]
+
+    def test_tags(self, row):
+        tags = get_tags(row.estimator)
+        assert not tags.non_deterministic
+        assert not tags.no_validation
+        assert not tags._skip_test
+        assert tags.requires_fit
+        assert not tags.input_tags.sparse
+        if not row.classifier:
+            assert not tags.regressor_tags.poor_score
+            assert tags.target_tags.multi_output == row.multi_output
+
+    def test_every_parameter_and_attribute_is_documented(self, row):
+        doc = inspect.getdoc(type(row.estimator))
+        model, _ = fitted(row)
+        learned = [name for name in vars(model) if name.endswith("_") and name[0] != "_"]
+        for name in [*model.get_params(deep=False), *learned, "feature_names_in_"]:
+            # "a, b : type" documents both.
+            assert re.search(rf"^(\w+, )*{re.escape(name)}(, \w+)* : ", doc, re.M), name
+
+    def test_html_and_text_repr(self, row):
+        model, _ = fitted(row)
+        assert type(model).__name__ in repr(model)
+        assert type(model).__name__ in model._repr_html_()
+
+    # ------------------------------------------------------------ shapes and types
+
+    @pytest.mark.parametrize("t", [None, 1, 3])
+    def test_shapes(self, row, t):
+        row.regressor_only()
+        if t is not None:
+            row.needs("multi_output")
+        X, y, X_new = table()
+        model = row.new().fit(X, y if t is None else np.column_stack([y, y**2, -y])[:, :t])
+        wide = () if t in (None, 1) else (t,)
+        mean, std = model.predict(X_new, return_std=True)
+        assert mean.shape == std.shape == model.predict_std(X_new).shape == (M, *wide)
+        assert mean.dtype == std.dtype == np.float64
+        if row.covariances:
+            cov = model.predict(X_new, return_cov=True)[1]
+            assert cov.shape == (M, M, *wide) and cov.dtype == np.float64
+            scale = np.max(std) ** 2
+            assert_allclose(np.sqrt(np.einsum("ii...->i...", cov)), std, atol=1e-4 * scale**0.5)
+            assert_allclose(cov, np.swapaxes(cov, 0, 1), atol=1e-6 * scale)
+        if row.samples:
+            draws = model.sample_y(X_new, n_samples=5)
+            assert draws.shape == (M, *wide, 5) and draws.dtype == np.float64
+
+    def test_targets_are_independent_columns(self, row):
+        row.regressor_only()
+        row.needs("multi_output")
+        row.accepts("optimizer")
+        X, y, X_new = table()
+        Y = np.column_stack([y, np.cos(y)])
+        both = row.new(optimizer=None).fit(X, Y).predict(X_new)
+        for column in range(2):
+            alone = row.new(optimizer=None).fit(X, Y[:, column]).predict(X_new)
+            assert_allclose(both[:, column], alone, rtol=0.02, atol=0.02)
+
+    def test_float32_input(self, row):
+        X, y, X_new = table()
+        X32, y32 = X.astype(np.float32), row.target(y)
+        if not row.classifier:
+            y32 = y32.astype(np.float32)
+        model = row.new().fit(X32, y32)
+        assert_sane(row, model, X_new.astype(np.float32))
+        same = row.new().fit(X32.astype(np.float64), y32.astype(float))
+        if not row.classifier:
+            assert_allclose(model.predict(X_new), same.predict(X_new), rtol=1e-3, atol=1e-3)
+
+    def test_integers_and_lists(self, row):
+        X, y, _ = table()
+        Xi = np.round(3 * X).astype(int)
+        target = row.target(y)
+        model = row.new().fit(Xi.tolist(), target.tolist())
+        assert_array_equal(model.predict(Xi[:3].tolist()), model.predict(Xi[:3].astype(float)))
+
+    def test_memory_layout_does_not_matter(self, row):
+        X, y, X_new = table()
+        y = row.target(y)
+        model = row.new().fit(X, y)
+        other = row.new().fit(np.asfortranarray(X), np.repeat(y, 2)[::2])
+        assert_allclose(
+            other.predict(np.repeat(X_new, 2, axis=0)[::2]),
+            model.predict(X_new),
+            rtol=row.batch_rtol,
+            atol=row.batch_rtol,
+        )
+
+    def test_frames(self, row):
+        X, y, X_new = table()
+        y = row.target(y)
+        plain = row.new().fit(X, y).predict(X_new)
+        for frame, column in ((pd.DataFrame, pd.Series), (pl.DataFrame, pl.Series)):
+            cols = ["a", "b"]
+            model = row.new().fit(frame(dict(zip(cols, X.T, strict=True))), column(y))
+            assert_array_equal(model.feature_names_in_, cols)
+            new = frame(dict(zip(cols, X_new.T, strict=True)))
+            assert_allclose(model.predict(new), plain, rtol=1e-6, atol=1e-6)
+            with pytest.raises(ValueError, match="feature names"):
+                model.predict(new[["b", "a"]])
+            with pytest.warns(UserWarning, match="does not have valid feature names"):
+                model.predict(X_new)
+
+    # ------------------------------------------------------------ odd tables
+
+    def test_one_row(self, row):
+        row.regressor_only()
+        X, y, X_new = table()
+        try:
+            model = row.new().fit(X[:1], y[:1])
+        except ValueError as error:
+            assert re.search("1 sample|n_samples ?= ?1|one row|1 row", str(error))
+        else:
+            assert_sane(row, model, X_new)
+
+    def test_one_column(self, row):
+        X, y, X_new = table(d=1)
+        assert_sane(row, row.new().fit(X, row.target(y)), X_new)
+
+    def test_one_new_row(self, row):
+        model, X_new = fitted(row)
+        assert_sane(row, model, X_new[:1])
+
+    def test_constant_columns(self, row):
+        X, y, X_new = table()
+        X = np.column_stack([X, np.full(len(X), 1e6)])
+        model = row.new().fit(X, row.target(y))
+        assert_sane(row, model, np.column_stack([X_new, np.full(M, 1e6)]))
+
+    def test_duplicated_rows_with_noise(self, row):
+        X, y, X_new = table()
+        row_model = row.new()
+        if "alpha" in row_model.get_params(deep=False):
+            row_model.set_params(alpha=1e-4)
+        y = row.target(np.tile(y, 2))
+        assert_sane(row, row_model.fit(np.tile(X, (2, 1)), y), X_new)
+
+    @pytest.mark.parametrize("value", [0.0, 5.0])
+    @pytest.mark.parametrize("normalize_y", [False, True])
+    def test_constant_target(self, row, value, normalize_y):
+        row.regressor_only()
+        row.accepts("normalize_y")
+        X, y, X_new = table()
+        model = row.new(normalize_y=normalize_y).fit(X, np.full_like(y, value))
+        assert_sane(row, model, X_new)
+        if normalize_y:
+            assert_allclose(model.predict(X_new), value, atol=1e-6)
+
+    @pytest.mark.parametrize("scale", [1e-8, 1e8])
+    @pytest.mark.parametrize("what", ["X", "y"])
+    def test_scales(self, row, scale, what):
+        row.regressor_only()
+        X, y, X_new = table()
+        if what == "X":
+            assert_sane(row, row.new().fit(X * scale, y), X_new * scale)
+            return
+        row.accepts("normalize_y")
+        assert_sane(row, row.new().fit(X, y * scale), X_new)
+        # In normalised units the problem is the same one.
+        small = row.new(normalize_y=True).fit(X, y).predict(X_new, return_std=True)
+        large = row.new(normalize_y=True).fit(X, y * scale).predict(X_new, return_std=True)
+        for a, b in zip(small, large, strict=True):
+            assert_allclose(b / scale, a, rtol=1e-3, atol=1e-4)
+
+    # ------------------------------------------------------------ state
+
+    def test_fit_leaves_parameters_alone(self, row):
+        X, y, _ = table()
+        model = row.new()
+        before = pickle.dumps(model.get_params())
+        assert model.fit(X, row.target(y)) is model
+        assert pickle.dumps(model.get_params()) == before
+
+    def test_fit_leaves_the_table_alone(self, row):
+        X, y, X_new = table()
+        y = row.target(y)
+        kept = X.copy(), y.copy(), X_new.copy()
+        row.everything(row.new().fit(X, y), X_new)
+        assert_all_equal(list(kept), [X, y, X_new])
+
+    def test_refits_are_identical(self, row):
+        X, y, X_new = table()
+        model = row.new()
+        first = row.everything(model.fit(X, row.target(y)), X_new)
+        model.fit(X[::2], row.target(y[::2]))
+        again = row.everything(model.fit(X, row.target(y)), X_new)
+        other = row.everything(clone(model).fit(X, row.target(y)), X_new)
+        assert_all_equal(first, again)
+        assert_all_equal(first, other)
+
+    def test_randomness_stays_inside(self, row):
+        import torch
+
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        numpy_state, torch_state = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+        model, X_new = fitted(row)
+        row.everything(model, X_new)
+        assert_array_equal(np.random.get_state()[1], numpy_state[1])  # noqa: NPY002
+        assert torch.equal(torch.get_rng_state(), torch_state)
+
+    def test_predict_changes_nothing(self, row):
+        model, X_new = fitted(row)
+        before = pickle.dumps(model)
+        first = row.everything(model, X_new)
+        assert pickle.dumps(model) == before
+        assert_all_equal(first, row.everything(model, X_new))
+
+    def test_pickles_before_and_after_predict(self, row):
+        model, X_new = fitted(row)
+        early = pickle.loads(pickle.dumps(model))
+        said = row.everything(model, X_new)
+        late = pickle.loads(pickle.dumps(model))
+        assert_all_equal(said, row.everything(early, X_new))
+        assert_all_equal(said, row.everything(late, X_new))
+
+    def test_fitted_state_needs_no_torch(self, row):
+        model, X_new = fitted(row)
+        row.everything(model, X_new)
+        assert b"torch" not in pickle.dumps(model)
+
+    def test_row_by_row_equals_batch(self, row):
+        model, X_new = fitted(row)
+        scale = 1 if row.classifier else 3
+        batch = (
+            [model.predict_proba(X_new)]
+            if row.classifier
+            else list(model.predict(X_new, return_std=True))
+        )
+        for i in range(M):
+            x = X_new[i : i + 1]
+            one = [model.predict_proba(x)] if row.classifier else model.predict(x, return_std=True)
+            for a, b in zip(batch, one, strict=True):
+                assert_allclose(b[0], a[i], rtol=0, atol=row.batch_rtol * scale)
+
+    def test_a_failed_refit_loses_nothing(self, row):
+        model, X_new = fitted(row)
+        before = model.predict(X_new)
+        X, y, _ = table()
+        X[0, 0] = np.nan
+        with pytest.raises(ValueError):
+            model.fit(X, row.target(y))
+        assert_array_equal(model.predict(X_new), before)
+
+    # ------------------------------------------------------------ uncertainty
+
+    def test_std_grows_away_from_the_data(self, row):
+        row.regressor_only()
+        X, y, _ = table()
+        model = row.new().fit(X, y)
+        near, far = model.predict_std(X).mean(), model.predict_std(X + 50).mean()
+        assert far > near
+
+    def test_latent_std_is_smaller(self, row):
+        row.regressor_only()
+        model, X_new = fitted(row)
+        assert_allclose(model.predict_std(X_new), model.predict(X_new, return_std=True)[1])
+        assert (model.predict_std(X_new, include_noise=False) <= model.predict_std(X_new)).all()
+
+    def test_samples_follow_their_seed(self, row):
+        row.regressor_only()
+        row.needs("samples")
+        model, X_new = fitted(row)
+        first = model.sample_y(X_new, 4, random_state=3)
+        assert_array_equal(first, model.sample_y(X_new, 4, random_state=3))
+        assert not np.allclose(first, model.sample_y(X_new, 4, random_state=4))
+        drawn = np.random.RandomState(3)
+        assert not np.allclose(
+            model.sample_y(X_new, 4, random_state=drawn),
+            model.sample_y(X_new, 4, random_state=drawn),
+        )
+        assert_array_equal(model.sample_y(X_new), model.sample_y(X_new, 1, 0))
+
+    # ------------------------------------------------------------ in company
+
+    def test_pipeline_and_cross_validation(self, row):
+        X, y, _ = table()
+        pipeline = make_pipeline(StandardScaler(), row.new())
+        scores = cross_val_score(pipeline, X, row.target(y), cv=2, error_score="raise")
+        assert np.isfinite(scores).all()
+
+    def test_grid_search(self, row):
+        if not row.search:
+            pytest.skip(f"{row.name} names nothing to search")
+        X, y, X_new = table()
+        search = GridSearchCV(row.new(), dict(row.search), cv=2, error_score="raise")
+        search.fit(X, row.target(y))
+        assert set(search.best_params_) == set(row.search)
+        assert_sane(row, search.best_estimator_, X_new)
+
+    def test_transformed_target(self, row):
+        row.regressor_only()
+        X, y, X_new = table()
+        model = TransformedTargetRegressor(row.new(), transformer=StandardScaler())
+        assert model.fit(X, 100 + 5 * y).predict(X_new).shape == (M,)
+        assert 80 < model.predict(X_new).mean() < 120
+
+    def test_multi_output_wrapper(self, row):
+        row.regressor_only()
+        X, y, X_new = table()
+        model = MultiOutputRegressor(row.new()).fit(X, np.column_stack([y, -y]))
+        assert model.predict(X_new).shape == (M, 2)
+
+    def test_imputer_with_posterior_samples(self, row):
+        row.regressor_only()
+        X, y, _ = table()
+        holes = np.column_stack([X, y])
+        holes[::5, 2] = np.nan
+        imputer = IterativeImputer(row.new(), sample_posterior=True, max_iter=1, random_state=0)
+        filled = imputer.fit_transform(holes)
+        assert np.isfinite(filled).all()
+        assert_array_equal(filled[1], holes[1])
+
+    # ------------------------------------------------------------ noise per row, metadata routing
+
+    def test_noise_variance_without_routing(self, row):
+        row.needs("noise_variance")
+        X, y, X_new = table()
+        noise = np.where(np.arange(N) < N // 2, 1e-3, 2.0)
+        plain = row.new().fit(X, y).predict(X_new)
+        with sklearn.config_context(enable_metadata_routing=False):
+            informed = row.new().fit(X, y, noise_variance=noise).predict(X_new)
+            assert not np.allclose(plain, informed)
+            params = {"noise_variance": noise}
+            cross_validate(row.new(), X, y, cv=3, params=params, error_score="raise")
+            pipeline = make_pipeline(StandardScaler(), row.new())
+            step = f"{pipeline.steps[-1][0]}__noise_variance"
+            pipeline.fit(X, y, **{step: noise})
+
+    def test_noise_variance_with_routing(self, row):
+        row.needs("noise_variance")
+        X, y, X_new = table()
+        noise = np.where(np.arange(N) < N // 2, 1e-3, 2.0)
+        informed = row.new().fit(X, y, noise_variance=noise).predict(X_new)
+        with sklearn.config_context(enable_metadata_routing=True):
+            model = row.new().set_fit_request(noise_variance=True)
+            params = {"noise_variance": noise}
+            cross_validate(model, X, y, cv=3, params=params, error_score="raise")
+            pipeline = make_pipeline(model).fit(X, y, noise_variance=noise)
+            assert_array_equal(pipeline.predict(X_new), informed)
+            if row.search:
+                search = GridSearchCV(model, dict(row.search), cv=2, error_score="raise")
+                search.fit(X, y, noise_variance=noise)
+
+    def test_routing_on_without_metadata(self, row):
+        X, y, _ = table()
+        with sklearn.config_context(enable_metadata_routing=True):
+            cross_val_score(row.new(), X, row.target(y), cv=2, error_score="raise")
+
+    # ------------------------------------------------------------ wrong input
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("where", ["X", "y", "new"])
+    def test_nan_and_inf(self, row, bad, where):
+        X, y, X_new = table()
+        if where == "new":
+            model = row.new().fit(X, row.target(y))
+            X_new[1, 1] = bad
+            with pytest.raises(ValueError, match="NaN|infinity"):
+                model.predict(X_new)
+            return
+        y = row.target(y).astype(float)
+        (X if where == "X" else y).flat[3] = bad
+        with pytest.raises(ValueError, match="NaN|infinity"):
+            row.new().fit(X, y)
+
+    @pytest.mark.parametrize(
+        "change, error, message",
+        [
+            (lambda X: scipy.sparse.csr_matrix(X), TypeError, "[Ss]parse"),
+            (lambda X: scipy.sparse.csr_array(X), TypeError, "[Ss]parse"),
+            (lambda X: X + 1j, ValueError, "[Cc]omplex"),
+            (lambda X: X.astype(str).astype(object) + "a", ValueError, "could not convert|dtype"),
+            (lambda X: X[:0], ValueError, "0 sample|[Ee]mpty|minimum of 1"),
+            (lambda X: X[:, :0], ValueError, "0 feature"),
+            (lambda X: X[:, 0], ValueError, "2D array"),
+            (lambda X: X[:, :, None], ValueError, "dim 3|2D|dimensions"),
+            (lambda X: None, (ValueError, TypeError), "."),
+        ],
+        ids=[
+            "sparse matrix",
+            "sparse array",
+            "complex",
+            "strings",
+            "no rows",
+            "no columns",
+            "1-D",
+            "3-D",
+            "None",
+        ],
+    )
+    def test_wrong_tables(self, row, change, error, message):
+        X, y, X_new = table()
+        bad = change(X)
+        y = row.target(y)
+        with pytest.raises(error, match=message):
+            row.new().fit(bad, y[: 0 if bad is not None and bad.shape[0] == 0 else None])
+        model = row.new().fit(X, y)
+        with pytest.raises(error, match=message):
+            model.predict(change(X_new))
+
+    def test_wrong_targets(self, row):
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            row.new().fit(X, row.target(y)[:-1])
+        with pytest.raises((TypeError, ValueError), match="y"):
+            row.new().fit(X, None)
+        row.regressor_only()
+        with pytest.raises(ValueError, match="[Cc]omplex"):
+            row.new().fit(X, y + 1j)
+        with pytest.raises(ValueError, match="could not convert|dtype"):
+            row.new().fit(X, np.array(["low", "high"] * (N // 2), dtype=object))
+
+    def test_wrong_number_of_columns(self, row):
+        model, X_new = fitted(row)
+        with pytest.raises(ValueError, match="X has 3 features, but .* is expecting 2 features"):
+            model.predict(np.column_stack([X_new, X_new[:, 0]]))
+
+    def test_not_fitted(self, row):
+        X_new = table()[2]
+        model = row.new()
+        with pytest.raises(NotFittedError, match="not fitted"):
+            model.predict(X_new)
+        row.regressor_only()
+        with pytest.raises(NotFittedError, match="not fitted"):
+            model.predict_std(X_new)
+        if row.samples:
+            with pytest.raises(NotFittedError, match="not fitted"):
+                model.sample_y(X_new)
+
+    def test_std_and_cov_together(self, row):
+        row.needs("covariances")
+        model, X_new = fitted(row)
+        with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
+            model.predict(X_new, return_std=True, return_cov=True)
+
+    def test_wrong_alpha(self, row):
+        row.accepts("alpha")
+        X, y, _ = table()
+        y = row.target(y)
+        with pytest.raises(ValueError, match=f"alpha has 7 entries for {N} rows"):
+            row.new(alpha=np.ones(7)).fit(X, y)
+        with pytest.raises(ValueError, match="alpha.* got -0.1|non-negative.*-0.1|Got -0.1"):
+            row.new(alpha=-0.1).fit(X, y)
+        with pytest.raises(ValueError, match="alpha must be non-negative, got -1 in entry 2"):
+            row.new(alpha=np.where(np.arange(N) == 2, -1.0, 1.0)).fit(X, y)
+        with pytest.raises(ValueError, match="alpha must be finite"):
+            row.new(alpha=np.full(N, np.nan)).fit(X, y)
+
+    def test_wrong_noise_variance(self, row):
+        row.needs("noise_variance")
+        X, y, _ = table()
+        with pytest.raises(ValueError, match=f"noise_variance has 3 entries for {N} rows"):
+            row.new().fit(X, y, noise_variance=np.ones(3))
+        with pytest.raises(ValueError, match="noise_variance must be non-negative"):
+            row.new().fit(X, y, noise_variance=-np.ones(N))
+
+    def test_wrong_device(self, row):
+        import torch
+
+        row.accepts("device")
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="device.*'auto'.*'cpu'"):
+            row.new(device="toaster").fit(X, row.target(y))
+        missing = f"cuda:{torch.cuda.device_count()}"
+        with pytest.raises(ValueError, match=f"device='{missing}' is not available here.*'cpu'"):
+            row.new(device=missing).fit(X, row.target(y))
+        if not torch.cuda.is_available():
+            with pytest.raises(ValueError, match="device='cuda' is not available here.*'cpu'"):
+                row.new(device="cuda").fit(X, row.target(y))
+
+    def test_wrong_dtype(self, row):
+        row.accepts("dtype")
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="dtype.*float32"):
+            row.new(dtype="float16").fit(X, row.target(y))
+
+    def test_unknown_solver_lists_the_known(self, row):
+        row.accepts("solver")
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="solver") as caught:
+            row.new(solver="magic").fit(X, row.target(y))
+        assert all(f"'{known}'" in str(caught.value) for known in ("auto", "cholesky", "cg"))
+
+    def test_unknown_kernel_lists_what_works(self, row):
+        from sklearn.gaussian_process.kernels import Matern, PairwiseKernel
+
+        row.accepts("kernel")
+        X, y, _ = table()
+        with pytest.raises(TypeError, match="PairwiseKernel(?s:.)*RBF"):
+            row.new(kernel=PairwiseKernel()).fit(X, row.target(y))
+        with pytest.raises(TypeError, match=r"nu(?s:.)*1\.5"):
+            row.new(kernel=Matern(nu=0.7)).fit(X, row.target(y))
+
+    def test_duplicates_without_noise(self, row):
+        from sklearn.gaussian_process.kernels import RBF
+
+        row.accepts("alpha")
+        row.accepts("kernel")
+        X, y, _ = table()
+        X[1] = X[0]
+        with pytest.raises(ValueError, match="1 of the 24 rows .* Set alpha .* WhiteKernel"):
+            row.new(kernel=RBF(), alpha=0.0).fit(X, row.target(y))
+
+    def test_time_budget_leaves_a_model(self, row):
+        row.accepts("max_seconds")
+        X, y, X_new = table()
+        model = row.new(max_seconds=1e-9)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, row.target(y))
+        ours = [w for w in caught if issubclass(w.category, ConvergenceWarning)]
+        assert len(ours) == 1
+        assert "max_seconds" in str(ours[0].message)
+        assert_sane(row, model, X_new)

@@ -1,0 +1,45 @@
+"""Every public estimator against scikit-learn's checks and the suite of this project.
+
+A new estimator is one row below.
+"""
+
+import os
+from unittest import SkipTest
+
+# scikit-learn skips its array API checks where this is missing; the Makefile exports it too.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
+
+import pytest  # noqa: E402
+
+pytest.register_assert_rewrite("contracts.estimator_contract")
+
+from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+
+from skscalablegp import IterativeGPRegressor  # noqa: E402
+
+ROWS = [
+    Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
+    Row(
+        "iterative-cg",
+        IterativeGPRegressor(solver="cg", max_iter=5, n_probes=4),
+        search={"n_probes": [2, 4]},
+    ),
+]
+
+
+def test_array_api_is_on():
+    assert os.environ["SCIPY_ARRAY_API"] == "1"
+
+
+@parametrize_with_checks([row.estimator for row in ROWS])
+def test_scikit_learn_checks(estimator, check):
+    try:
+        check(estimator)
+    except SkipTest as skipped:  # a check that does not run shows nothing
+        pytest.fail(f"skipped: {skipped}")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+class TestEstimators(EstimatorContract):
+    pass
