@@ -1,0 +1,6 @@
+"""Loaders of real data sets, in the way of `sklearn.datasets`."""
+
+from skscalablegp.datasets._flights import fetch_flights
+from skscalablegp.datasets._uci import fetch_uci
+
+__all__ = ["fetch_flights", "fetch_uci"]

@@ -1,0 +1,234 @@
+"""The regression sets, and their ten published splits, that scalable GP papers report on."""
+
+import gzip
+import operator
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import get_data_home
+from sklearn.utils import Bunch
+
+from skscalablegp.datasets._download import check_sha256, fetch_file
+
+SOURCE = "https://raw.githubusercontent.com/treforevans/uci_datasets/master/uci_datasets"
+FILES = ("data.csv.gz", "test_mask.csv.gz")
+
+# SHA-256 of data.csv.gz and of test_mask.csv.gz, and rows x columns.
+CHECKSUMS = {
+    "airfoil": (
+        "1cce82516ac9e564fba52f55d817eb147fc39085f5d7b958ad15b92f4207f23e",
+        "dbba6121fb8f900350fe10d724b54faa2b67fcc7bfc3409cf7add717281609e4",
+    ),  # 1,503 x 5
+    "bike": (
+        "411f76ae426c0e348a2629dcf6b3b29102c7db465eae780a3454c39db1dfac4f",
+        "cf13dc25e80c03019cf2b01666f9cc29b03ea222f5c519536023ea56669bf337",
+    ),  # 17,379 x 17
+    "concrete": (
+        "542c5d9a0d301bdb47550280398dcbbe2fb8404631fc945de1ea6df9ade741c6",
+        "fae0926c655e4f9fb5669d0dbf2226bd8ff7daaadbd376adb8f32eac6f752e7e",
+    ),  # 1,030 x 8
+    "elevators": (
+        "e39bc18a80ec3611e4fd76d0f86ee377e96ba21b568b9997576d538dafe56b7b",
+        "9fe662eacca95ae2c9301cbc4c4134e55d58e903cb0cfb683771ffdd2d248eb5",
+    ),  # 16,599 x 18
+    "energy": (
+        "431b6df04243db782bbcd45e408373a654334496ebe5d9c9985ab2e826a39f51",
+        "217df2cd4cabf818390e26a65384ea113c95b75bd687787a37ed2f87f28c9bb8",
+    ),  # 768 x 8
+    "housing": (
+        "9f5b8a1cbc051465dcf10f4298aaccd8a596ea68de0db693159be6e7d07ccf12",
+        "4c114b259566dd04b92befc3f22709d77fe1d5a9048cebe2452c50d57056c1ac",
+    ),  # 506 x 13
+    "keggdirected": (
+        "51b7bb56e3f3eae36273cdd5a549c042bdf0ec10948a6f8e6b01a1d6912212cd",
+        "b8a7fc902444fdbc5866e8bf314e4778a303d675ef5267c83c5c25b70dacd357",
+    ),  # 48,827 x 20
+    "kin40k": (
+        "9bee7f2a9f39aa61a015f239378368601fb3978c5bb9a96433e88a55d40883ba",
+        "d15fd645d0e81a9a17ce2d0b8dde470bb2efba4d5f417459965abe4b237e2aea",
+    ),  # 40,000 x 8
+    "pol": (
+        "1c16126352954571e78f52d5a9d1b947a38655885d7cadd9407a4c9615fe4e04",
+        "c5540259aabe58f5c7a534ed6f5141f8c1157d5de592e45884b7fced6091e981",
+    ),  # 15,000 x 26
+    "protein": (
+        "f709d0107c3ee90ab019b9e5d77fc2ae182158958cb70b1903236a51334fd01b",
+        "22afe05e8d17c428558d78a77efeecc08d58004b6c95741d1c533c3207c69fe9",
+    ),  # 45,730 x 9
+    "yacht": (
+        "88ec8ea1a979ab0628a54392822c60b3699ea22541e912e83246f7d49f5adad1",
+        "2f6d6b091146887589db66073317b8485e853d27e664b99b8b402ad57ba4a936",
+    ),  # 308 x 6
+}
+
+DESCRIPTION = """\
+{name}: {n:,} rows, {d} columns, one real target.
+
+A regression set of the UCI machine learning repository with the ten splits, 90% of the rows for
+training and 10% for testing, of the repository treforevans/uci_datasets (MIT licence). The data
+are under CC BY 4.0. Column means are removed there already; scales are those of the source.
+"""
+
+
+def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_missing=True):
+    """Load a regression set with its published train/test splits.
+
+    Looks in the folder that the environment variable ``SKSCALABLEGP_DATA`` names, then in the
+    cache, then downloads. The folder holds ``uci/NAME/data.csv.gz`` (comma-separated, the target
+    in the last column) and ``uci/NAME/test_mask.csv.gz`` (one column for each split, 1 for a test
+    row); any NAME in it can be loaded, also one that is not in the list below.
+
+    Parameters
+    ----------
+    name : str
+        One of "airfoil", "bike", "concrete", "elevators", "energy", "housing", "keggdirected",
+        "kin40k", "pol", "protein", "yacht", or a folder of the offline data.
+
+    split : int, default=None
+        Number of the published split, 0 to 9. None gives the whole table.
+
+    return_X_y : bool, default=False
+        Return arrays in place of a `Bunch`.
+
+    data_home : str or path-like, default=None
+        Folder of scikit-learn's data cache; files are kept in ``skscalablegp/uci`` below it. None
+        means the one that `sklearn.datasets.get_data_home` gives.
+
+    download_if_missing : bool, default=True
+        Download a set that is neither in the offline folder nor in the cache. False raises an
+        OSError instead.
+
+    Returns
+    -------
+    dataset : :class:`~sklearn.utils.Bunch`
+        With
+
+        data : ndarray of shape (n, d)
+            All rows.
+        target : ndarray of shape (n,)
+            Their targets.
+        test_mask : ndarray of shape (n, 10), bool
+            True where a row is a test row of the split.
+        feature_names : list of str
+            "x0", "x1", ...; the source has no names.
+        target_names : list of str
+            "y".
+        DESCR : str
+            What the data are, and their licence.
+        X_train, X_test, y_train, y_test : ndarray
+            Only with ``split``: that split's rows.
+
+    arrays : tuple of ndarray
+        With ``return_X_y=True``: ``(data, target)``, or with ``split`` also given
+        ``(X_train, X_test, y_train, y_test)``, the order of
+        :func:`~sklearn.model_selection.train_test_split`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or split; the message lists the known ones.
+    OSError
+        Where a file cannot be had, or has another checksum than the published one.
+
+    Examples
+    --------
+    >>> from skscalablegp.datasets import fetch_uci
+    >>> X_train, X_test, y_train, y_test = fetch_uci(
+    ...     "yacht", split=0, return_X_y=True)  # doctest: +SKIP
+    >>> X_train.shape  # doctest: +SKIP
+    (277, 6)
+    """
+    _check_name(name)
+    data_path, mask_path = _offline_files(name) or _cached_files(
+        name, data_home, download_if_missing
+    )
+    table = _read_csv(data_path, np.float64)
+    test_mask = _read_csv(mask_path, np.int8).astype(bool)
+    if len(test_mask) != len(table):
+        raise ValueError(
+            f"{mask_path} has {len(test_mask)} rows and {data_path} has {len(table)}; "
+            "they must agree."
+        )
+    X, y = table[:, :-1], table[:, -1]
+    dataset = Bunch(
+        data=X,
+        target=y,
+        test_mask=test_mask,
+        feature_names=[f"x{j}" for j in range(X.shape[1])],
+        target_names=["y"],
+        DESCR=DESCRIPTION.format(name=name, n=len(X), d=X.shape[1]),
+    )
+    if split is None:
+        return (X, y) if return_X_y else dataset
+    test = test_mask[:, _check_split(split, test_mask.shape[1])]
+    parts = X[~test], X[test], y[~test], y[test]
+    if return_X_y:
+        return parts
+    dataset.update(zip(("X_train", "X_test", "y_train", "y_test"), parts, strict=True))
+    return dataset
+
+
+def _offline_folder():
+    named = os.environ.get("SKSCALABLEGP_DATA")
+    if not named:
+        return None
+    folder = Path(named).expanduser() / "uci"
+    if not folder.is_dir():
+        raise OSError(f"SKSCALABLEGP_DATA={named} has no folder named uci.")
+    return folder
+
+
+def _known_names():
+    folder = _offline_folder()
+    offline = [] if folder is None else [p.name for p in folder.iterdir() if p.is_dir()]
+    return sorted({*CHECKSUMS, *offline})
+
+
+def _check_name(name):
+    # A name becomes a folder: nothing that could lead elsewhere.
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"name must be one of {_known_names()}, got {name!r}.")
+    if name not in CHECKSUMS and name not in _known_names():
+        raise ValueError(
+            f"Unknown data set {name!r}; known are {', '.join(_known_names())}. Others can be put "
+            "into the folder that SKSCALABLEGP_DATA names."
+        )
+
+
+def _check_split(split, n_splits):
+    try:
+        split = operator.index(split)
+    except TypeError:
+        raise ValueError(f"split must be None or an integer, got {split!r}.") from None
+    if not 0 <= split < n_splits:
+        raise ValueError(f"split must be None or 0 to {n_splits - 1}, got {split}.")
+    return split
+
+
+def _offline_files(name):
+    """Paths in the offline folder, or None where it has no such set."""
+    folder = _offline_folder()
+    if folder is None or not (folder / name).is_dir():
+        return None
+    paths = [folder / name / file for file in FILES]
+    for path, expected in zip(paths, CHECKSUMS.get(name, (None, None)), strict=True):
+        if not path.exists():
+            raise OSError(f"{path} does not exist.")
+        if expected is not None:
+            check_sha256(path, expected)
+    return paths
+
+
+def _cached_files(name, data_home, download):
+    folder = Path(get_data_home(data_home)) / "skscalablegp" / "uci" / name
+    return [
+        fetch_file(f"{SOURCE}/{name}/{file}", folder / file, expected, download=download)
+        for file, expected in zip(FILES, CHECKSUMS[name], strict=True)
+    ]
+
+
+def _read_csv(path, dtype):
+    with gzip.open(path, "rt", encoding="ascii") as file:
+        return np.loadtxt(file, delimiter=",", dtype=dtype, ndmin=2)
