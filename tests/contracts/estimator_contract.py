@@ -23,6 +23,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.gaussian_process.kernels import RBF, Matern, PairwiseKernel
 from sklearn.impute import IterativeImputer
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.multioutput import MultiOutputRegressor
@@ -385,14 +386,34 @@ class EstimatorContract:
             for a, b in zip(batch, one, strict=True):
                 assert_allclose(b[0], a[i], rtol=0, atol=row.batch_rtol * scale)
 
-    def test_a_failed_refit_loses_nothing(self, row):
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {},
+            {"alpha": np.ones(3)},
+            {"solver": "magic"},
+            {"device": "toaster"},
+            {"kernel": PairwiseKernel()},
+            {"n_targets": 2},
+            {"memory_budget": 100, "solver": "cholesky"},
+        ],
+        ids=["X with a hole", "alpha", "solver", "device", "kernel", "n_targets", "memory_budget"],
+    )
+    def test_a_failed_refit_loses_nothing(self, row, change):
+        for name in change:
+            row.accepts(name)
         model, X_new = fitted(row)
+        kept = model.get_params(deep=False)
         before = model.predict(X_new)
-        X, y, _ = table()
-        X[0, 0] = np.nan
-        with pytest.raises(ValueError):
-            model.fit(X, row.target(y))
+        X, y, _ = table(seed=1)
+        if not change:
+            X[0, 0] = np.nan
+        with pytest.raises((ValueError, TypeError, MemoryError)):
+            model.set_params(**change).fit(X, row.target(y))
+        model.set_params(**{name: kept[name] for name in change})
         assert_array_equal(model.predict(X_new), before)
+        # The same again from the fitted attributes alone.
+        assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X_new), before)
 
     # ------------------------------------------------------------ uncertainty
 
@@ -635,8 +656,6 @@ class EstimatorContract:
         assert all(f"'{known}'" in str(caught.value) for known in ("auto", "cholesky", "cg"))
 
     def test_unknown_kernel_lists_what_works(self, row):
-        from sklearn.gaussian_process.kernels import Matern, PairwiseKernel
-
         row.accepts("kernel")
         X, y, _ = table()
         with pytest.raises(TypeError, match="PairwiseKernel(?s:.)*RBF"):
@@ -645,8 +664,6 @@ class EstimatorContract:
             row.new(kernel=Matern(nu=0.7)).fit(X, row.target(y))
 
     def test_duplicates_without_noise(self, row):
-        from sklearn.gaussian_process.kernels import RBF
-
         row.accepts("alpha")
         row.accepts("kernel")
         X, y, _ = table()
