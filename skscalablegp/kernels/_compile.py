@@ -38,7 +38,7 @@ class TorchKernel:
         The compiled expression, for code that looks at a kernel's structure.
     """
 
-    def __init__(self, kernel: Kernel, n_features: int):
+    def __init__(self, kernel: object, n_features: int):
         if not isinstance(kernel, Kernel):
             raise TypeError(unsupported(repr(kernel)))
         layout = Layout(int(n_features))
@@ -92,7 +92,7 @@ class TorchKernel:
         return None if None in terms else terms
 
 
-def compile_kernel(kernel: Kernel, n_features: int) -> TorchKernel:
+def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
     """A scikit-learn kernel object as differentiable torch functions.
 
     Parameters

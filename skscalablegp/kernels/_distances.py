@@ -12,7 +12,10 @@ EXACT_COLUMNS = 8
 
 
 def centre(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
-    """Both sets of rows less the mean of the second; distances do not change."""
+    """Both sets of rows less the mean of the second, to be called before they are rescaled.
+
+    Distances do not change, and neither division nor products then round at the size of a mean.
+    """
     if len(Z) == 0:
         return X, Z
     shift = Z.detach().mean(0)
@@ -26,17 +29,17 @@ def distance(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, 
     root turns an error of 1e-16 in ``|x|^2 + |z|^2 - 2 x'z`` into one of 1e-8, and the matrix
     products of `squared_distance`'s backward pass would be divided by tiny distances.
     """
-    return torch.cdist(*centre(X, Z), compute_mode=EXACT)
+    return torch.cdist(X, Z, compute_mode=EXACT)
 
 
 def squared_distance(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-    """|x - z|^2, for functions that are smooth in it. O(n m d).
+    """|x - z|^2 of centred rows, for functions that are smooth in it. O(n m d).
 
     float64 always sums squared differences: the product form is off by 1e-16 |x|^2, which short
     length scales make visible. float32 takes the product form in more than a few columns. The
     backward pass is two matrix products, about ten times cheaper than that of torch.cdist.
     """
-    return _SquaredDistance.apply(*centre(X, Z))
+    return _SquaredDistance.apply(X, Z)
 
 
 class _SquaredDistance(torch.autograd.Function):

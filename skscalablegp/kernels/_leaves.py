@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._distances import distance, squared_distance
+from ._distances import centre, distance, squared_distance
 from ._nodes import Leaf
 from ._slots import Slot
 
@@ -68,6 +68,7 @@ class Stationary(Leaf):
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         length_scale = self.length_scale.value_like(theta, X)
+        X, Z = centre(X, Z)
         X, Z = X / length_scale, Z / length_scale
         if self.family == "matern12":
             return torch.exp(-distance(X, Z))

@@ -1,0 +1,214 @@
+"""theta's layout, errors, flattening, pickling and the registry."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    CompoundKernel,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    PairwiseKernel,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skscalablegp.kernels import (
+    Layout,
+    Slot,
+    TorchKernel,
+    compile_kernel,
+    default_kernel,
+    register_kernel,
+)
+from skscalablegp.kernels._registry import _BUILDERS
+
+C = ConstantKernel
+
+
+def rows(n=6, d=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+def test_theta_bounds_and_kernel_are_those_of_scikit_learn():
+    kernel = C(2.0) * RationalQuadratic(0.5, 3.0, alpha_bounds="fixed") + WhiteKernel(0.1)
+    compiled = compile_kernel(kernel, 4)
+    assert compiled.n_params == 3
+    np.testing.assert_array_equal(compiled.theta0.numpy(), kernel.theta)
+    np.testing.assert_array_equal(compiled.bounds.numpy(), kernel.bounds)
+    moved = compiled.to_sklearn(compiled.theta0 + 1)
+    np.testing.assert_allclose(moved.theta, kernel.theta + 1)
+    assert moved.k1.k2.alpha == 3.0 and type(moved) is type(kernel)
+    assert compiled.kernel is not kernel and compiled.kernel == kernel
+
+
+def test_a_kernel_without_free_parameters_has_empty_theta_and_gradient():
+    kernel = C(2.0, "fixed") * RBF(0.5, "fixed") + WhiteKernel(0.0, "fixed")
+    compiled = compile_kernel(kernel, 2)
+    theta = compiled.theta0.requires_grad_()
+    assert theta.shape == (0,) and compiled.bounds.shape == (0, 2)
+    X = rows()
+    np.testing.assert_allclose(compiled.cross(theta, X, X).detach(), kernel(X.numpy()), rtol=1e-12)
+    (gradient,) = torch.autograd.grad(compiled.cross(theta, X, X).sum(), theta)
+    assert gradient.shape == (0,)
+    assert compiled.to_sklearn(theta) == kernel
+
+
+def test_missing_parts_are_zeros_with_a_zero_gradient():
+    X = rows()
+    white, smooth = compile_kernel(WhiteKernel(), 2), compile_kernel(RBF(), 2)
+    theta = white.theta0.requires_grad_()
+    for part in (
+        white.cross(theta, X, X[:3]),
+        white.diag(theta, X),
+        smooth.noise(theta, X),
+    ):
+        assert not part.any()
+        assert torch.autograd.grad(part.sum(), theta)[0].tolist() == [0.0]
+    assert white.cross(theta, X, X[:3]).shape == (6, 3)
+
+
+def test_results_own_their_memory():
+    compiled = compile_kernel(C(2.0), 2)
+    K = compiled.cross(compiled.theta0, rows(), rows())
+    K[0, 0] = 5.0
+    assert K[1, 1] == 2.0
+
+
+def test_rows_can_be_evaluated_in_chunks():
+    compiled = compile_kernel(default_kernel(2), 2)
+    X, theta = rows(), compiled.theta0
+    whole = compiled.cross(theta, X, X)
+    parts = torch.cat([compiled.cross(theta, X[i : i + 1], X) for i in range(len(X))])
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-15)
+    assert compiled.cross(theta, X[:0], X).shape == (0, 6)
+    assert compiled.cross(theta, X, X[:0]).shape == (6, 0)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Matern(nu=1.0),
+        PairwiseKernel(),
+        CompoundKernel([RBF(), RBF()]),
+        C() * PairwiseKernel() + WhiteKernel(),
+        type("Mine", (RBF,), {})(),
+        "rbf",
+        None,
+    ],
+    ids=repr,
+)
+def test_other_kernels_raise_a_type_error_that_lists_what_works(kernel):
+    with pytest.raises(TypeError, match=r"Supported are: .*Matern \(nu = 0.5, 1.5, 2.5 or inf\)"):
+        compile_kernel(kernel, 2)
+
+
+def test_length_scales_must_fit_the_columns():
+    with pytest.raises(ValueError, match="RBF has 3 length scales, .* 2 columns"):
+        compile_kernel(C() * RBF([1.0, 2.0, 3.0]), 2)
+    with pytest.raises(ValueError, match="RationalQuadratic takes one length scale"):
+        compile_kernel(RationalQuadratic([1.0, 2.0]), 2)
+    with pytest.raises(ValueError, match="exponent > 0"):
+        compile_kernel(RBF() ** -1, 2)
+
+
+def families(kernel, d=2):
+    terms = compile_kernel(kernel, d).stationary_terms()
+    return None if terms is None else [(t.family, len(t.constants)) for t in terms]
+
+
+@pytest.mark.parametrize(
+    "kernel, expected",
+    [
+        (default_kernel(2), [("matern32", 1)]),
+        (RBF(), [("rbf", 0)]),
+        (Matern(nu=np.inf), [("rbf", 0)]),
+        (C() * (Matern(nu=0.5) + WhiteKernel()), [("matern12", 1)]),
+        (C() * (RBF() + C() * Matern(nu=2.5)), [("rbf", 1), ("matern52", 2)]),
+        (C() * Matern() + C() + WhiteKernel(), [("matern32", 1), ("constant", 1)]),
+        (RationalQuadratic() * C() * C(2.0, "fixed"), [("rq", 2)]),
+        ((C() + C()) ** 2 * RBF(), [("rbf", 2)] * 4),
+        (WhiteKernel(), []),
+        (RBF() * WhiteKernel() + Matern(), [("matern32", 0)]),
+        (RBF() * Matern(), None),
+        (RBF() ** 2, None),
+        (RBF() ** 1.5, None),
+        (RBF() + DotProduct(), None),
+        (C() * ExpSineSquared(), None),
+    ],
+)
+def test_flattening(kernel, expected):
+    assert families(kernel) == expected
+
+
+def test_flattened_terms_add_up_to_the_kernel():
+    kernel = C(2.0) * (RBF([1.0, 2.0]) + C(0.3, "fixed") * RBF(0.5, "fixed")) + C(0.7)
+    compiled = compile_kernel(kernel, 2)
+    theta, X = compiled.theta0, rows()
+    total = torch.zeros(6, 6, dtype=torch.float64)
+    for term in compiled.stationary_terms():
+        part = term.amplitude(theta).expand(6, 6)
+        if term.family == "rbf":
+            scaled = X / term.length_scale.value(theta)
+            part = part * torch.exp(-(torch.cdist(scaled, scaled) ** 2) / 2)
+        total += part
+    torch.testing.assert_close(total, compiled.cross(theta, X, X))
+
+
+def test_slots_read_theta_or_hold_their_values():
+    theta = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    free, fixed = Slot(slice(1, 3)), Slot(None, (0.5,))
+    assert (free.size, fixed.size) == (2, 1)
+    torch.testing.assert_close(free.value(theta), theta[1:].double().exp())
+    assert fixed.value(theta).dtype == torch.float64 and fixed.value(theta).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("kernel", [default_kernel(2), (RBF() + DotProduct()) ** 2 + WhiteKernel()])
+def test_pickling(kernel):
+    compiled = compile_kernel(kernel, 2)
+    copy = pickle.loads(pickle.dumps(compiled))
+    assert isinstance(copy, TorchKernel) and copy.kernel == compiled.kernel
+    theta, X = compiled.theta0 + 0.5, rows()
+    torch.testing.assert_close(copy.cross(theta, X, X), compiled.cross(theta, X, X))
+
+
+def test_a_kernel_class_can_be_registered(monkeypatch):
+    class Halved(RBF):
+        pass
+
+    def build(kernel, layout: Layout):
+        node = layout.build(RBF(kernel.length_scale, kernel.length_scale_bounds))
+        node.label = "Halved"
+        return node
+
+    monkeypatch.setitem(_BUILDERS, Halved, None)
+    register_kernel(Halved, build, "Halved (a test)")
+    X = rows()
+    compiled = compile_kernel(C(3.0) + Halved(2.0), 2)
+    np.testing.assert_allclose(compiled.cross(compiled.theta0, X, X), (C(3.0) + RBF(2.0))(X))
+    with pytest.raises(TypeError, match=r"Halved \(a test\)"):
+        compile_kernel(PairwiseKernel(), 2)
+
+
+def test_default_kernel_has_one_length_scale_per_column():
+    assert np.ndim(default_kernel(1).k1.k2.length_scale) == 0
+    kernel = default_kernel(3)
+    assert kernel.k1.k2.length_scale.shape == (3,) and kernel.k1.k2.nu == 1.5
+    assert (kernel.bounds[:, 0] < kernel.theta).all() and (kernel.theta < kernel.bounds[:, 1]).all()
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu_with_theta_on_the_cpu(gpu):
+    compiled = compile_kernel(default_kernel(3) + RationalQuadratic() + Matern(nu=0.5), 3)
+    X = rows(50, 3)
+    theta = compiled.theta0.requires_grad_()
+    K, K_gpu = compiled.cross(theta, X, X), compiled.cross(theta, X.to(gpu), X.to(gpu))
+    assert K_gpu.device.type == "cuda"
+    torch.testing.assert_close(K_gpu.cpu(), K)
+    (expected,) = torch.autograd.grad(K.sum(), theta)
+    torch.testing.assert_close(torch.autograd.grad(K_gpu.sum(), theta)[0], expected)
