@@ -57,12 +57,15 @@ class LowRankPreconditioner(Preconditioner):
             Any low-rank factor, k <= n.
         noise : Tensor of shape (n,)
             May differ from row to row. Entries below ``10 eps * scale`` (eps of L's dtype) are
-            raised to it and counted in ``n_floored``.
+            raised to it and counted in ``n_floored``. A factor that is not finite is left out: the
+            solver that meets the matrix reports it.
         scale : float
             Size of the diagonal of H.
         """
         floor = 10 * torch.finfo(L.dtype).eps * max(scale, torch.finfo(L.dtype).tiny)
         sqrt_noise = noise.double().clamp_min(floor).sqrt()
+        if not bool(L.isfinite().all()):
+            L = L[:, :0]  # the solver that meets the matrix itself reports it
         Q, R = torch.linalg.qr(L.double() / sqrt_noise[:, None])
         V, singular, _ = torch.linalg.svd(R)
         return cls(

@@ -139,10 +139,11 @@ def _thin(
 
 def _small_cholesky(block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
     """Cholesky factor in float64 of a block that is semi-definite up to rounding."""
-    shift = 1e-14 * float(block.diagonal().sum())
-    while True:
+    size = block.diagonal().sum()
+    for exponent in range(-14, 2):
         factor, info = torch.linalg.cholesky_ex(block)
         if int(info) == 0:
-            return factor
-        block = block + shift * torch.eye(len(block), dtype=block.dtype, device=block.device)
-        shift *= 10
+            break
+        block = block.clone()
+        block.diagonal().add_(10.0**exponent * size)
+    return factor

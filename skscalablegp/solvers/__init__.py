@@ -1,0 +1,47 @@
+"""Solve H V = B: solvers with one step each, stopping rules, and the loop around them."""
+
+from ._base import Column, Solver, SolverState
+from ._cg import CG, CGState
+from ._cholesky import Cholesky, CholeskyState, cholesky_with_jitter
+from ._lanczos import Lanczos, lanczos, stochastic_log_det, tridiagonal_from_cg
+from ._loop import solve
+from ._resolve import SOLVERS, resolve_solver
+from ._solution import Solution, Status
+from ._stopping import (
+    AllOf,
+    AnyOf,
+    MaxEpochs,
+    MaxIterations,
+    MaxSeconds,
+    Progress,
+    RelativeResidual,
+    StoppingRule,
+)
+
+__all__ = [
+    "CG",
+    "SOLVERS",
+    "AllOf",
+    "AnyOf",
+    "CGState",
+    "Cholesky",
+    "CholeskyState",
+    "Column",
+    "Lanczos",
+    "MaxEpochs",
+    "MaxIterations",
+    "MaxSeconds",
+    "Progress",
+    "RelativeResidual",
+    "Solution",
+    "Solver",
+    "SolverState",
+    "Status",
+    "StoppingRule",
+    "cholesky_with_jitter",
+    "lanczos",
+    "resolve_solver",
+    "solve",
+    "stochastic_log_det",
+    "tridiagonal_from_cg",
+]

@@ -1,0 +1,125 @@
+"""What a solver is: settings, a state, and one step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ..preconditioners import Preconditioner
+
+
+class Column(IntEnum):
+    """How one right-hand side is doing; only ACTIVE ones can still improve."""
+
+    ACTIVE = 0
+    SETTLED = 1  # at machine precision, or zero
+    STAGNATED = 2  # the true residual stopped falling above the tolerance
+    BROKEN = 3  # a non-positive or non-finite curvature was met
+
+
+@dataclass(eq=False)
+class SolverState:
+    """Where a solve stands; steps change it in place and return it.
+
+    Attributes
+    ----------
+    B : Tensor of shape (n, s)
+        Right-hand sides; never written to.
+    x : Tensor of shape (n, s)
+        Best solution so far: usable at any time, also after an interruption.
+    b_norms : Tensor of shape (s,)
+        Norms of the right-hand sides, float64.
+    residual_norms : Tensor of shape (s,)
+        Relative residuals, float64; those of zero right-hand sides are 0.
+    columns : Tensor of shape (s,)
+        A `Column` for every right-hand side.
+    iteration : int
+        Steps taken.
+    exact : bool
+        Whether ``residual_norms`` was computed as B - H x for this x.
+    stats : dict
+        Counters that end up in ``Solution.stats``.
+    """
+
+    B: Float[Tensor, "n s"]
+    x: Float[Tensor, "n s"]
+    b_norms: Float[Tensor, " s"]
+    residual_norms: Float[Tensor, " s"]
+    columns: Int[Tensor, " s"]
+    iteration: int = 0
+    exact: bool = True
+    stats: dict = field(default_factory=dict)
+
+
+class Solver(BaseEstimator, ABC):
+    """Settings of an iterative (or direct) method for H V = B with many right-hand sides.
+
+    A new solver is a subclass with ``init`` and ``step`` and one row in the table of
+    `resolve_solver`.
+    """
+
+    @abstractmethod
+    def init(
+        self,
+        operator: LinearOperator,
+        B: Float[Tensor, "n s"],
+        x0: Float[Tensor, "n s"] | None = None,
+        preconditioner: Preconditioner | None = None,
+    ) -> SolverState:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, operator: LinearOperator, state: SolverState) -> SolverState:
+        """One iteration, in place."""
+
+    def needs_check(self, state: SolverState) -> bool:
+        """Whether ``residual_norms`` must be recomputed before success is declared."""
+        return not state.exact
+
+    def check(self, operator: LinearOperator, state: SolverState) -> SolverState:
+        """Put the true residuals into the state; one epoch."""
+        state.residual_norms = relative_norms(true_residual(operator, state), state.b_norms)
+        state.exact = True
+        return state
+
+
+def start(
+    B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
+) -> tuple[Float[Tensor, "n s"], Float[Tensor, " s"]]:
+    """A writable first guess, zero where B is zero or x0 is not finite, and the norms of B."""
+    b_norms = column_norms(B)
+    if x0 is None:
+        return torch.zeros_like(B), b_norms
+    usable = (b_norms > 0) & x0.isfinite().all(0)
+    x = torch.where(usable, x0.to(dtype=B.dtype, device=B.device), torch.zeros_like(B))
+    return x, b_norms
+
+
+def column_norms(V: Float[Tensor, "n s"]) -> Float[Tensor, " s"]:
+    """Norms of the columns, summed in float64."""
+    return torch.linalg.vector_norm(V, dim=0, dtype=torch.float64)
+
+
+def relative_norms(R: Float[Tensor, "n s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
+    """|r| / |b| for every column, 0 where b is 0."""
+    ratio = column_norms(R) / b_norms
+    return torch.where(b_norms == 0, torch.zeros_like(ratio), ratio)
+
+
+def column_dots(
+    left: Float[Tensor, "n s"], right: Float[Tensor, "n s"], out: Float[Tensor, "n s"] | None = None
+) -> Float[Tensor, " s"]:
+    """left[:, c]' right[:, c] for every column, summed in float64; ``out`` is scratch space."""
+    return torch.mul(left, right, out=out).sum(0, dtype=torch.float64)
+
+
+def true_residual(operator: LinearOperator, state: SolverState) -> Float[Tensor, "n s"]:
+    """B - H x as a new tensor, one epoch."""
+    return operator.matmul(state.x).neg_().add_(state.B)

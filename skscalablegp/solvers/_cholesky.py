@@ -1,0 +1,148 @@
+"""The direct method, with jitter that grows in steps and is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ..preconditioners import Preconditioner
+from ._base import Column, Solver, SolverState, relative_norms, start, true_residual
+
+
+@dataclass(eq=False)
+class CholeskyState(SolverState):
+    """State of `Cholesky`.
+
+    Attributes
+    ----------
+    L : Tensor of shape (n, n) or None
+        Lower factor of H + jitter I, None before the first step or if there is none.
+    jitter : float
+        What was added to the diagonal.
+    R : Tensor of shape (n, s)
+        B - H x.
+    """
+
+    L: Tensor | None = None
+    jitter: float = 0.0
+    R: Tensor = None
+
+
+class Cholesky(Solver):
+    """Factor H once; further steps refine the solution with the same factor.
+
+    Parameters
+    ----------
+    max_jitter : float, default=1e-3
+        Largest multiple of the mean diagonal entry that may be added to the diagonal.
+
+    Notes
+    -----
+    First step: O(n^3) operations, n x n memory, two epochs (the matrix, and the true residual,
+    which tells what jitter and rounding did). Each further one is a step of iterative refinement:
+    O(n^2 s) and one epoch. A warm start and a preconditioner are not needed and not used.
+    """
+
+    def __init__(self, max_jitter=1e-3):
+        self.max_jitter = max_jitter
+
+    def init(
+        self,
+        operator: LinearOperator,
+        B: Float[Tensor, "n s"],
+        x0: Float[Tensor, "n s"] | None = None,
+        preconditioner: Preconditioner | None = None,
+    ) -> CholeskyState:
+        _check_max_jitter(self.max_jitter)
+        x, b_norms = start(B, None)
+        norms = relative_norms(B, b_norms)
+        columns = torch.where(norms == 0, Column.SETTLED, Column.ACTIVE)
+        return CholeskyState(B, x, b_norms, norms, columns, R=B)
+
+    def step(self, operator: LinearOperator, state: CholeskyState) -> CholeskyState:
+        state.iteration += 1
+        if state.L is None:
+            try:
+                state.L, state.jitter = cholesky_with_jitter(
+                    operator.to_dense(), self.max_jitter, rebuild=operator.to_dense
+                )
+            except torch.linalg.LinAlgError as error:
+                state.stats["error"] = str(error)
+                state.columns = torch.full_like(state.columns, Column.BROKEN)
+                return state
+            state.stats["jitter"] = state.jitter
+        old, old_norms, old_R = state.x, state.residual_norms, state.R
+        state.x = old + torch.cholesky_solve(old_R, state.L)
+        R = true_residual(operator, state)
+        norms = relative_norms(R, state.b_norms)
+        better = norms < old_norms
+        state.x = torch.where(better, state.x, old)
+        state.R = torch.where(better, R, old_R)
+        state.residual_norms = torch.where(better, norms, old_norms)
+        falling = norms < 0.5 * old_norms
+        state.columns = torch.where(falling, Column.ACTIVE, Column.STAGNATED)
+        state.columns[state.residual_norms <= torch.finfo(R.dtype).eps] = Column.SETTLED
+        state.columns[~norms.isfinite()] = Column.BROKEN
+        return state
+
+
+def cholesky_with_jitter(
+    H: Float[Tensor, "n n"],
+    max_jitter: float = 1e-3,
+    rebuild: Callable[[], Float[Tensor, "n n"]] | None = None,
+) -> tuple[Float[Tensor, "n n"], float]:
+    """L with L L' = H + jitter I, and the jitter: 0 if possible, else the first step that works.
+
+    Parameters
+    ----------
+    H : Tensor of shape (n, n)
+        Symmetric; read only, unless ``rebuild`` is given.
+    max_jitter : float
+        Largest jitter as a fraction of the mean diagonal entry. The steps start at 10 eps of it
+        and grow tenfold.
+    rebuild : callable, optional
+        Makes H anew. With it the factor is written over H, which halves the memory, and H is made
+        again for every further attempt.
+
+    Returns
+    -------
+    L : Tensor of shape (n, n)
+    jitter : float
+        In the units of H.
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        When the largest jitter is not enough.
+    """
+    mean = float(H.diagonal().mean(dtype=torch.float64))
+    fraction = 0.0
+    while True:
+        target = H if rebuild is not None else H.clone()
+        target.diagonal().add_(fraction * mean)
+        # LAPACK wants columns: H' is H read by columns, so nothing is copied
+        info = torch.empty((), dtype=torch.int32, device=H.device)
+        columns = target.mT if target.is_contiguous() else target
+        L, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
+        if int(info) == 0 and bool(L.diagonal().isfinite().all()):
+            return L, fraction * mean
+        if fraction >= max_jitter or not 0 < mean < float("inf"):
+            raise torch.linalg.LinAlgError(
+                f"No Cholesky factor with a jitter of {fraction * mean:.3g}: the matrix is not "
+                "numerically positive definite. Increase the noise (alpha), or max_jitter."
+            )
+        fraction = min(max(10 * torch.finfo(H.dtype).eps, 10 * fraction), max_jitter)
+        H = H if rebuild is None else rebuild()
+
+
+def _check_max_jitter(max_jitter) -> None:
+    if isinstance(max_jitter, bool) or not isinstance(max_jitter, Real) or not max_jitter >= 0:
+        raise ValueError(
+            f"max_jitter must be a number of at least 0, for example 1e-3; got {max_jitter!r}."
+        )

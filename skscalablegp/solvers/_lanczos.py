@@ -1,0 +1,207 @@
+"""Lanczos tridiagonalisation of blocks of independent vectors, and log|H| from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ..preconditioners import IdentityPreconditioner, Preconditioner
+from ._base import column_dots
+
+
+@dataclass(frozen=True, eq=False)
+class Lanczos:
+    """Q_c' H Q_c = T_c for every start vector c, with columns of Q_c orthonormal.
+
+    With a preconditioner T belongs to P^-1/2 H P^-1/2 and the basis holds P^1/2 Q, orthonormal in
+    the inner product of P^-1.
+
+    Attributes
+    ----------
+    diagonal : Tensor of shape (s, k)
+        Diagonals of T, float64. Once a column's Krylov space is exhausted, 1 follows.
+    off_diagonal : Tensor of shape (s, k - 1)
+        Off-diagonals of T, float64, zero from where the Krylov space is exhausted.
+    norms : Tensor of shape (s,)
+        Norms of the start vectors (in P^-1), float64.
+    basis : Tensor of shape (s, k, n) or None
+        Transposed bases if they were kept; zero rows once the space is exhausted.
+    """
+
+    diagonal: Float[Tensor, "s k"]
+    off_diagonal: Float[Tensor, "s k1"]
+    norms: Float[Tensor, " s"]
+    basis: Float[Tensor, "s k n"] | None = None
+
+    def matrix(self) -> Float[Tensor, "s k k"]:
+        """The tridiagonal matrices T in full."""
+        T = torch.diag_embed(self.diagonal)
+        off = self.off_diagonal
+        return T + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+
+
+def lanczos(
+    operator: LinearOperator,
+    V: Float[Tensor, "n s"],
+    n_steps: int,
+    *,
+    reorthogonalize: bool = True,
+    preconditioner: Preconditioner | None = None,
+) -> Lanczos:
+    """Tridiagonalise H from every column of V, all columns in one product a step.
+
+    Parameters
+    ----------
+    operator : LinearOperator
+        H; anything with ``matmul`` and ``shape`` will do.
+    V : Tensor of shape (n, s)
+        Start vectors.
+    n_steps : int
+        k, capped at n.
+    reorthogonalize : bool, default=True
+        Orthogonalise against all former vectors, twice. O(n s k^2) operations and O(n s k) memory
+        (twice that with a preconditioner); without it only the last two vectors are kept, and
+        converged eigenvalues come back as copies.
+    preconditioner : Preconditioner, optional
+        Work with P^-1/2 H P^-1/2 from P^-1/2 V, without a square root.
+
+    Notes
+    -----
+    k epochs.
+    """
+    n, s = V.shape
+    k = _check_steps(n_steps, n)
+    P = IdentityPreconditioner(n) if preconditioner is None else preconditioner
+    eps = torch.finfo(V.dtype).eps
+    diagonal = torch.ones(s, k, dtype=torch.float64, device=V.device)
+    off = torch.zeros(s, k, dtype=torch.float64, device=V.device)
+    basis = V.new_zeros(s, k, n) if reorthogonalize else None
+    dual = None if basis is None else basis if preconditioner is None else basis.clone()
+    W, Z = V, P.solve(V)
+    norms = beta = column_dots(W, Z).clamp_min(0).sqrt()
+    alive, previous = beta > 0, torch.zeros_like(V)
+    largest = torch.zeros_like(beta)
+    for j in range(k):
+        scale = torch.where(alive, 1 / beta, 0.0).to(V.dtype)
+        W, Z = W * scale, Z * scale
+        if basis is not None:
+            basis[:, j], dual[:, j] = W.mT, Z.mT
+        image = operator.matmul(Z)
+        alpha = column_dots(Z, image)
+        diagonal[:, j] = torch.where(alive, alpha, 1.0)
+        if j + 1 == k:
+            break
+        image.addcmul_(W, alpha.to(V.dtype), value=-1)
+        if j:
+            image.addcmul_(previous, off[:, j - 1].to(V.dtype), value=-1)
+        if basis is not None:
+            _orthogonalize(image, basis[:, : j + 1], dual[:, : j + 1])
+        previous, W = W, image
+        Z = P.solve(W)
+        beta = column_dots(W, Z).clamp_min(0).sqrt()
+        largest = torch.maximum(largest, alpha.abs())
+        alive = alive & (beta > 10 * eps * largest)
+        off[:, j] = torch.where(alive, beta, 0.0)
+    return Lanczos(diagonal, off[:, : k - 1], norms, basis)
+
+
+def _orthogonalize(
+    W: Float[Tensor, "n s"], basis: Float[Tensor, "s j n"], dual: Float[Tensor, "s j n"]
+) -> None:
+    """W -= basis' (dual W) for every column, twice, which is enough."""
+    columns = W.mT.unsqueeze(2)
+    for _ in range(2):
+        coefficients = torch.bmm(dual, columns)
+        columns = torch.baddbmm(columns, basis.mT, coefficients, alpha=-1)
+    W.copy_(columns.squeeze(2).mT)
+
+
+def tridiagonal_from_cg(
+    gammas: Sequence[Float[Tensor, " s"]], betas: Sequence[Float[Tensor, " s"]]
+) -> Lanczos:
+    """The Lanczos matrices of P^-1/2 H P^-1/2 that a CG run has computed on the way.
+
+    Parameters
+    ----------
+    gammas, betas : sequences of Tensor of shape (s,)
+        As kept in `CGState`; from a run without restarts (``residual_refresh=None``, no x0). A
+        column ends where its gamma is 0.
+
+    Returns
+    -------
+    Lanczos
+        With ``norms`` 1, as CG does not know them, and no basis.
+    """
+    gamma, beta = torch.stack(list(gammas), 1), torch.stack(list(betas), 1)
+    alive = gamma > 0
+    inverse = torch.where(alive, 1 / gamma, 0.0)
+    before = torch.nn.functional.pad(inverse[:, :-1], (1, 0))
+    diagonal = torch.where(alive, inverse + beta * before, 1.0)
+    off = torch.where(alive, beta.sqrt() * before, 0.0)[:, 1:]
+    return Lanczos(diagonal, off, torch.ones_like(gamma[:, 0]))
+
+
+def quadrature_log(lanczos: Lanczos) -> Float[Tensor, " s"]:
+    """e1' log(T) e1 for every column: log quadrature with respect to the start vector."""
+    values, vectors = torch.linalg.eigh(lanczos.matrix())
+    weights = vectors[:, 0].square()
+    return (weights * values.clamp_min(torch.finfo(values.dtype).tiny).log()).sum(1)
+
+
+def stochastic_log_det(
+    operator: LinearOperator,
+    n_probes: int = 16,
+    n_steps: int = 30,
+    generator: torch.Generator | None = None,
+    preconditioner: Preconditioner | None = None,
+) -> tuple[float, float]:
+    """log|H| by stochastic Lanczos quadrature, with its standard error.
+
+    log|H| = log|P| + n E[u' log(P^-1/2 H P^-1/2) u], u uniform on the sphere; with z ~ N(0, P) the
+    direction of P^-1/2 z is such a u. Scaling by n instead of |P^-1/2 z|^2 removes the variance of
+    the length, so that the error vanishes as P approaches H.
+
+    Parameters
+    ----------
+    operator : LinearOperator
+        H.
+    n_probes : int
+        s. With one probe the standard error is nan.
+    n_steps : int
+        k, capped at n. What k leaves out is a bias that the standard error does not show.
+    generator : torch.Generator, optional
+        Randomness of the probes; seed 0 if not given.
+    preconditioner : Preconditioner, optional
+        P, the identity by default.
+
+    Returns
+    -------
+    estimate, standard_error : float
+
+    Notes
+    -----
+    k epochs and O(n s k^2) further operations; eigenproblems of size k in float64.
+    """
+    n = operator.shape[0]
+    if n_probes < 1:
+        raise ValueError(f"n_probes must be at least 1, for example 16; got {n_probes!r}.")
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    P = preconditioner or IdentityPreconditioner(n, operator.dtype, operator.device)
+    probes = P.sample(n_probes, generator)
+    terms = n * quadrature_log(
+        lanczos(operator, probes, n_steps, preconditioner=preconditioner)
+    )
+    error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")
+    return P.log_det() + float(terms.mean()), error
+
+
+def _check_steps(n_steps: int, n: int) -> int:
+    if n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, for example 30; got {n_steps!r}.")
+    return min(int(n_steps), n)

@@ -1,0 +1,33 @@
+"""The table of solver names."""
+
+from __future__ import annotations
+
+from ._base import Solver
+from ._cg import CG
+from ._cholesky import Cholesky
+
+# one row for each solver: the name and how to make it with its defaults
+SOLVERS = {
+    "cg": lambda: CG(preconditioner="pivoted_cholesky"),
+    "cholesky": lambda: Cholesky(),
+}
+
+
+def resolve_solver(solver) -> Solver:
+    """A name from the table becomes a solver; objects come back as they are.
+
+    Parameters
+    ----------
+    solver : str or Solver
+        What a user may write.
+    """
+    if isinstance(solver, str):
+        if solver in SOLVERS:
+            return SOLVERS[solver]()
+    elif hasattr(solver, "init") and hasattr(solver, "step") and not isinstance(solver, type):
+        return solver
+    known = ", ".join(repr(name) for name in sorted(SOLVERS))
+    raise ValueError(
+        f"Unknown solver {solver!r}: use one of {known}, or an object such as "
+        "CG(preconditioner=PivotedCholesky(rank=200))."
+    )

@@ -1,0 +1,81 @@
+"""What a solve hands back; failing is data here, not an exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Status(Enum):
+    """Why a solve stopped; ``remedy`` says what to try."""
+
+    CONVERGED = "converged"
+    MAX_EPOCHS = "max_epochs"
+    MAX_ITER = "max_iter"
+    MAX_SECONDS = "max_seconds"
+    STAGNATED = "stagnated"
+    BREAKDOWN = "breakdown"
+
+    @property
+    def remedy(self) -> str:
+        """One sentence on what to change, empty for CONVERGED."""
+        return _REMEDIES[self]
+
+
+_BUDGET = (
+    "The {} ran out before the tolerance was reached: raise it, loosen the tolerance, raise the "
+    "preconditioner's rank, or bound the noise variance from below."
+)
+_REMEDIES = {
+    Status.CONVERGED: "",
+    Status.MAX_EPOCHS: _BUDGET.format("budget of solver epochs"),
+    Status.MAX_ITER: _BUDGET.format("number of iterations"),
+    Status.MAX_SECONDS: _BUDGET.format("time"),
+    Status.STAGNATED: (
+        "The residual stopped falling because the working precision is exhausted: use "
+        "dtype='float64', loosen the tolerance, raise the preconditioner's rank, or bound the "
+        "noise variance from below."
+    ),
+    Status.BREAKDOWN: (
+        "The matrix or the preconditioner is not numerically positive definite: increase the "
+        "noise (alpha or the WhiteKernel's lower bound), use dtype='float64', and look for "
+        "duplicate rows or non-finite inputs."
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The answer to H V = B and how it was reached.
+
+    Attributes
+    ----------
+    value : Tensor of shape (n, s)
+        V.
+    status : Status
+        Why the solve stopped.
+    residuals : Tensor of shape (s,)
+        Relative residual of every column, float64.
+    epochs : float
+        Entries of H evaluated by this solve, divided by n^2; everything is counted: initial
+        residuals, preconditioner builds and checks.
+    n_iter : int
+        Steps taken.
+    stats : dict
+        ``seconds``, ``residuals_exact`` (whether the residuals were computed as B - H V rather
+        than updated), and what the solver adds, such as ``jitter`` or ``n_refreshes``.
+    """
+
+    value: Float[Tensor, "n s"]
+    status: Status
+    residuals: Float[Tensor, " s"]
+    epochs: float
+    n_iter: int
+    stats: dict = field(default_factory=dict)
+
+    @property
+    def converged(self) -> bool:
+        return self.status is Status.CONVERGED

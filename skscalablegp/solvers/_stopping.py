@@ -1,0 +1,157 @@
+"""When to stop a solve: small frozen rules that compose with ``|`` and ``&``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ._solution import Status
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What a rule may look at.
+
+    Attributes
+    ----------
+    residual_norms : Tensor of shape (s,)
+        Relative residual of every column, float64, on the CPU.
+    iteration : int
+        Steps taken.
+    epochs : float
+        Entries of H evaluated since the solve began, divided by n^2.
+    seconds : float
+        Time since the solve began.
+    """
+
+    residual_norms: Float[Tensor, " s"]
+    iteration: int = 0
+    epochs: float = 0.0
+    seconds: float = 0.0
+
+
+class StoppingRule(ABC):
+    """Answers with a status to stop at, or None to go on."""
+
+    @abstractmethod
+    def check(self, progress: Progress) -> Status | None:
+        """CONVERGED means success, any other status a spent budget."""
+
+    def __or__(self, other: StoppingRule) -> AnyOf:
+        return AnyOf(self, other)
+
+    def __and__(self, other: StoppingRule) -> AllOf:
+        return AllOf(self, other)
+
+
+@dataclass(frozen=True)
+class RelativeResidual(StoppingRule):
+    """Success once ``|b - H x| / |b|`` over the chosen columns is small.
+
+    Parameters
+    ----------
+    tol : float
+        The largest residual that counts as success.
+    columns : slice, int or sequence of int, default=slice(None)
+        Which right-hand sides to look at; with none chosen the rule always holds.
+    reduce : {"max", "mean"}, default="max"
+        How the columns are summed up.
+    """
+
+    tol: float
+    columns: slice | int | Sequence[int] = field(default_factory=lambda: slice(None))
+    reduce: str = "max"
+
+    def __post_init__(self):
+        if not self.tol >= 0:
+            raise ValueError(f"tol must be at least 0, for example 0.01; got {self.tol!r}.")
+        if self.reduce not in ("max", "mean"):
+            raise ValueError(f"reduce must be 'max' or 'mean'; got {self.reduce!r}.")
+
+    def check(self, progress: Progress) -> Status | None:
+        columns = self.columns if isinstance(self.columns, slice | int) else list(self.columns)
+        chosen = progress.residual_norms[columns].reshape(-1)
+        if len(chosen) == 0:
+            return Status.CONVERGED
+        value = chosen.max() if self.reduce == "max" else chosen.mean()
+        return Status.CONVERGED if float(value) <= self.tol else None
+
+
+@dataclass(frozen=True)
+class MaxEpochs(StoppingRule):
+    """Budget: stop at the first look after ``limit`` epochs; the step that crosses is finished."""
+
+    limit: float
+
+    def __post_init__(self):
+        _check_limit("MaxEpochs", self.limit)
+
+    def check(self, progress: Progress) -> Status | None:
+        # the count is a ratio of integers: a step of b / n epochs may land a rounding short
+        return Status.MAX_EPOCHS if progress.epochs >= self.limit * (1 - 1e-12) else None
+
+
+@dataclass(frozen=True)
+class MaxIterations(StoppingRule):
+    """Budget: stop after ``limit`` steps."""
+
+    limit: int
+
+    def __post_init__(self):
+        _check_limit("MaxIterations", self.limit)
+
+    def check(self, progress: Progress) -> Status | None:
+        return Status.MAX_ITER if progress.iteration >= self.limit else None
+
+
+@dataclass(frozen=True)
+class MaxSeconds(StoppingRule):
+    """Budget: stop at the first look after ``limit`` seconds."""
+
+    limit: float
+
+    def __post_init__(self):
+        _check_limit("MaxSeconds", self.limit)
+
+    def check(self, progress: Progress) -> Status | None:
+        return Status.MAX_SECONDS if progress.seconds >= self.limit else None
+
+
+@dataclass(frozen=True)
+class AnyOf(StoppingRule):
+    """Stop when either rule says so; success goes before a spent budget."""
+
+    left: StoppingRule
+    right: StoppingRule
+
+    def check(self, progress: Progress) -> Status | None:
+        return _prefer_success(self.left.check(progress), self.right.check(progress))
+
+
+@dataclass(frozen=True)
+class AllOf(StoppingRule):
+    """Stop when both rules say so; success if either of them means success."""
+
+    left: StoppingRule
+    right: StoppingRule
+
+    def check(self, progress: Progress) -> Status | None:
+        left, right = self.left.check(progress), self.right.check(progress)
+        return None if left is None or right is None else _prefer_success(left, right)
+
+
+def _prefer_success(left: Status | None, right: Status | None) -> Status | None:
+    if Status.CONVERGED in (left, right):
+        return Status.CONVERGED
+    return right if left is None else left
+
+
+def _check_limit(name: str, limit: float) -> None:
+    if not limit >= 0:
+        raise ValueError(
+            f"{name} needs a limit of at least 0, for example {name}(50); got {limit!r}."
+        )
