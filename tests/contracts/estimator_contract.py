@@ -7,6 +7,7 @@ cannot do is said in the row, never in a test. scikit-learn's own checks run ove
 import inspect
 import pickle
 import re
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -269,6 +270,15 @@ class EstimatorContract:
     def test_one_column(self, row):
         X, y, X_new = table(d=1)
         assert_sane(row, row.new().fit(X, row.target(y)), X_new)
+
+    def test_a_small_fit_is_fast(self, row):
+        X, y, _ = table(n=100, d=5)
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            row.new().fit(X, row.target(y))
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 0.5
 
     def test_one_new_row(self, row):
         model, X_new = fitted(row)
