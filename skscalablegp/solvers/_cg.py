@@ -138,7 +138,9 @@ class CG(Solver):
         moving = (state.columns == Column.ACTIVE) | (state.columns == Column.STAGNATED)
         sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
         _retire(state, HD, moving & ~sound)
-        gamma = torch.where(moving & sound, state.rz / curvature, 0.0)
+        # r'd instead of r'z: the same until rounding or a refresh; it never increases the error
+        slope = column_dots(state.R, D)
+        gamma = torch.where(moving & sound, slope / curvature, 0.0)
         step = gamma.to(D.dtype)
         state.x.addcmul_(D, step)
         state.R.addcmul_(HD, step, value=-1)
@@ -214,7 +216,7 @@ def _refresh(operator: LinearOperator, state: CGState) -> CGState:
     state.R = R
     norms = relative_norms(R, state.b_norms)
     state.restart = drift > 0.1 * norms
-    held_up = (drift > 0.5 * norms) & (norms > 0.9 * state.best_norms)
+    held_up = state.restart & (norms > 0.9 * state.best_norms)
     state.strikes = torch.where(held_up, state.strikes + 1, 0)
     state.best_norms = torch.minimum(state.best_norms, norms)
     _record(state, norms)
@@ -237,7 +239,7 @@ def _record(state: CGState, norms: Float[Tensor, " s"]) -> None:
 def _classify(
     norms: Float[Tensor, " s"], strikes: Int[Tensor, " s"], dtype: torch.dtype
 ) -> Int[Tensor, " s"]:
-    columns = torch.where(strikes >= 2, Column.STAGNATED, Column.ACTIVE)
+    columns = torch.where(strikes >= 3, Column.STAGNATED, Column.ACTIVE)
     return torch.where(norms <= 0.1 * torch.finfo(dtype).eps, Column.SETTLED, columns)
 
 

@@ -68,7 +68,7 @@ def solve(
             perf_counter() - begin,
         )
         status = _verdict(stopping, progress, state.columns.cpu())
-        if status is Status.CONVERGED and solver.needs_check(state):
+        if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
             state = solver.check(operator, state)
             continue
         if status is not None:
