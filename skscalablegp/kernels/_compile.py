@@ -146,7 +146,7 @@ def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tenso
     out = X.new_zeros(shape) if part is None else part.expand(shape).contiguous()
     if theta.requires_grad and not out.requires_grad:
         # Keeps autograd.grad(..., theta) a zero instead of an error.
-        out = out + 0 * theta.sum().to(out)
+        out = out + theta[:0].sum().to(out)
     return out
 
 

@@ -108,8 +108,8 @@ def _rational_quadratic(kernel: sk.RationalQuadratic, layout: Layout) -> Station
 
 
 def _power(kernel: sk.Exponentiation, layout: Layout) -> PowerNode:
-    if not kernel.exponent > 0:
-        raise ValueError(f"Exponentiation needs an exponent > 0, got {kernel.exponent}.")
+    if not 0 < kernel.exponent < math.inf:
+        raise ValueError(f"Exponentiation needs a finite exponent > 0, got {kernel.exponent}.")
     return PowerNode(layout.build(kernel.kernel), kernel.exponent)
 
 
