@@ -1,6 +1,16 @@
 """H = K + noise as an object: products, rows, blocks and hyperparameter gradients."""
 
 from ._base import LinearOperator
+from ._bound import bind
 from ._dense import DenseOperator
+from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 
-__all__ = ["DenseOperator", "LinearOperator"]
+__all__ = [
+    "CrossOperator",
+    "DenseOperator",
+    "KernelOperator",
+    "LinearOperator",
+    "Workspace",
+    "bind",
+    "tile_size",
+]

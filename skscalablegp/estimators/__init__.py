@@ -1,0 +1,5 @@
+"""The public estimators."""
+
+from ._iterative import IterativeGPRegressor
+
+__all__ = ["IterativeGPRegressor"]

@@ -1,0 +1,612 @@
+"""Gaussian-process regression by iterative linear solves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from .._compat import FitEvents, HasMethods, Interval, StrOptions, fit_context
+from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
+from ..features import NoSpectralDensity, sample_prior_features, to_numpy, to_torch
+from ..gradients import (
+    ExactGradient,
+    GradientEstimator,
+    PathwiseGradient,
+    StandardGradient,
+    built_preconditioner,
+)
+from ..kernels import TorchKernel, compile_kernel
+from ..objectives import GPProblem, exact_marginal_likelihood
+from ..posteriors import ExactPosterior, IterativePosterior, PathwiseSamples, Posterior
+from ..solvers import (
+    MaxEpochs,
+    RelativeResidual,
+    Solution,
+    Status,
+    resolve_solver,
+    solve,
+    stochastic_log_det,
+)
+from ..training import Monitor, SolveSummary, TrainingResult
+from ._base import GPRegressorBase
+from ._plan import FLOAT64_ROWS, Plan, describe, make_plan
+from ._stages import StageSettings, fit_hyperparameters
+
+_PARAMETERS = {
+    "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
+    "alpha": [Interval(Real, 0, None, closed="left"), "array-like"],
+    "optimizer": [str, callable, HasMethods(["maximize"]), None],
+    "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
+    "normalize_y": ["boolean"],
+    "copy_X_train": ["boolean"],
+    "n_targets": [Interval(Integral, 1, None, closed="left"), None],
+    "random_state": ["random_state"],
+    "solver": [str, HasMethods(["init", "step"])],
+    "gradient": [str, HasMethods(["estimate"])],
+    "preconditioner": [str, None, HasMethods(["build"]), HasMethods(["solve"])],
+    "n_probes": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "tol": [Interval(Real, 0, None, closed="neither")],
+    "max_epochs": [Interval(Real, 0, None, closed="neither")],
+    "warm_start_solver": ["boolean"],
+    "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    "max_iter": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+    "n_iter_no_change": [Interval(Integral, 2, None, closed="left"), None],
+    "subset_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
+    "posterior": [StrOptions({"auto", "exact", "pathwise", "solve"})],
+    "memory_budget": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    "device": [str],
+    "dtype": [StrOptions({"auto", "float32", "float64"})],
+    "callbacks": ["array-like", callable, None],
+    "max_seconds": [Interval(Real, 0, None, closed="neither"), None],
+    "verbose": ["verbose"],
+}
+
+
+class IterativeGPRegressor(GPRegressorBase):
+    """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
+
+    A drop-in replacement of :class:`sklearn.gaussian_process.GaussianProcessRegressor`. Small
+    tables are trained exactly; larger ones are initialised on a subset and refined on all rows
+    with gradients from preconditioned conjugate gradients, without ever inverting a matrix.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel; bounds, "fixed" included, are honoured. None means
+        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
+        starting at the scale of the data.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Added to the diagonal, in the units of the (normalised) target squared.
+    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+        "auto" takes L-BFGS where values and gradients are exact and Adam elsewhere; None keeps the
+        kernel's hyperparameters. A callable has scikit-learn's signature.
+    n_restarts_optimizer : int, default=0
+        Further starts, uniform within the bounds; only where values are exact.
+    normalize_y : bool, default=False
+        Centre and scale the target before training.
+    copy_X_train : bool, default=True
+        Keep a copy of X.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of subsets, probes and restarts. None draws a new one at each fit.
+    solver : {"auto", "cholesky", "cg"} or solver object, default="auto"
+        What solves the systems of a training step. "auto" decides by the number of rows from
+        measured times and says what it took in `solver_`.
+    gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
+        How the gradient is estimated. "auto": exact with Cholesky, else pathwise where the kernel
+        has a spectral density, else standard.
+    preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
+            default="auto"
+        "auto" leaves the choice to the solver (pivoted Cholesky of rank 100 for "cg").
+    n_probes : int or "auto", default="auto"
+        Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
+        is 16 where only gradients come from them and 64 where variances do.
+    tol : float, default=0.01
+        Relative residual at which a solve ends.
+    max_epochs : float, default=1000
+        Budget of one solve in epochs; one epoch evaluates n^2 kernel entries.
+    warm_start_solver : bool, default=True
+        Start each solve from the last step's solution, with frozen probes.
+    learning_rate : float or "auto", default="auto"
+        Of Adam. "auto" is 0.1 up to 50,000 rows and 0.03 above.
+    max_iter : int or "auto", default="auto"
+        Optimiser steps on all rows.
+    n_iter_no_change : int or None, default=5
+        Stop when no log hyperparameter moved by more than 1e-3 in so many steps.
+    subset_size : int, "auto" or None, default="auto"
+        Rows of the exact fit that initialises the hyperparameters. "auto" is 2,000 for tables of
+        more than 3,000 rows (ten neighbourhoods of so many above 50,000 rows), else None.
+    posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
+        What answers variances: one Cholesky factorisation, `n_probes` pathwise samples, or a solve
+        for each prediction.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Of the training products: "auto" is float64 up to 3,000 rows. Predictions are computed in
+        float64 unless "float32" is asked for.
+    callbacks : callable, list of callable or None, default=None
+        Called after each evaluation with a `TrainingStep`; a true value stops the training.
+    max_seconds : float or None, default=None
+        Time budget of the hyperparameters' training; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel.
+    X_train_, y_train_ : ndarray
+        What predictions are made from; the target normalised.
+    alpha_ : ndarray of shape (n,) or (n, t)
+        Dual weights H^-1 y.
+    log_marginal_likelihood_value_ : float
+        At `kernel_`, in normalised units; with iterative posteriors a stochastic Lanczos estimate.
+    log_marginal_likelihood_std_error_ : float
+        Its standard error; 0 where it is exact.
+    n_iter_ : int
+        Gradient evaluations.
+    history_ : dict of lists
+        stage, theta, objective, residual, epochs and seconds of each evaluation.
+    solver_ : str
+        What "auto" became: "cholesky" or "cg", or the given solver's name.
+    solver_info_ : dict
+        status, epochs, residuals, jitter, steps not converged, why training stopped, the plan.
+    posterior_ : str
+        "exact", "pathwise" or "solve".
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    sklearn.gaussian_process.GaussianProcessRegressor : Exact regression up to a few thousand rows.
+
+    Notes
+    -----
+    Training costs O(n^3) in all for few rows, and O(k n^2) a step beyond, k the solver's epochs
+    (tens); memory is O(n^2) while it fits and O(n) otherwise.
+
+    References
+    ----------
+    J. A. Lin, S. Padhy, B. Mlodozeniec, J. Antoran, J. M. Hernandez-Lobato (2024), Improving
+    linear system solvers for hyperparameter optimisation in iterative Gaussian processes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import IterativeGPRegressor
+    >>> X, y = make_friedman2(n_samples=300, noise=1.0, random_state=0)
+    >>> gp = IterativeGPRegressor(normalize_y=True, random_state=0).fit(X, y)
+    >>> mean, std = gp.predict(X[:2], return_std=True)
+    >>> bool(gp.score(X, y) > 0.99)
+    True
+    """
+
+    _parameter_constraints = _PARAMETERS
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        alpha: Any = 1e-10,
+        optimizer: Any = "auto",
+        n_restarts_optimizer: int = 0,
+        normalize_y: bool = False,
+        copy_X_train: bool = True,
+        n_targets: int | None = None,
+        random_state: Any = None,
+        solver: Any = "auto",
+        gradient: Any = "auto",
+        preconditioner: Any = "auto",
+        n_probes: Any = "auto",
+        tol: float = 0.01,
+        max_epochs: float = 1000,
+        warm_start_solver: bool = True,
+        learning_rate: Any = "auto",
+        max_iter: Any = "auto",
+        n_iter_no_change: int | None = 5,
+        subset_size: Any = "auto",
+        posterior: str = "auto",
+        memory_budget: Any = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
+        callbacks: Any = None,
+        max_seconds: float | None = None,
+        verbose: int = 0,
+    ):
+        self.kernel = kernel
+        self.alpha = alpha
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.normalize_y = normalize_y
+        self.copy_X_train = copy_X_train
+        self.n_targets = n_targets
+        self.random_state = random_state
+        self.solver = solver
+        self.gradient = gradient
+        self.preconditioner = preconditioner
+        self.n_probes = n_probes
+        self.tol = tol
+        self.max_epochs = max_epochs
+        self.warm_start_solver = warm_start_solver
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.n_iter_no_change = n_iter_no_change
+        self.subset_size = subset_size
+        self.posterior = posterior
+        self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> IterativeGPRegressor:
+        """Train the hyperparameters and compute what predictions need.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Split by
+            cross-validation when metadata routing is on.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        monitor = self._monitor()
+        self._remember(None)
+        self._extra_noise = self._read_table(X, y, noise_variance)
+        kernel = self._compile_kernel()
+        self._check_noise_separates(kernel, self._extra_noise)
+        events = FitEvents(self, self.X_train_, self.y_train_)
+        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
+        random_state = check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        plan = self._plan(kernel)
+        estimator = self._gradient_estimator(kernel, plan)
+        problem = self._problem(kernel, plan.dtype, plan.device, plan.keep)
+        try:
+            result = self._train(kernel, problem, estimator, plan, monitor, generator, random_state)
+        finally:
+            monitor.close()
+        self._finish(kernel, problem, plan, result, monitor, generator)
+        events.end()
+        return self
+
+    def _monitor(self) -> Monitor:
+        callbacks = self.callbacks if self.callbacks is not None else []
+        callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+        return Monitor(callbacks, self.max_seconds, int(self.verbose))
+
+    def _plan(self, kernel: TorchKernel) -> Plan:
+        resolve_solver(
+            "cg" if isinstance(self.solver, str) and self.solver == "auto" else self.solver
+        )
+        device = resolve_device(self.device)
+        n = len(self.X_train_)
+        budget = None if self.memory_budget == "auto" else float(self.memory_budget)
+        exact_needed = self.gradient == "exact" or (
+            callable(self.optimizer) or self.optimizer in ("fmin_l_bfgs_b", "lbfgs")
+        )
+        return make_plan(
+            n,
+            solver=self.solver,
+            posterior=self.posterior,
+            subset_size=self.subset_size if self.optimizer is not None else None,
+            exact_objective_needed=exact_needed,
+            has_spectral_density=self._has_spectral_density(kernel),
+            dtype=resolve_dtype(self.dtype, n, threshold=FLOAT64_ROWS),
+            device=device,
+            memory_budget=budget,
+        )
+
+    def _has_spectral_density(self, kernel: TorchKernel) -> bool:
+        try:
+            sample_prior_features(kernel, self.n_features_in_, 1, torch.Generator())
+        except NoSpectralDensity:
+            return False
+        return True
+
+    def _gradient_estimator(self, kernel: TorchKernel, plan: Plan) -> GradientEstimator:
+        """What "auto" and the strings mean here."""
+        choice = self.gradient
+        if not isinstance(choice, str):
+            return choice
+        if choice not in ("auto", "exact", "standard", "pathwise"):
+            raise ValueError(
+                f"Unknown gradient {choice!r}: use 'auto', 'exact', 'standard', 'pathwise' or an "
+                "object such as PathwiseGradient(n_probes=32)."
+            )
+        if choice == "exact" and not plan.exact:
+            raise ValueError(
+                f"gradient='exact' needs a factorisation, which solver={self.solver!r} does not "
+                "give: use solver='cholesky', or gradient='pathwise'."
+            )
+        if choice == "exact" or (choice == "auto" and plan.exact):
+            return ExactGradient()
+        settings = {
+            "solver": plan.solver,
+            "preconditioner": None if self.preconditioner == "auto" else self.preconditioner,
+            "n_probes": self._n_probes(plan),
+            "tol": self.tol,
+            "max_epochs": self.max_epochs,
+            "warm_start": self.warm_start_solver,
+        }
+        spectral = self._has_spectral_density(kernel)
+        if choice == "standard" or (choice == "auto" and not spectral):
+            return StandardGradient(**settings)
+        if not spectral and 3 * 8 * len(self.X_train_) ** 2 > self._memory_room(plan):
+            raise ValueError(
+                f"gradient='pathwise' needs prior samples, and {kernel.kernel} has no spectral "
+                f"density to draw them from; exact ones for {len(self.X_train_)} rows do not fit "
+                "in memory. Use gradient='standard'."
+            )
+        return PathwiseGradient(**settings, prior="fourier" if spectral else "exact")
+
+    def _memory_room(self, plan: Plan) -> float:
+        if self.memory_budget != "auto":
+            return float(self.memory_budget)
+        free = available_memory(plan.device)
+        return math.inf if free is None else float(free)
+
+    def _n_probes(self, plan: Plan) -> int:
+        if self.n_probes != "auto":
+            return int(self.n_probes)
+        return 64 if plan.posterior == "pathwise" else 16
+
+    def _train(
+        self,
+        kernel: TorchKernel,
+        problem: GPProblem,
+        estimator: GradientEstimator,
+        plan: Plan,
+        monitor: Monitor,
+        generator: torch.Generator,
+        random_state: np.random.RandomState,
+    ) -> TrainingResult | None:
+        """The trained hyperparameters, None where there is nothing to train."""
+        if self.optimizer is None or kernel.n_params == 0:
+            return None
+        settings = StageSettings(
+            self.optimizer,
+            self.learning_rate,
+            self.max_iter,
+            self.n_restarts_optimizer,
+            self.n_iter_no_change,
+            tol=1e-3,
+        )
+        return fit_hyperparameters(
+            problem,
+            estimator,
+            kernel.theta0.numpy(),
+            kernel.bounds.numpy(),
+            settings,
+            subset_size=plan.subset_size,
+            n_subsets=plan.n_subsets,
+            monitor=monitor,
+            generator=generator,
+            random_state=random_state,
+        )
+
+    # ------------------------------------------------------------------ after training
+
+    def _finish(
+        self,
+        kernel: TorchKernel,
+        problem: GPProblem,
+        plan: Plan,
+        result: TrainingResult | None,
+        monitor: Monitor,
+        generator: torch.Generator,
+    ) -> None:
+        """Set every fitted attribute, the posterior included."""
+        theta = kernel.theta0 if result is None else torch.as_tensor(result.theta)
+        self.kernel_ = kernel.to_sklearn(theta)
+        self.n_iter_ = 0 if result is None else result.n_iter
+        self.history_ = monitor.history()
+        self.device_ = str(plan.device)
+        self.dtype_ = str(plan.dtype).removeprefix("torch.")
+        self.solver_ = (
+            plan.solver if isinstance(plan.solver, str) else type(plan.solver).__name__.lower()
+        )
+        self.posterior_ = plan.posterior
+        self._pathwise = None
+        problem.workspace.release()
+        if plan.posterior == "exact":
+            solution, jitter = self._finish_exact(theta)
+        else:
+            solution, jitter = self._finish_iterative(theta, plan, generator)
+        solves = list(monitor.solutions)
+        if solution is not None:
+            solves.append(
+                SolveSummary(solution.status, float(solution.residuals.max()), solution.epochs)
+            )
+        failed = [s for s in solves if s.status is not Status.CONVERGED]
+        reason = "nothing to train" if result is None else result.stop_reason
+        self.solver_info_ = {
+            "status": failed[-1].status.value if failed else "converged",
+            "epochs": float(sum(s.epochs for s in solves)),
+            "residuals": None if solution is None else solution.residuals.cpu().numpy(),
+            "jitter": jitter,
+            "n_unconverged": len(failed),
+            "stop_reason": reason,
+            "plan": describe(plan, len(self.X_train_)),
+        }
+        self._warn(failed, reason)
+
+    def _finish_exact(self, theta: torch.Tensor) -> tuple[None, float]:
+        problem = self._prediction_problem()
+        evaluation = exact_marginal_likelihood(problem, theta, eval_gradient=False)
+        self.alpha_ = self._like_y(evaluation.weights)
+        self.log_marginal_likelihood_value_ = evaluation.value
+        self.log_marginal_likelihood_std_error_ = 0.0
+        operator = problem.operator(theta)
+        self._remember(ExactPosterior(operator, evaluation.weights, evaluation.factor))
+        return None, evaluation.jitter
+
+    def _finish_iterative(
+        self, theta: torch.Tensor, plan: Plan, generator: torch.Generator
+    ) -> tuple[Solution, float]:
+        """One more solve at the final hyperparameters, with the posterior's samples."""
+        dtype = plan.dtype
+        problem = self._problem(
+            compile_kernel(self.kernel_, self.n_features_in_), dtype, plan.device, plan.keep
+        )
+        operator = problem.operator(theta)
+        estimator = PathwiseGradient(
+            plan.solver, n_probes=self._n_probes(plan), tol=self.tol, max_epochs=self.max_epochs
+        )
+        t = problem.Y.shape[1]
+        B = problem.Y
+        probes = None
+        if plan.posterior == "pathwise":
+            probes = estimator.draw(problem, generator)
+            B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
+        else:
+            estimator.n_probes = 0
+        config = None if self.preconditioner == "auto" else self.preconditioner
+        preconditioner = built_preconditioner(config, operator, generator)
+        solution = solve(
+            operator,
+            B,
+            resolve_solver(plan.solver),
+            stopping=estimator.stopping(t),
+            preconditioner=preconditioner,
+        )
+        self.alpha_ = self._like_y(solution.value[:, :t])
+        if probes is not None:
+            self._pathwise = to_numpy(
+                PathwiseSamples(probes.features, probes.weights, solution.value[:, t:])
+            )
+        self._estimate_likelihood(
+            problem, operator, solution.value[:, :t], preconditioner, generator
+        )
+        return solution, 0.0
+
+    def _estimate_likelihood(
+        self,
+        problem: GPProblem,
+        operator: Any,
+        V: torch.Tensor,
+        preconditioner: Any,
+        generator: torch.Generator,
+    ) -> None:
+        """log p(Y) with the log determinant by stochastic Lanczos quadrature."""
+        n, t = problem.Y.shape
+        log_det, error = stochastic_log_det(
+            operator,
+            n_probes=min(16, max(n, 2)),
+            n_steps=min(30, n),
+            generator=generator,
+            preconditioner=preconditioner,
+        )
+        quadratic = float((problem.Y.double() * V.double()).sum())
+        self.log_marginal_likelihood_value_ = (
+            -0.5 * quadratic - 0.5 * t * log_det - 0.5 * n * t * math.log(2 * math.pi)
+        )
+        self.log_marginal_likelihood_std_error_ = 0.5 * t * error
+
+    def _like_y(self, weights: torch.Tensor) -> np.ndarray:
+        return weights.cpu().double().numpy().reshape(self.y_train_.shape)
+
+    def _warn(self, failed: list[SolveSummary], reason: str) -> None:
+        """One ConvergenceWarning a fit, whatever went wrong."""
+        messages = []
+        if reason in ("max_seconds", "interrupted", "diverged"):
+            text = {
+                "max_seconds": f"The time budget max_seconds={self.max_seconds} ended training",
+                "interrupted": "Training was interrupted",
+                "diverged": "The gradient was not finite and training stopped",
+            }[reason]
+            messages.append(
+                f"{text} after {self.n_iter_} gradient evaluations; the best hyperparameters so "
+                "far are kept."
+            )
+        if failed:
+            last = failed[-1]
+            messages.append(
+                f"{len(failed)} linear solves did not reach tol={self.tol:g}: the last ended at a "
+                f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
+                f"{last.status.remedy}"
+            )
+        if messages:
+            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=3)
+
+    # ------------------------------------------------------------------ posterior
+
+    def _fit_device(self) -> torch.device:
+        """The device of the fit where there still is one, else the CPU."""
+        device = torch.device(getattr(self, "device_", "cpu"))
+        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
+
+    def _prediction_dtype(self) -> torch.dtype:
+        return torch.float32 if self.dtype == "float32" else torch.float64
+
+    def _prediction_problem(self) -> GPProblem:
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        keep = self.posterior_ == "exact"
+        return self._problem(kernel, self._prediction_dtype(), self._fit_device(), keep)
+
+    def _check_dense_memory(self, what: str, copies: int) -> None:
+        n = len(self.X_train_)
+        check_memory(
+            copies * 8 * n * n,
+            f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
+            "evaluate it on fewer rows, or read log_marginal_likelihood_value_, an estimate "
+            "that needs no matrix",
+            None if self.memory_budget == "auto" else float(self.memory_budget),
+            device=self._fit_device(),
+        )
+
+    def _build_posterior(self) -> Posterior:
+        problem = self._prediction_problem()
+        theta = problem.kernel.theta0
+        if self.posterior_ == "exact":
+            evaluation = exact_marginal_likelihood(problem, theta, eval_gradient=False)
+            return ExactPosterior(problem.operator(theta), evaluation.weights, evaluation.factor)
+        operator = problem.operator(theta)
+        weights = torch.tensor(
+            self.alpha_.reshape(len(self.X_train_), -1),
+            dtype=operator.dtype,
+            device=operator.device,
+        )
+        samples = None
+        if self._pathwise is not None:
+            samples = to_torch(self._pathwise)
+        solver = "cg" if self.solver_ == "cholesky" else self.solver
+        return IterativePosterior(
+            operator,
+            weights,
+            samples,
+            solver=resolve_solver("cg" if solver == "auto" else solver),
+            stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
+        )

@@ -1,0 +1,21 @@
+"""Estimators of the gradient of the log marginal likelihood."""
+
+from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._exact import ExactGradient
+from ._iterative import (
+    PathwiseGradient,
+    PathwiseProbes,
+    StandardGradient,
+    built_preconditioner,
+)
+
+__all__ = [
+    "ExactGradient",
+    "GradientEstimate",
+    "GradientEstimator",
+    "GradientState",
+    "PathwiseGradient",
+    "PathwiseProbes",
+    "StandardGradient",
+    "built_preconditioner",
+]

@@ -1,0 +1,25 @@
+"""The gradient by dense algebra."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..objectives import GPProblem, exact_marginal_likelihood
+from ._base import GradientEstimate, GradientEstimator, GradientState
+
+
+class ExactGradient(GradientEstimator):
+    """Value and gradient from one Cholesky factorisation; O(n^3) time, two n x n matrices."""
+
+    exact = True
+
+    def estimate(
+        self,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        state: GradientState,
+        generator: Generator,
+    ) -> tuple[GradientEstimate, GradientState]:
+        result = exact_marginal_likelihood(problem, theta)
+        return GradientEstimate(result.grad, result.value, None, result.jitter), state

@@ -1,0 +1,82 @@
+"""What answers predictions, in the units of the model's own (normalised) target."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..operators import CrossOperator, KernelOperator
+
+
+class Posterior(ABC):
+    """A frozen posterior over noise-free functions: weights, an operator, never raw training data.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        H at the trained hyperparameters.
+    weights : Tensor of shape (n, t)
+        H^-1 Y.
+    """
+
+    def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
+        self.operator = operator
+        self.weights = weights
+
+    def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
+        """k(X, training rows)."""
+        return self.operator.cross(X)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """The posterior mean; O(m n (d + t)), never pays for variances."""
+        return self.cross(X).matmul(self.weights)
+
+    @abstractmethod
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The latent posterior variance, the same for every target."""
+
+    @abstractmethod
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        """The latent posterior covariance of the rows of X."""
+
+    @abstractmethod
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Joint draws of the latent functions plus the kernel's own white noise at X."""
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """What the kernel's white noise adds to a new observation's variance."""
+        return self.cross(X).prior_noise()
+
+
+def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
+    """Variances that rounding left below zero become zero; a larger deficit is an error.
+
+    Parameters
+    ----------
+    variance : Tensor of shape (m,)
+        Computed variances.
+    scale : Tensor of shape (m,)
+        Prior variances, the scale of the rounding error.
+
+    Raises
+    ------
+    FloatingPointError
+        If a variance is more negative than rounding explains: the factor is then wrong, and a
+        clipped zero would hide it.
+    """
+    limit = -(torch.finfo(variance.dtype).eps ** 0.5) * scale.clamp_min(
+        torch.finfo(scale.dtype).tiny
+    )
+    if bool((variance < limit).any()):
+        worst = float((variance / scale).min())
+        raise FloatingPointError(
+            f"A posterior variance came out at {worst:.1e} of the prior variance, which rounding "
+            "does not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
+        )
+    return variance.clamp_min(0)

@@ -1,0 +1,169 @@
+"""The only outer loop: from starting hyperparameters to trained ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Generator
+
+from ..gradients import GradientEstimator, GradientState
+from ..objectives import GPProblem
+from ._monitor import Monitor, StopTraining
+from ._optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Where a training run ended.
+
+    Attributes
+    ----------
+    theta : ndarray of shape (p,)
+        The best hyperparameters: of highest value when values are exact, else the mean of the last
+        `average` iterates, since no single noisy iterate is known to be better.
+    value : float
+        Their log marginal likelihood, NaN when unknown.
+    state : GradientState
+        Probes and last solutions.
+    n_iter : int
+        Evaluations made.
+    stop_reason : str
+        "converged", "max_iter", "max_seconds", "callback" or "interrupted".
+    """
+
+    theta: np.ndarray
+    value: float
+    state: GradientState
+    n_iter: int
+    stop_reason: str
+
+
+class _Run:
+    """One start of the optimiser: keeps the best and the latest state whatever happens."""
+
+    def __init__(self, problem, estimator, state, generator, monitor, patience, tol):
+        self.problem, self.estimator = problem, estimator
+        self.state, self.generator, self.monitor = state, generator, monitor
+        self.patience, self.tol = patience, tol
+        self.best_theta, self.best_value = None, -np.inf
+        self.iterates: list[np.ndarray] = []
+        self.values: list[float] = []
+
+    def evaluate(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        tensor = torch.as_tensor(theta, dtype=torch.float64)
+        try:
+            estimate, state = self.estimator.estimate(
+                self.problem, tensor, self.state, self.generator
+            )
+        except torch.linalg.LinAlgError:
+            if not self.iterates:
+                raise
+            # A trial point too far out: a line search steps back from -inf.
+            return -np.inf, np.zeros_like(theta)
+        grad = estimate.grad.cpu().numpy()
+        if not np.isfinite(grad).all():
+            raise StopTraining("diverged")
+        value = float("nan") if estimate.value is None else estimate.value
+        self.state = state
+        self.iterates.append(theta.copy())
+        self.values.append(value)
+        if value > self.best_value:
+            self.best_value, self.best_theta = value, theta.copy()
+        self.monitor.record(theta, estimate)
+        self._check_progress()
+        return value, grad
+
+    def _check_progress(self) -> None:
+        """Early stopping: the iterates of `patience` steps stay within `tol` of each other."""
+        if self.patience is None or len(self.iterates) <= self.patience:
+            return
+        recent = np.array(self.iterates[-self.patience :])
+        if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
+            raise StopTraining("converged")
+
+    def result(self, reason: str, average: int) -> TrainingResult:
+        if self.best_theta is not None:
+            theta = self.best_theta
+        else:
+            theta = np.mean(self.iterates[-average:], axis=0)
+        return TrainingResult(theta, self.best_value, self.state, len(self.iterates), reason)
+
+
+def train(
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    optimizer: Optimizer,
+    theta: np.ndarray,
+    bounds: np.ndarray,
+    *,
+    max_iter: int,
+    monitor: Monitor,
+    generator: Generator,
+    state: GradientState | None = None,
+    n_iter_no_change: int | None = None,
+    tol: float = 1e-3,
+    average: int = 1,
+) -> TrainingResult:
+    """Maximise the log marginal likelihood from one starting point.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        What is fitted.
+    estimator : GradientEstimator
+        Where gradients come from.
+    optimizer : Optimizer
+        What follows them.
+    theta, bounds : ndarray of shape (p,), (p, 2)
+        Starting point and limits, logarithms.
+    max_iter : int
+        Most optimiser steps.
+    monitor : Monitor
+        History, progress, callbacks and time.
+    generator : torch.Generator
+        Randomness of the probes.
+    state : GradientState, optional
+        Probes and solutions of an earlier run to go on from.
+    n_iter_no_change : int, optional
+        Stop when the log hyperparameters moved by less than `tol` over so many steps.
+    tol : float, default=1e-3
+        See `n_iter_no_change`.
+    average : int, default=1
+        Iterates in the final mean when no values are known.
+
+    Returns
+    -------
+    result : TrainingResult
+        A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
+    """
+    run = _Run(
+        problem, estimator, state or GradientState(), generator, monitor, n_iter_no_change, tol
+    )
+    reason = "max_iter"
+    try:
+        optimizer.maximize(
+            run.evaluate, np.clip(theta, bounds[:, 0], bounds[:, 1]), bounds, max_iter
+        )
+        if optimizer.exact_only and run.values and len(run.iterates) < max_iter:
+            reason = "converged"
+    except StopTraining as stop:
+        reason = str(stop)
+    except KeyboardInterrupt:
+        if not run.iterates:
+            raise
+        reason = "interrupted"
+    return run.result(reason, average)
+
+
+def restart_points(
+    bounds: np.ndarray, n_restarts: int, generator: np.random.RandomState
+) -> list[np.ndarray]:
+    """Uniform draws within the logarithms' bounds, as scikit-learn's restarts."""
+    if n_restarts and not np.isfinite(bounds).all():
+        raise ValueError(
+            "Multiple optimizer restarts (n_restarts_optimizer>0) requires that all bounds are "
+            "finite."
+        )
+    return [generator.uniform(bounds[:, 0], bounds[:, 1]) for _ in range(n_restarts)]
