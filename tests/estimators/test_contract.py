@@ -25,6 +25,13 @@ ROWS = [
         IterativeGPRegressor(solver="cg", max_iter=5, n_probes=4),
         search={"n_probes": [2, 4]},
     ),
+    Row(
+        "iterative-pathwise-float32",
+        IterativeGPRegressor(
+            solver="cg", posterior="pathwise", dtype="float32", max_iter=3, n_probes=8
+        ),
+        batch_rtol=1e-4,
+    ),
 ]
 
 

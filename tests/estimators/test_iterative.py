@@ -86,8 +86,12 @@ def assert_agrees(theirs, ours, X_new, tol):
         ):
             close(a, b)
     close(ours.predict_std(X_new), theirs.predict(X_new, return_std=True)[1])
-    close(ours.log_marginal_likelihood(), theirs.log_marginal_likelihood())
-    close(ours.log_marginal_likelihood_value_, theirs.log_marginal_likelihood_value_)
+    # What an iterative fit stores is an estimate that says how sure it is; given theta it is exact.
+    error = np.abs(ours.log_marginal_likelihood() - theirs.log_marginal_likelihood())
+    slack = tol * max(1.0, np.abs(theirs.log_marginal_likelihood()))
+    assert error <= 4 * ours.log_marginal_likelihood_std_error_ + slack
+    assert ours.solver_ == "cg" or ours.log_marginal_likelihood_std_error_ == 0
+    assert ours.log_marginal_likelihood() == ours.log_marginal_likelihood_value_
     for shift in (0.0, 0.2):
         theta = theirs.kernel_.theta + shift
         close(ours.log_marginal_likelihood(theta), theirs.log_marginal_likelihood(theta))
@@ -437,7 +441,8 @@ def test_scikit_learn_callbacks():
 
         def on_fit_task_end(self, estimator, context, *, X=None, fitted_estimator=None):
             self.events.append("end")
-            self.predictions.append(fitted_estimator.predict(X))
+            if fitted_estimator is not None:
+                self.predictions.append(fitted_estimator.predict(X))
 
     recorder = Recorder()
     model = IterativeGPRegressor(max_iter=3).set_callbacks(recorder).fit(X, y)
@@ -445,8 +450,7 @@ def test_scikit_learn_callbacks():
     assert recorder.events[-2:] == ["end", "teardown"]
     assert recorder.events.count("end") == recorder.events.count("begin") >= 2
     assert_allclose(recorder.predictions[-1], model.predict(X))
-    assert len(fitted_twice := clone(model).fit(X, y).kernel_.theta) == len(model.kernel_.theta)
-    assert_array_equal(fitted_twice, model.kernel_.theta)
+    assert_array_equal(clone(model).fit(X, y).kernel_.theta, model.kernel_.theta)
 
 
 # ---------------------------------------------------------------- settings that cannot be honoured
@@ -483,9 +487,31 @@ def test_memory_budget_is_checked_before_work():
 def test_memory_for_a_wide_covariance_is_checked(monkeypatch):
     X, y, _ = problem()
     model = IterativeGPRegressor(optimizer=None).fit(X, y)
-    wide = np.zeros((2_000_000, 2))
-    with pytest.raises(MemoryError, match="return_cov|covariance"):
-        model.predict(wide, return_cov=True)
+    wide = np.zeros((2_000, 2))
+    monkeypatch.setattr("skscalablegp._validation.available_memory", lambda device="cpu": 2**20)
+    for ask in (lambda: model.predict(wide, return_cov=True), lambda: model.sample_y(wide)):
+        with pytest.raises(MemoryError, match="2,?000 rows.* needs .*MiB"):
+            ask()
+    assert model.predict(wide).shape == (2_000,)
+
+
+@pytest.mark.parametrize(
+    "name, known",
+    [
+        ("solver", ["cholesky", "cg"]),
+        ("gradient", ["exact", "standard", "pathwise"]),
+        ("optimizer", ["adam", "lbfgs", "fmin_l_bfgs_b"]),
+        ("preconditioner", ["pivoted_cholesky", "nystrom"]),
+        ("posterior", ["exact", "pathwise"]),
+    ],
+)
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_unknown_names_list_the_known(name, known, solver):
+    X, y, _ = problem()
+    with pytest.raises(ValueError, match=name) as caught:
+        IterativeGPRegressor(**{"solver": solver, name: "magic"}).fit(X, y)
+    assert "'magic'" in str(caught.value)
+    assert all(f"'{choice}'" in str(caught.value) for choice in known)
 
 
 def test_mean_only_prediction_is_chunked():
