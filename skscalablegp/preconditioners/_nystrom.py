@@ -45,6 +45,4 @@ class Nystrom(PreconditionerConfig):
         factor = _small_cholesky(block)
         Lt = torch.linalg.solve_triangular(factor, rows.double(), upper=False)
         scale = float(operator.diag().double().mean())
-        return LowRankPreconditioner.from_factor(
-            Lt.to(operator.dtype).mT, operator.noise, scale
-        )
+        return LowRankPreconditioner.from_factor(Lt.to(operator.dtype).mT, operator.noise, scale)

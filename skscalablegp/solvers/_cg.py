@@ -156,6 +156,7 @@ class CG(Solver):
         else:
             _record(state, relative_norms(state.R, state.b_norms))
             state.exact = False
+            state.restart = torch.zeros_like(state.restart)
         return _prepare(state, HD)
 
     def needs_check(self, state: CGState) -> bool:
@@ -232,8 +233,6 @@ def _record(state: CGState, norms: Float[Tensor, " s"]) -> None:
     state.residual_norms = torch.where(broken, state.residual_norms, norms)
     columns = _classify(norms, state.strikes, state.x.dtype)
     state.columns = torch.where(broken, Column.BROKEN, columns)
-    if not state.exact:
-        state.restart = torch.zeros_like(state.restart)
 
 
 def _classify(

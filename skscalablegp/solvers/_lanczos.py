@@ -194,9 +194,7 @@ def stochastic_log_det(
         generator = torch.Generator().manual_seed(0)
     P = preconditioner or IdentityPreconditioner(n, operator.dtype, operator.device)
     probes = P.sample(n_probes, generator)
-    terms = n * quadrature_log(
-        lanczos(operator, probes, n_steps, preconditioner=preconditioner)
-    )
+    terms = n * quadrature_log(lanczos(operator, probes, n_steps, preconditioner=preconditioner))
     error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")
     return P.log_det() + float(terms.mean()), error
 

@@ -1,0 +1,17 @@
+"""The table of preconditioners; each row goes through the whole contract."""
+
+import pytest
+from contracts.preconditioner_contract import PreconditionerContract
+
+from skscalablegp.preconditioners import Nystrom, PivotedCholesky
+
+ROWS = {
+    "pivoted_cholesky": lambda rank: PivotedCholesky(rank),
+    "rpcholesky": lambda rank: PivotedCholesky(rank, randomized=True),
+    "nystrom": lambda rank: Nystrom(rank),
+}
+
+
+@pytest.mark.parametrize("make", ROWS.values(), ids=ROWS.keys())
+class TestPreconditioners(PreconditionerContract):
+    pass
