@@ -36,4 +36,4 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray) -> Kernel:
     bounds = np.outer(np.atleast_1d(scale), [1e-3, 1e5])
     matern = Matern(scale, bounds if len(spread) > 1 else tuple(bounds[0]), nu=1.5)
     signal = ConstantKernel(unit, (1e-5 * unit, 1e5 * unit))
-    return signal * matern + WhiteKernel(unit, (1e-6 * unit, 1e5 * unit))
+    return signal * matern + WhiteKernel(unit, (1e-4 * unit, 1e5 * unit))

@@ -60,8 +60,7 @@ class _Run:
         except torch.linalg.LinAlgError:
             if not self.iterates:
                 raise
-            # A trial point too far out: a line search steps back from -inf.
-            return -np.inf, np.zeros_like(theta)
+            return self._retreat(theta)
         grad = estimate.grad.cpu().numpy()
         if not np.isfinite(grad).all():
             raise StopTraining("diverged")
@@ -74,6 +73,12 @@ class _Run:
         self.monitor.record(theta, estimate)
         self._check_progress()
         return value, grad
+
+    def _retreat(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """A finite, sloping stand-in where H has no factor, so that a line search steps back."""
+        back = self.iterates[-1] - theta
+        drop = abs(self.values[-1]) + len(self.problem.X)
+        return self.values[-1] - drop, 2 * drop * back / max(float(back @ back), 1e-300)
 
     def _check_progress(self) -> None:
         """Early stopping: the iterates of `patience` steps stay within `tol` of each other."""

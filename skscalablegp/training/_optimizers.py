@@ -58,23 +58,30 @@ class Adam(BaseEstimator):
 class LBFGS(BaseEstimator):
     """SciPy's L-BFGS-B; for objectives whose value and gradient are exact.
 
+    The objective is divided by its size at the start, since SciPy's first step is as long as the
+    gradient: a likelihood of thousands would be thrown out of the region where H has a factor.
+
     Parameters
     ----------
-    tol : float, default=1e-5
-        Relative fall of the objective at which it ends (SciPy's ``ftol``).
+    tol : float, default=1e-6
+        Relative improvement of the objective at which it ends (SciPy's ``ftol``).
     """
 
     exact_only = True
 
-    def __init__(self, tol: float = 1e-5):
+    def __init__(self, tol: float = 1e-6):
         self.tol = tol
 
     def maximize(
         self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
     ) -> np.ndarray:
+        scale: list[float] = []
+
         def negative(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, grad = evaluate(theta)
-            return -value, -grad
+            if not scale:
+                scale.append(max(5.0 * float(np.linalg.norm(grad)), 1.0))
+            return -value / scale[0], -grad / scale[0]
 
         result = scipy.optimize.minimize(
             negative,
