@@ -1,0 +1,250 @@
+"""What holds of the repository as a whole: layers, names, version, configuration, benchmarks."""
+
+import ast
+import configparser
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import skscalablegp
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "skscalablegp"
+
+# A layer may import those before it.
+LAYERS = [
+    "kernels",
+    "features",
+    "operators",
+    "preconditioners",
+    "solvers",
+    "truncation",
+    "objectives",
+    "gradients",
+    "training",
+    "posteriors",
+    "estimators",
+]
+# Beside the layers: they import no layer, and no layer imports them.
+LEAVES = ["metrics", "datasets", "inspection"]
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="not a checkout of the repository"
+)
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path):
+    """Every module of the package that a file imports, also inside functions."""
+    name = module_name(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            # `from package import folder` imports the folder as well.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def part_of(module):
+    """The folder or top-level module right below the package, or None."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "skscalablegp" and len(parts) > 1 else None
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+EDGES = sorted(
+    {
+        (part_of(module_name(path)), part_of(imported), module_name(path))
+        for path in SOURCES
+        for imported in imported_modules(path)
+        if part_of(imported) is not None and part_of(module_name(path)) is not None
+    }
+)
+
+
+def test_import_graph_is_read_at_all():
+    assert ("operators", "kernels") in {edge[:2] for edge in EDGES}
+
+
+def test_every_folder_has_a_place_in_the_order():
+    found = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
+    found |= {p.stem for p in PACKAGE.glob("*.py") if not p.name.startswith("_")}
+    assert found <= {*LAYERS, *LEAVES}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_go_downward(layer):
+    upward = [
+        (source, target)
+        for part, target, source in EDGES
+        if part == layer and target in LAYERS and LAYERS.index(target) > LAYERS.index(layer)
+    ]
+    assert not upward
+
+
+def test_top_level_private_modules_import_no_layer():
+    assert not [e for e in EDGES if e[0].startswith("_") and e[1] in {*LAYERS, *LEAVES}]
+
+
+def test_leaves_and_layers_do_not_meet():
+    assert not [e for e in EDGES if e[0] in LEAVES and e[1] in LAYERS]
+    assert not [e for e in EDGES if e[0] in LAYERS and e[1] in LEAVES]
+
+
+def test_other_folders_are_entered_by_the_front_door():
+    """From outside a folder only its __init__ is imported, never a private module of it."""
+    inner = []
+    for path in SOURCES:
+        for imported in imported_modules(path):
+            parts = imported.split(".")
+            if part_of(imported) in {None, part_of(module_name(path))} or len(parts) < 4:
+                continue
+            if parts[2].startswith("_"):
+                inner.append((module_name(path), imported))
+    assert not inner
+
+
+def test_modules_inside_folders_are_private():
+    public = [
+        str(p.relative_to(PACKAGE))
+        for p in SOURCES
+        if p.parent != PACKAGE and not p.name.startswith("_")
+    ]
+    assert not public
+
+
+def public_modules():
+    names = [m.name for m in pkgutil.iter_modules([str(PACKAGE)]) if not m.name.startswith("_")]
+    return ["skscalablegp", *(f"skscalablegp.{name}" for name in names)]
+
+
+@pytest.mark.parametrize("name", public_modules())
+def test_public_names_exist_and_are_listed_once(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert len(set(module.__all__)) == len(module.__all__)
+    missing = [entry for entry in module.__all__ if not hasattr(module, entry)]
+    assert not missing
+    undocumented = [
+        entry
+        for entry in module.__all__
+        if callable(getattr(module, entry)) and not getattr(module, entry).__doc__
+    ]
+    assert not undocumented
+
+
+def test_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" not in project and "version" in project["dynamic"]
+    assert version("skscalablegp") == skscalablegp.__version__
+    released = skscalablegp.__version__.partition(".dev")[0]
+    newest = re.search(r"^(\d+\.\d+\S*)", (ROOT / "CHANGELOG.rst").read_text(), re.MULTILINE)
+    assert newest[1] == released
+
+
+def test_setup_cfg_holds_only_what_pyproject_cannot():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    moved = {"metadata", "options", "tool:pytest", "coverage:run", "mypy", *pyproject["tool"]}
+    assert setup.sections()
+    assert not [s for s in setup.sections() if s in moved or s.startswith("options.")]
+
+
+def test_constraints_pin_versions_that_the_ranges_allow():
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {pin.name.lower().replace("_", "-"): next(iter(pin.specifier)) for pin in pins}
+    assert all(spec.operator == "==" for spec in pinned.values())
+    assert str(pinned["torch"]) == "==2.13.0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["examples"], *extras["test"]]:
+        needed = Requirement(text)
+        assert needed.specifier.contains(pinned[needed.name].version), text
+
+
+def text_files():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_no_path_of_one_machine():
+    home = re.compile(r"(?<![\w.<:/])/(?:home|root|Users|work|tmp|opt)/\w")
+    found = []
+    for path in text_files():
+        if path == Path(__file__).resolve() or not path.is_file():
+            continue
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        found += [(str(path.relative_to(ROOT)), hit[0]) for hit in home.finditer(text)]
+    assert not found
+
+
+def test_typing_marker_is_shipped():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert (PACKAGE / "py.typed").exists()
+    assert "py.typed" in data["package-data"]["skscalablegp"]
+
+
+def run_benchmark(*arguments, folder):
+    environment = {**os.environ, "SKSCALABLEGP_DATA": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "uci.py"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, absent",
+    [
+        (["--estimator", "BayesianRidge", "--set", "max_iter=7"], set()),
+        (["--estimator", "LinearRegression"], {"nll", "crps", "coverage95"}),
+        (["--estimator", "GaussianProcessClassifier"], {"rmse", "crps", "coverage95"}),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_benchmark_prints_one_line_of_json(data_folder, arguments, absent):
+    done = run_benchmark(
+        "--dataset", "yacht", "--n-train", "100", "--threads", "1", *arguments, folder=data_folder
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    report = json.loads(line)
+    for key in ("rmse", "nll", "crps", "coverage95"):
+        assert (report[key] is None) == (key in absent)
+    for key in ("fit_seconds", "predict_seconds", "peak_rss_mb", "versions", "n_train"):
+        assert report[key]
+    assert {"epochs", "n_iter", "device", "dtype"} <= set(report)
+    assert report["n_train"] == 100
+    assert str(ROOT) not in line
+
+
+def test_benchmark_names_what_it_knows(data_folder):
+    done = run_benchmark("--dataset", "yacht", "--estimator", "Nothing", folder=data_folder)
+    assert done.returncode != 0
+    assert "IterativeGPRegressor" in done.stderr
