@@ -8,22 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import CallbackMixin, handle_zeros_in_scale
+from .._compat import CallbackMixin
 from .._validation import (
-    check_duplicates,
+    check_memory,
     check_n_targets,
     check_noise,
     check_noise_variance,
     check_return_flags,
 )
 from ..kernels import TorchKernel, compile_kernel
-from ..objectives import GPProblem, exact_marginal_likelihood
+from ..objectives import exact_marginal_likelihood
 from ..posteriors import Posterior
 from ._defaults import data_scaled_kernel
+from ._table import Table
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
 _POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
@@ -32,7 +33,7 @@ _POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictiona
 _CHUNK_BYTES = 2**27
 
 
-class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
+class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstimator):
     """Validation, target scaling, prediction and sampling over a posterior.
 
     A subclass trains (``fit``) and says how its posterior is rebuilt from fitted NumPy arrays
@@ -41,75 +42,35 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------------ fit
 
-    def _read_table(self, X: Any, y: Any, noise_variance: Any) -> np.ndarray:
-        """Check the input and set what predictions need to know of it; returns extra noise."""
+    def _read_table(self, X: Any, y: Any, noise_variance: Any) -> Table:
+        """The validated table; sets nothing but what scikit-learn's own validation sets."""
         X, y = validate_data(
-            self,
-            X,
-            y,
-            multi_output=True,
-            y_numeric=True,
-            dtype=np.float64,
-            ensure_min_samples=1,
+            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1
         )
-        y = y.astype(np.float64)
         check_n_targets(self.n_targets, y)
-        noise = check_noise(self.alpha, len(X))
-        known = check_noise_variance(noise_variance, len(X))
-        if self.normalize_y:
-            self._y_train_mean = y.mean(axis=0)
-            self._y_train_std = handle_zeros_in_scale(y.std(axis=0), copy=False)
-        else:
-            self._y_train_mean = np.zeros(y.shape[1:])
-            self._y_train_std = np.ones(y.shape[1:])
-        if known is not None:
-            noise = noise + known / self._noise_unit()
-        self.X_train_ = X.copy() if self.copy_X_train else X
-        self.y_train_ = (y - self._y_train_mean) / self._y_train_std
-        return noise
-
-    def _noise_unit(self) -> float:
-        """What a variance in the target's own units is divided by."""
-        unit = np.unique(np.square(self._y_train_std))
-        if len(unit) > 1:
-            raise ValueError(
-                "noise_variance is in the units of y, and with normalize_y=True the targets have "
-                f"{len(unit)} different scales: standardise y yourself, fit one target at a time "
-                "(MultiOutputRegressor), or set normalize_y=False."
-            )
-        return float(unit[0])
-
-    def _compile_kernel(self) -> TorchKernel:
-        """The kernel as torch functions, with starting values from the data if none was given."""
-        kernel = (
-            data_scaled_kernel(self.X_train_, self.y_train_)
-            if self.kernel is None
-            else clone(self.kernel)
+        return Table.read(
+            X.copy() if self.copy_X_train else X,
+            y,
+            check_noise(self.alpha, len(X)),
+            check_noise_variance(noise_variance, len(X)),
+            self.normalize_y,
         )
-        return compile_kernel(kernel, self.n_features_in_)
 
-    def _check_noise_separates(self, kernel: TorchKernel, extra_noise: np.ndarray) -> None:
-        X = torch.as_tensor(self.X_train_)
-        with torch.no_grad():
-            white = kernel.noise(kernel.theta0, X).numpy()
-        check_duplicates(self.X_train_, white + extra_noise)
+    def _compile_kernel(self, table: Table) -> TorchKernel:
+        """The kernel as torch functions, with starting values from the data if none was given."""
+        kernel = data_scaled_kernel(table.X, table.y) if self.kernel is None else clone(self.kernel)
+        return compile_kernel(kernel, table.X.shape[1])
 
-    def _targets(self) -> np.ndarray:
-        """The normalised targets as (n, t)."""
-        return self.y_train_.reshape(len(self.X_train_), -1)
+    def _keep_table(self, table: Table) -> None:
+        """Make the table part of the fitted model."""
+        self.X_train_, self.y_train_ = table.X, table.y
+        self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
+        self._noise_train = table.noise
 
-    def _problem(
-        self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool = True
-    ) -> GPProblem:
-        def tensor(a: np.ndarray) -> torch.Tensor:
-            return torch.tensor(a, dtype=dtype, device=device)
-
-        return GPProblem(
-            kernel,
-            tensor(self.X_train_),
-            tensor(self._targets()),
-            tensor(self._extra_noise),
-            keep=keep,
+    def _table(self) -> Table:
+        """The table that the fitted model keeps."""
+        return Table(
+            self.X_train_, self.y_train_, self._y_train_mean, self._y_train_std, self._noise_train
         )
 
     # ------------------------------------------------------------------ predict
@@ -144,16 +105,15 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
             yield part, torch.tensor(X[part], dtype=op.dtype, device=op.device)
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """(m, t) in normalised units to (m,) or (m, t) in the target's own."""
-        flat = values if self.y_train_.ndim > 1 else values[:, 0]
-        return flat * self._y_train_std
+        """(m, t) in normalised units to (m,) or, for several targets, (m, t) in their own."""
+        return _squeeze(values * self._y_train_std)
 
     def _mean(self, X: np.ndarray) -> np.ndarray:
         posterior = self._posterior()
-        out = np.empty((len(X), self._targets().shape[1]))
+        out = np.empty((len(X), self._table().targets.shape[1]))
         for part, rows in self._chunks(X):
             out[part] = posterior.mean(rows).cpu().numpy()
-        return self._scaled(out) + self._y_train_mean
+        return self._scaled(out) + _squeeze(np.atleast_1d(self._y_train_mean))
 
     def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
         posterior = self._posterior()
@@ -163,7 +123,7 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
             if include_noise:
                 v = v + posterior.noise(rows)
             variance[part] = v.cpu().numpy()
-        t = self._targets().shape[1]
+        t = self._table().targets.shape[1]
         return self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
@@ -197,6 +157,8 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
         """
         check_return_flags(return_std, return_cov)
         X = self._rows(X)
+        if return_cov:
+            self._check_joint_memory(len(X), "return_cov=True")
         mean = self._mean(X)
         if return_std:
             return mean, self._std(X, include_noise=True)
@@ -222,6 +184,17 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
         """
         return self._std(self._rows(X), include_noise)
 
+    def _check_joint_memory(self, m: int, what: str) -> None:
+        """Refuse m x m and m x n blocks that do not fit, before any work."""
+        n = len(self.X_train_)
+        check_memory(
+            8 * m * (3 * m + 2 * n),
+            f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
+            "ask for fewer rows at a time, or for return_std, which works in chunks",
+            None if self.memory_budget == "auto" else float(self.memory_budget),
+            device=self._fit_device(),
+        )
+
     def _covariance(self, X: np.ndarray) -> np.ndarray:
         posterior = self._posterior()
         op = posterior.operator
@@ -229,9 +202,7 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
         covariance = posterior.covariance(rows)
         covariance.diagonal().add_(posterior.noise(rows))
         covariance = covariance.cpu().double().numpy()
-        if self.y_train_.ndim == 1:
-            return covariance * self._y_train_std**2
-        return covariance[:, :, None] * np.square(self._y_train_std)
+        return _squeeze(covariance[:, :, None] * np.square(self._y_train_std))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw joint samples of y from the posterior.
@@ -251,14 +222,15 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
             In the target's own units.
         """
         X = self._rows(X)
+        self._check_joint_memory(len(X), "sample_y")
         posterior = self._posterior()
         op = posterior.operator
         rows = torch.tensor(X, dtype=op.dtype, device=op.device)
         draws = posterior.sample(rows, n_samples, check_random_state(random_state))
         draws = draws.cpu().double().numpy()
-        if self.y_train_.ndim == 1:
-            return draws[:, 0] * self._y_train_std + self._y_train_mean
-        return draws * self._y_train_std[:, None] + self._y_train_mean[:, None]
+        std, mean = np.atleast_1d(self._y_train_std), np.atleast_1d(self._y_train_mean)
+        draws = draws * std[:, None] + mean[:, None]
+        return draws[:, 0] if draws.shape[1] == 1 else draws
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
@@ -292,9 +264,14 @@ class GPRegressorBase(CallbackMixin, RegressorMixin, BaseEstimator):
             return self.log_marginal_likelihood_value_
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
-        problem = self._problem(kernel, torch.float64, self._fit_device())
+        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
         theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         result = exact_marginal_likelihood(problem, theta, eval_gradient)
         if eval_gradient:
             return result.value, result.grad.cpu().numpy()
         return result.value
+
+
+def _squeeze(values: np.ndarray) -> np.ndarray:
+    """A single target loses its axis, as in scikit-learn."""
+    return values[..., 0] if values.shape[-1] == 1 else values

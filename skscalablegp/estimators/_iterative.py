@@ -24,7 +24,9 @@ from ..gradients import (
 )
 from ..kernels import TorchKernel, compile_kernel
 from ..objectives import GPProblem, exact_marginal_likelihood
+from ..operators import KernelOperator
 from ..posteriors import ExactPosterior, IterativePosterior, PathwiseSamples, Posterior
+from ..preconditioners import PivotedCholesky, resolve_preconditioner
 from ..solvers import (
     MaxEpochs,
     RelativeResidual,
@@ -36,7 +38,7 @@ from ..solvers import (
 )
 from ..training import Monitor, SolveSummary, TrainingResult
 from ._base import GPRegressorBase
-from ._plan import FLOAT64_ROWS, Plan, describe, make_plan
+from ._plan import AUTO_RANK, FLOAT64_ROWS, SOLVED_VARIANCE_ROWS, Plan, describe, make_plan
 from ._stages import StageSettings, fit_hyperparameters
 
 _PARAMETERS = {
@@ -105,7 +107,8 @@ class IterativeGPRegressor(GPRegressorBase):
         has a spectral density, else standard.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        "auto" leaves the choice to the solver (pivoted Cholesky of rank 100 for "cg").
+        "auto" is randomly pivoted Cholesky for "cg" by name and what a solver object's own settings
+        say otherwise. Solvers without a preconditioner ignore it.
     n_probes : int or "auto", default="auto"
         Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
         is 16 where only gradients come from them and 64 where variances do.
@@ -203,29 +206,29 @@ class IterativeGPRegressor(GPRegressorBase):
         *,
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
-        n_restarts_optimizer: int = 0,
-        normalize_y: bool = False,
-        copy_X_train: bool = True,
-        n_targets: int | None = None,
+        n_restarts_optimizer: Any = 0,
+        normalize_y: Any = False,
+        copy_X_train: Any = True,
+        n_targets: Any = None,
         random_state: Any = None,
         solver: Any = "auto",
         gradient: Any = "auto",
         preconditioner: Any = "auto",
         n_probes: Any = "auto",
-        tol: float = 0.01,
-        max_epochs: float = 1000,
-        warm_start_solver: bool = True,
+        tol: Any = 0.01,
+        max_epochs: Any = 1000,
+        warm_start_solver: Any = True,
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
-        n_iter_no_change: int | None = 5,
+        n_iter_no_change: Any = 5,
         subset_size: Any = "auto",
-        posterior: str = "auto",
+        posterior: Any = "auto",
         memory_budget: Any = "auto",
-        device: str = "auto",
-        dtype: str = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
         callbacks: Any = None,
-        max_seconds: float | None = None,
-        verbose: int = 0,
+        max_seconds: Any = None,
+        verbose: Any = 0,
     ):
         self.kernel = kernel
         self.alpha = alpha
@@ -283,36 +286,39 @@ class IterativeGPRegressor(GPRegressorBase):
             When the work would not fit, before it starts.
         """
         monitor = self._monitor()
-        self._remember(None)
-        self._extra_noise = self._read_table(X, y, noise_variance)
-        kernel = self._compile_kernel()
-        self._check_noise_separates(kernel, self._extra_noise)
-        events = FitEvents(self, self.X_train_, self.y_train_)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
+        table = self._read_table(X, y, noise_variance)
+        kernel = self._compile_kernel(table)
+        table.check_separable(kernel)
+        plan = self._plan(kernel, len(table.X))
+        estimator = self._gradient_estimator(kernel, plan, len(table.X))
+        self._preconditioner(plan)
         random_state = check_random_state(self.random_state)
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
-        plan = self._plan(kernel)
-        estimator = self._gradient_estimator(kernel, plan)
-        problem = self._problem(kernel, plan.dtype, plan.device, plan.keep)
+        events = FitEvents(self, table.X, table.y)
+        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
+        problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
         try:
-            result = self._train(kernel, problem, estimator, plan, monitor, generator, random_state)
+            result = self._train(problem, estimator, plan, monitor, generator, random_state)
         finally:
             monitor.close()
-        self._finish(kernel, problem, plan, result, monitor, generator)
+        self._remember(None)
+        self._keep_table(table)
+        self._finish(problem, plan, result, monitor, generator)
         events.end()
         return self
 
     def _monitor(self) -> Monitor:
         callbacks = self.callbacks if self.callbacks is not None else []
         callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+        for callback in callbacks:
+            if not callable(callback):
+                raise TypeError(f"callbacks must be callable, got {callback!r}.")
         return Monitor(callbacks, self.max_seconds, int(self.verbose))
 
-    def _plan(self, kernel: TorchKernel) -> Plan:
-        resolve_solver(
-            "cg" if isinstance(self.solver, str) and self.solver == "auto" else self.solver
-        )
+    def _plan(self, kernel: TorchKernel, n: int) -> Plan:
+        if not (isinstance(self.solver, str) and self.solver == "auto"):
+            resolve_solver(self.solver)
         device = resolve_device(self.device)
-        n = len(self.X_train_)
         budget = None if self.memory_budget == "auto" else float(self.memory_budget)
         exact_needed = self.gradient == "exact" or (
             callable(self.optimizer) or self.optimizer in ("fmin_l_bfgs_b", "lbfgs")
@@ -331,12 +337,12 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _has_spectral_density(self, kernel: TorchKernel) -> bool:
         try:
-            sample_prior_features(kernel, self.n_features_in_, 1, torch.Generator())
+            sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
         except NoSpectralDensity:
             return False
         return True
 
-    def _gradient_estimator(self, kernel: TorchKernel, plan: Plan) -> GradientEstimator:
+    def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
         """What "auto" and the strings mean here."""
         choice = self.gradient
         if not isinstance(choice, str):
@@ -355,7 +361,7 @@ class IterativeGPRegressor(GPRegressorBase):
             return ExactGradient()
         settings = {
             "solver": plan.solver,
-            "preconditioner": None if self.preconditioner == "auto" else self.preconditioner,
+            "preconditioner": self._preconditioner(plan),
             "n_probes": self._n_probes(plan),
             "tol": self.tol,
             "max_epochs": self.max_epochs,
@@ -364,10 +370,10 @@ class IterativeGPRegressor(GPRegressorBase):
         spectral = self._has_spectral_density(kernel)
         if choice == "standard" or (choice == "auto" and not spectral):
             return StandardGradient(**settings)
-        if not spectral and 3 * 8 * len(self.X_train_) ** 2 > self._memory_room(plan):
+        if not spectral and 3 * 8 * n**2 > self._memory_room(plan):
             raise ValueError(
                 f"gradient='pathwise' needs prior samples, and {kernel.kernel} has no spectral "
-                f"density to draw them from; exact ones for {len(self.X_train_)} rows do not fit "
+                f"density to draw them from; exact ones for {n} rows do not fit "
                 "in memory. Use gradient='standard'."
             )
         return PathwiseGradient(**settings, prior="fourier" if spectral else "exact")
@@ -378,6 +384,14 @@ class IterativeGPRegressor(GPRegressorBase):
         free = available_memory(plan.device)
         return math.inf if free is None else float(free)
 
+    def _preconditioner(self, plan: Plan) -> Any:
+        """What the user asked for; "auto" is randomly pivoted Cholesky for "cg" by name."""
+        if self.preconditioner != "auto":
+            return resolve_preconditioner(self.preconditioner)
+        # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
+        by_name = isinstance(plan.solver, str) and plan.solver == "cg"
+        return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
+
     def _n_probes(self, plan: Plan) -> int:
         if self.n_probes != "auto":
             return int(self.n_probes)
@@ -385,7 +399,6 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _train(
         self,
-        kernel: TorchKernel,
         problem: GPProblem,
         estimator: GradientEstimator,
         plan: Plan,
@@ -394,6 +407,7 @@ class IterativeGPRegressor(GPRegressorBase):
         random_state: np.random.RandomState,
     ) -> TrainingResult | None:
         """The trained hyperparameters, None where there is nothing to train."""
+        kernel = problem.kernel
         if self.optimizer is None or kernel.n_params == 0:
             return None
         settings = StageSettings(
@@ -421,7 +435,6 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _finish(
         self,
-        kernel: TorchKernel,
         problem: GPProblem,
         plan: Plan,
         result: TrainingResult | None,
@@ -429,6 +442,7 @@ class IterativeGPRegressor(GPRegressorBase):
         generator: torch.Generator,
     ) -> None:
         """Set every fitted attribute, the posterior included."""
+        kernel = problem.kernel
         theta = kernel.theta0 if result is None else torch.as_tensor(result.theta)
         self.kernel_ = kernel.to_sklearn(theta)
         self.n_iter_ = 0 if result is None else result.n_iter
@@ -477,24 +491,20 @@ class IterativeGPRegressor(GPRegressorBase):
         self, theta: torch.Tensor, plan: Plan, generator: torch.Generator
     ) -> tuple[Solution, float]:
         """One more solve at the final hyperparameters, with the posterior's samples."""
-        dtype = plan.dtype
-        problem = self._problem(
-            compile_kernel(self.kernel_, self.n_features_in_), dtype, plan.device, plan.keep
-        )
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        problem = self._table().problem(kernel, plan.dtype, plan.device, plan.keep)
         operator = problem.operator(theta)
         estimator = PathwiseGradient(
-            plan.solver, n_probes=self._n_probes(plan), tol=self.tol, max_epochs=self.max_epochs
+            n_probes=self._n_probes(plan) if plan.posterior == "pathwise" else 0,
+            tol=self.tol,
+            max_epochs=self.max_epochs,
         )
         t = problem.Y.shape[1]
-        B = problem.Y
-        probes = None
+        B, probes = problem.Y, None
         if plan.posterior == "pathwise":
             probes = estimator.draw(problem, generator)
             B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
-        else:
-            estimator.n_probes = 0
-        config = None if self.preconditioner == "auto" else self.preconditioner
-        preconditioner = built_preconditioner(config, operator, generator)
+        preconditioner = built_preconditioner(self._preconditioner(plan), operator, generator)
         solution = solve(
             operator,
             B,
@@ -507,33 +517,33 @@ class IterativeGPRegressor(GPRegressorBase):
             self._pathwise = to_numpy(
                 PathwiseSamples(probes.features, probes.weights, solution.value[:, t:])
             )
-        self._estimate_likelihood(
-            problem, operator, solution.value[:, :t], preconditioner, generator
-        )
+        if len(problem.X) <= SOLVED_VARIANCE_ROWS:
+            evaluation = exact_marginal_likelihood(problem.to(torch.float64), theta, False)
+            value, error = evaluation.value, 0.0
+        else:
+            value, error = self._estimate_likelihood(
+                problem, operator, solution.value[:, :t], preconditioner, generator
+            )
+        self.log_marginal_likelihood_value_ = value
+        self.log_marginal_likelihood_std_error_ = error
         return solution, 0.0
 
+    @staticmethod
     def _estimate_likelihood(
-        self,
         problem: GPProblem,
-        operator: Any,
+        operator: KernelOperator,
         V: torch.Tensor,
         preconditioner: Any,
         generator: torch.Generator,
-    ) -> None:
-        """log p(Y) with the log determinant by stochastic Lanczos quadrature."""
+    ) -> tuple[float, float]:
+        """log p(Y) and its standard error, the log determinant by stochastic Lanczos quadrature."""
         n, t = problem.Y.shape
         log_det, error = stochastic_log_det(
-            operator,
-            n_probes=min(16, max(n, 2)),
-            n_steps=min(30, n),
-            generator=generator,
-            preconditioner=preconditioner,
+            operator, n_probes=16, n_steps=30, generator=generator, preconditioner=preconditioner
         )
         quadratic = float((problem.Y.double() * V.double()).sum())
-        self.log_marginal_likelihood_value_ = (
-            -0.5 * quadratic - 0.5 * t * log_det - 0.5 * n * t * math.log(2 * math.pi)
-        )
-        self.log_marginal_likelihood_std_error_ = 0.5 * t * error
+        constant = 0.5 * n * t * math.log(2 * math.pi)
+        return -0.5 * quadratic - 0.5 * t * log_det - constant, 0.5 * t * error
 
     def _like_y(self, weights: torch.Tensor) -> np.ndarray:
         return weights.cpu().double().numpy().reshape(self.y_train_.shape)
@@ -559,7 +569,7 @@ class IterativeGPRegressor(GPRegressorBase):
                 f"{last.status.remedy}"
             )
         if messages:
-            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=3)
+            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=5)
 
     # ------------------------------------------------------------------ posterior
 
@@ -574,7 +584,7 @@ class IterativeGPRegressor(GPRegressorBase):
     def _prediction_problem(self) -> GPProblem:
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         keep = self.posterior_ == "exact"
-        return self._problem(kernel, self._prediction_dtype(), self._fit_device(), keep)
+        return self._table().problem(kernel, self._prediction_dtype(), self._fit_device(), keep)
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)
@@ -602,11 +612,11 @@ class IterativeGPRegressor(GPRegressorBase):
         samples = None
         if self._pathwise is not None:
             samples = to_torch(self._pathwise)
-        solver = "cg" if self.solver_ == "cholesky" else self.solver
+        named = isinstance(self.solver, str)
         return IterativePosterior(
             operator,
             weights,
             samples,
-            solver=resolve_solver("cg" if solver == "auto" else solver),
+            solver=resolve_solver("cg" if named and self.solver == "auto" else self.solver),
             stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
         )

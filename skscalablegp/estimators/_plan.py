@@ -20,6 +20,8 @@ FLOAT64_ROWS = 3_000
 SUBSET_ROWS = 2_000
 # Above so many rows the initialisation averages over neighbourhoods (Lin et al. 2024).
 CENTROID_ROWS = 50_000
+# Rank of the preconditioner that "auto" builds: its cost is linear in n, its gain is not.
+AUTO_RANK = 200
 # Rows up to which "auto" answers variances of an iterative model by solves to tolerance.
 SOLVED_VARIANCE_ROWS = 3_000
 

@@ -1,31 +1,38 @@
-"""Frozen torch objects as NumPy ones and back, so that fitted models pickle without torch."""
+"""Frozen torch objects as NumPy records and back, so that fitted models hold no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 
-def _map(tree: Any, kind: type, convert: Callable) -> Any:
-    if isinstance(tree, kind):
-        return convert(tree)
-    if isinstance(tree, tuple):
-        return tuple(_map(item, kind, convert) for item in tree)
-    if is_dataclass(tree):
-        changes = {f.name: _map(getattr(tree, f.name), kind, convert) for f in fields(tree)}
-        return replace(tree, **changes)
-    return tree
+class Record(NamedTuple):
+    """A dataclass taken apart: its class, and its fields with arrays for tensors."""
+
+    cls: type
+    values: dict[str, Any]
 
 
 def to_numpy(tree: Any) -> Any:
-    """The same frozen dataclass with an ndarray in the place of every tensor."""
-    return _map(tree, torch.Tensor, lambda tensor: tensor.cpu().numpy())
+    """A frozen dataclass as a Record, an ndarray in the place of every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return tree.cpu().numpy()
+    if isinstance(tree, tuple):
+        return tuple(to_numpy(item) for item in tree)
+    if is_dataclass(tree):
+        return Record(type(tree), {f.name: to_numpy(getattr(tree, f.name)) for f in fields(tree)})
+    return tree
 
 
 def to_torch(tree: Any) -> Any:
     """What `to_numpy` was given, on the CPU."""
-    return _map(tree, np.ndarray, torch.from_numpy)
+    if isinstance(tree, np.ndarray):
+        return torch.tensor(tree)
+    if isinstance(tree, Record):
+        return tree.cls(**{name: to_torch(value) for name, value in tree.values.items()})
+    if isinstance(tree, tuple):
+        return tuple(to_torch(item) for item in tree)
+    return tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.optimize
@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """Maximises through ``evaluate``, which may raise StopTraining; returns the last iterate."""
 
@@ -75,13 +76,15 @@ class LBFGS(BaseEstimator):
     def maximize(
         self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
     ) -> np.ndarray:
-        scale: list[float] = []
+        first_value, first_grad = evaluate(theta)
+        size = max(abs(first_value), 1.0)
+        scale = max(5.0 * float(np.linalg.norm(first_grad)), 1.0)
 
-        def negative(theta: np.ndarray) -> tuple[float, np.ndarray]:
-            value, grad = evaluate(theta)
-            if not scale:
-                scale.append(max(5.0 * float(np.linalg.norm(grad)), 1.0))
-            return -value / scale[0], -grad / scale[0]
+        def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
+            if np.array_equal(point, theta):
+                return -first_value / scale, -first_grad / scale
+            value, grad = evaluate(point)
+            return -value / scale, -grad / scale
 
         result = scipy.optimize.minimize(
             negative,
@@ -89,7 +92,13 @@ class LBFGS(BaseEstimator):
             jac=True,
             method="L-BFGS-B",
             bounds=bounds,
-            options={"maxiter": max_iter, "maxfun": 2 * max_iter, "ftol": self.tol},
+            options={
+                "maxiter": max_iter,
+                "maxfun": 2 * max_iter,
+                # SciPy's tolerances are relative to max(|objective|, 1): undo the scaling.
+                "ftol": self.tol * min(size / scale, 1.0),
+                "gtol": 1e-5 / scale,
+            },
         )
         return result.x
 

@@ -1,0 +1,85 @@
+"""A validated training table with its target's scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .._compat import handle_zeros_in_scale
+from .._validation import check_duplicates
+from ..kernels import TorchKernel
+from ..objectives import GPProblem
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a fit works on; becomes fitted attributes only when the fit has succeeded.
+
+    Attributes
+    ----------
+    X : ndarray of shape (n, d)
+    y : ndarray of shape (n,) or (n, t)
+        Normalised targets.
+    y_mean, y_std : ndarray of shape () or (t,)
+        What turns them back.
+    noise : ndarray of shape (n,)
+        Known noise variances in normalised units.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    y_mean: np.ndarray
+    y_std: np.ndarray
+    noise: np.ndarray
+
+    @classmethod
+    def read(
+        cls,
+        X: np.ndarray,
+        y: np.ndarray,
+        alpha: np.ndarray,
+        noise_variance: np.ndarray | None,
+        normalize_y: bool,
+    ) -> Table:
+        """Normalise the target, and express known noise in its units."""
+        y = y.astype(np.float64)
+        mean, std = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
+        if normalize_y:
+            mean = np.asarray(y.mean(axis=0))
+            std = np.asarray(handle_zeros_in_scale(y.std(axis=0), copy=False))
+        noise = alpha
+        if noise_variance is not None:
+            unit = np.unique(np.square(std))
+            if len(unit) > 1:
+                raise ValueError(
+                    "noise_variance is in the units of y, and with normalize_y=True the targets "
+                    f"have {len(unit)} different scales: standardise y yourself, fit one target "
+                    "at a time (MultiOutputRegressor), or set normalize_y=False."
+                )
+            noise = noise + noise_variance / unit[0]
+        return cls(X, (y - mean) / std, mean, std, noise)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The normalised targets as (n, t)."""
+        return self.y.reshape(len(self.X), -1)
+
+    def problem(
+        self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
+    ) -> GPProblem:
+        """The same table as tensors."""
+
+        def tensor(a: np.ndarray) -> torch.Tensor:
+            return torch.tensor(a, dtype=dtype, device=device)
+
+        return GPProblem(
+            kernel, tensor(self.X), tensor(self.targets), tensor(self.noise), keep=keep
+        )
+
+    def check_separable(self, kernel: TorchKernel) -> None:
+        """Refuse duplicated rows that no noise tells apart."""
+        with torch.no_grad():
+            white = kernel.noise(kernel.theta0, torch.as_tensor(self.X)).numpy()
+        check_duplicates(self.X, white + self.noise)
