@@ -1,0 +1,47 @@
+"""Sphinx configuration."""
+
+import os
+from importlib.metadata import version as installed_version
+
+project = "skscalablegp"
+author = "The skscalablegp developers"
+copyright = f"2026, {author}"
+release = version = installed_version("skscalablegp")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "sphinx_gallery.gen_gallery",
+]
+
+exclude_patterns = ["_build"]
+html_theme = "alabaster"
+html_theme_options = {"description": "Scalable Gaussian processes as scikit-learn estimators"}
+
+default_role = "obj"
+autosummary_generate = True
+autodoc_typehints = "none"
+numpydoc_class_members_toctree = False
+numpydoc_show_class_members = True
+numpydoc_show_inherited_class_members = False
+
+# Without a network the inventories cannot be had; links to other projects then stay plain text.
+if not os.environ.get("SKSCALABLEGP_DOC_OFFLINE"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "sklearn": ("https://scikit-learn.org/stable", None),
+    }
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "auto_examples",
+    "doc_module": "skscalablegp",
+    "backreferences_dir": "generated/backreferences",
+    # Running the examples takes minutes: make doc PLOT=1
+    "plot_gallery": os.environ.get("PLOT", "0") == "1",
+    "download_all_examples": False,
+}
