@@ -27,10 +27,13 @@ ifneq ($(wildcard ../shared/data/uci),)
 export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
+# Read by doc/conf.py.
+export PLOT SKSCALABLEGP_DOC_OFFLINE
+
 .PHONY: help demo test lint format doc bench clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 12
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found; name one: make PYTHON=..."; exit 1; }
