@@ -137,8 +137,8 @@ class KernelOperator(LinearOperator):
             return self._H[idx[:, None], idx]
         chosen = self._rows[idx]
         out = self.bound.tile(chosen, chosen)
-        out.diagonal().copy_((self._diag + self.noise)[idx])
-        return out
+        # A repeated index repeats the diagonal entry, noise included.
+        return torch.where(idx[:, None] == idx, (self._diag + self.noise)[idx], out)
 
     def diag(self) -> Float[Tensor, " n"]:
         return self._diag + self.noise
@@ -170,14 +170,16 @@ class KernelOperator(LinearOperator):
         for i, j in self._tiles():
             W = weights(i, j)
             if i == j:
-                W.mul_(0.5)
-            grad += self.bound.tile_grad(self._rows[i], self._rows[j], W)
-        return grad.cpu() + self._noise_grad(diagonal)
+                W.mul_(0.5).fill_diagonal_(0)
+            grad += self.bound.tile_grad(self._rows[i], self._rows[j], W).to(grad.device)
+        return grad.cpu() + self._diagonal_grad(diagonal)
 
-    def _noise_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
+    def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
+        """The diagonal's share: as in `_tile`, not through a difference that is only nearly 0."""
         with torch.enable_grad():
             theta = self.theta.clone().requires_grad_(True)
-            value = (self.kernel.noise(theta, self.X) * weights).sum()
+            diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
+            value = (diagonal * weights).sum()
             if not value.requires_grad:
                 return torch.zeros_like(self.theta)
             (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
