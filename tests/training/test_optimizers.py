@@ -1,0 +1,154 @@
+"""Optimisers on functions whose maximum is known."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+from sklearn.base import clone
+
+from skscalablegp.training import LBFGS, OPTIMIZERS, Adam, QuasiNewton, resolve_optimizer
+
+WIDE = np.array([[-5.0, 5.0]] * 3)
+PEAK = np.array([1.0, -2.0, 0.5])
+CURVATURE = np.array([1.0, 10.0, 0.1])
+
+
+def quadratic(theta):
+    return -0.5 * float(CURVATURE @ (theta - PEAK) ** 2), CURVATURE * (PEAK - theta)
+
+
+def recorded(function, seen):
+    def evaluate(theta):
+        seen.append(theta.copy())
+        return function(theta)
+
+    return evaluate
+
+
+def sklearn_style(obj_func, initial_theta, bounds):
+    result = scipy.optimize.minimize(
+        obj_func, initial_theta, jac=True, bounds=bounds, method="L-BFGS-B"
+    )
+    return result.x, result.fun
+
+
+OPTIMISERS = {
+    "adam": (Adam(0.1, decay=0.01), 500),
+    "lbfgs": (LBFGS(1e-12), 100),
+    "bfgs": (QuasiNewton(1e-12), 100),
+    "callable": (resolve_optimizer(sklearn_style), 100),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "steps"), OPTIMISERS.values(), ids=OPTIMISERS.keys())
+def test_finds_the_maximum(optimizer, steps):
+    start = np.zeros(3)
+    theta = optimizer.maximize(quadratic, start, WIDE, steps).theta
+    np.testing.assert_allclose(theta, PEAK, atol=1e-2)
+    assert np.array_equal(start, np.zeros(3))
+
+
+@pytest.mark.parametrize(("optimizer", "steps"), OPTIMISERS.values(), ids=OPTIMISERS.keys())
+def test_never_leaves_the_bounds(optimizer, steps):
+    bounds, seen = np.array([[-1.0, 0.5], [-0.3, 0.3], [0.1, 0.2]]), []
+    start = np.array([0.0, 0.0, 0.15])
+    theta = optimizer.maximize(recorded(quadratic, seen), start, bounds, steps).theta
+    for point in [theta, *seen]:
+        assert (point >= bounds[:, 0]).all() and (point <= bounds[:, 1]).all()
+    np.testing.assert_allclose(theta, [0.5, -0.3, 0.2], atol=1e-6)
+
+
+def test_adam_takes_steps_of_its_rate_that_decay():
+    seen = []
+    optimum = Adam(0.2, decay=0.25).maximize(
+        recorded(lambda theta: (np.nan, np.full(3, -7.0)), seen), np.zeros(3), WIDE, 5
+    )
+    assert optimum.metric is None
+    steps = -np.diff([*seen, optimum.theta], axis=0)
+    np.testing.assert_allclose(steps[:, 0], 0.2 * 0.25 ** (np.arange(5) / 4), rtol=1e-6)
+    assert len(seen) == 5
+
+
+def test_adam_stands_still_where_the_gradient_is_zero():
+    optimum = Adam().maximize(lambda theta: (0.0, np.zeros(3)), np.ones(3), WIDE, 10)
+    np.testing.assert_array_equal(optimum.theta, np.ones(3))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_lbfgs_first_step_is_short_whatever_the_objective_is_scaled_by(scale):
+    seen = []
+
+    def scaled(theta):
+        value, grad = quadratic(theta)
+        return scale * value, scale * grad
+
+    LBFGS().maximize(recorded(scaled, seen), np.zeros(3), WIDE, 50)
+    assert np.abs(seen[1] - seen[0]).max() < 1.0
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), LBFGS(), QuasiNewton()])
+def test_a_single_step_is_enough_to_return(optimizer):
+    assert np.isfinite(optimizer.maximize(quadratic, np.zeros(3), WIDE, 1).theta).all()
+
+
+# ---------------------------------------------------------------- curvature that is carried along
+
+
+def test_the_inverse_hessian_is_learnt():
+    optimum = QuasiNewton(1e-14).maximize(quadratic, np.zeros(3), WIDE, 100)
+    np.testing.assert_allclose(optimum.metric, np.diag(1 / CURVATURE), rtol=0.05, atol=0.05)
+
+
+def test_a_known_inverse_hessian_makes_one_step_enough():
+    seen, metric = [], np.diag(1 / CURVATURE)
+    before, start = metric.copy(), PEAK + np.array([0.5, -0.4, 0.6])
+    optimum = QuasiNewton(gain_tol=1e-9).maximize(
+        recorded(quadratic, seen), start, WIDE, 20, metric
+    )
+    assert len(seen) <= 3
+    np.testing.assert_allclose(optimum.theta, PEAK, atol=1e-6)
+    np.testing.assert_array_equal(metric, before)
+
+
+def test_refining_ends_where_less_than_half_a_nat_is_to_be_gained():
+    seen, metric = [], np.diag(1 / CURVATURE)
+    start = PEAK + np.array([0.9, 0.0, 0.0])  # 0.405 nats
+    QuasiNewton().maximize(recorded(quadratic, seen), start, WIDE, 20, metric)
+    assert len(seen) == 1
+    QuasiNewton().maximize(recorded(quadratic, seen), start + 0.5, WIDE, 20, metric)
+    assert len(seen) > 2
+
+
+def test_a_root_of_the_gradient_is_found_without_values():
+    start = PEAK + 0.4
+    optimum = QuasiNewton(gain_tol=1e-8).maximize(
+        lambda theta: (np.nan, quadratic(theta)[1]), start, WIDE, 50, np.diag(1.3 / CURVATURE)
+    )
+    np.testing.assert_allclose(optimum.theta, PEAK, atol=1e-3)
+
+
+def test_a_function_without_negative_curvature_is_climbed_to_the_bounds():
+    def convex(theta):
+        return 0.5 * float(theta @ theta), theta
+
+    optimum = QuasiNewton().maximize(convex, np.full(3, 0.1), WIDE, 100)
+    np.testing.assert_allclose(optimum.theta, WIDE[:, 1])
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names_and_objects_resolve():
+    assert isinstance(resolve_optimizer("adam"), Adam)
+    assert resolve_optimizer("adam", 0.03).learning_rate == 0.03
+    for name in ("lbfgs", "fmin_l_bfgs_b"):
+        assert isinstance(resolve_optimizer(name, 0.03), LBFGS)
+    own = Adam(0.5)
+    assert resolve_optimizer(own, 0.03) is own and own.learning_rate == 0.5
+    assert clone(own).set_params(decay=0.5).decay == 0.5
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match="Unknown optimizer 'newton'") as error:
+        resolve_optimizer("newton")
+    for name in OPTIMIZERS:
+        assert name in str(error.value)
