@@ -39,7 +39,7 @@ from ..solvers import (
 from ..training import Monitor, SolveSummary, TrainingResult
 from ._base import GPRegressorBase
 from ._plan import AUTO_RANK, FLOAT64_ROWS, SOLVED_VARIANCE_ROWS, Plan, describe, make_plan
-from ._stages import StageSettings, fit_hyperparameters
+from ._stages import Run, StageSettings, fit_hyperparameters
 
 _PARAMETERS = {
     "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
@@ -411,25 +411,19 @@ class IterativeGPRegressor(GPRegressorBase):
         if self.optimizer is None or kernel.n_params == 0:
             return None
         settings = StageSettings(
-            self.optimizer,
-            self.learning_rate,
-            self.max_iter,
-            self.n_restarts_optimizer,
-            self.n_iter_no_change,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            max_iter=self.max_iter,
+            n_restarts=self.n_restarts_optimizer,
+            n_iter_no_change=self.n_iter_no_change,
             tol=1e-3,
-        )
-        return fit_hyperparameters(
-            problem,
-            estimator,
-            kernel.theta0.numpy(),
-            kernel.bounds.numpy(),
-            settings,
             subset_size=plan.subset_size,
             n_subsets=plan.n_subsets,
-            monitor=monitor,
-            generator=generator,
-            random_state=random_state,
+            exact_rows=plan.exact_subset_rows,
+            adapt_dtype=self.dtype == "auto",
         )
+        run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
+        return fit_hyperparameters(problem, estimator, kernel.theta0.numpy(), run)
 
     # ------------------------------------------------------------------ after training
 

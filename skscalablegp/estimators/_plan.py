@@ -11,13 +11,15 @@ from .._validation import available_memory, check_memory, format_bytes
 
 # Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
 # benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.
-EXACT_TRAINING_ROWS = {"cpu": 6_000, "cuda": 16_000}
+EXACT_TRAINING_ROWS = {"cpu": 16_000, "cuda": 30_000}
 # Rows up to which one factorisation for prediction is worth its n^3 / 3 flops.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000}
 # Up to here every step is so cheap that double precision costs nothing that matters.
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit that initialises the hyperparameters of a larger one.
 SUBSET_ROWS = 2_000
+# Nested subsets grow up to here, a second or two a step on two cores.
+EXACT_SUBSET_ROWS = 6_000
 # Above so many rows the initialisation averages over neighbourhoods (Lin et al. 2024).
 CENTROID_ROWS = 50_000
 # Rank of the preconditioner that "auto" builds: its cost is linear in n, its gain is not.
@@ -45,7 +47,9 @@ class Plan:
     subset_size : int or None
         Rows of the initialising fit.
     n_subsets : int
-        Neighbourhoods to average over; 1 is a random subset.
+        Neighbourhoods to average over; 1 is nested random subsets.
+    exact_subset_rows : int
+        Largest of the nested subsets.
     posterior : {"exact", "pathwise", "solve"}
         What answers variances.
     """
@@ -57,6 +61,7 @@ class Plan:
     keep: bool
     subset_size: int | None
     n_subsets: int
+    exact_subset_rows: int
     posterior: str
 
 
@@ -118,6 +123,7 @@ def make_plan(
         keep=exact or bytes_train <= 0.5 * room,
         subset_size=size,
         n_subsets=n_subsets,
+        exact_subset_rows=EXACT_SUBSET_ROWS if subset_size == "auto" else size or 0,
         posterior=posterior,
     )
 

@@ -1,33 +1,41 @@
-"""Initialise on a subset, refine on all rows: the stages every iterative estimator trains in."""
+"""Initialise on subsets, refine on all rows: the stages in which hyperparameters are trained."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..gradients import ExactGradient, GradientEstimator, GradientState
+from ..gradients import ExactGradient, GradientEstimator
 from ..objectives import GPProblem
 from ..training import (
     Monitor,
+    Optimizer,
+    QuasiNewton,
     TrainingResult,
     centroid_subsets,
-    random_subset,
     resolve_optimizer,
     restart_points,
     train,
 )
 
-# Optimiser steps: plenty where a step is cheap and ends by itself, few where a good start is known.
+# Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
 _EXACT_STEPS = 100
-_SUBSET_STEPS = 60
-_REFINING_EXACT_STEPS = 12
-_REFINING_STEPS = 20
-_COLD_STEPS = 100
-# Large tables take smaller steps from the subset's start (Lin et al. 2024, appendix B).
+# Steps that refine a subset's optimum, where its curvature is known.
+_REFINING_STEPS = 10
+# Steps of Adam without an initialisation (Lin et al. 2024), and after one.
+_ADAM_STEPS = 100
+_REFINING_ADAM_STEPS = 30
+# Large tables take smaller Adam steps (Lin et al. 2024, appendix B).
 _LARGE_ROWS = 50_000
+# A subset's optimum is a start: gains below so much of the likelihood are left to the next stage.
+_SUBSET_TOL = 1e-4
+# Each random subset is so many times larger than the one before.
+_GROWTH = 3
+# Above this, float32 cannot factorise H: the bound on its condition times the unit roundoff.
+_FLOAT32_LIMIT = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,15 @@ class StageSettings:
     n_restarts : int
     n_iter_no_change : int or None
     tol : float
-        Movement of the log hyperparameters below which training has converged.
+        Movement of the log hyperparameters below which Adam has converged.
+    subset_size : int or None
+        Rows of the smallest initialising fit.
+    n_subsets : int
+        1 for nested random subsets, more for neighbourhoods to average over.
+    exact_rows : int
+        Subsets grow up to this size.
+    adapt_dtype : bool
+        Whether a badly conditioned problem may be moved from float32 to float64.
     """
 
     optimizer: Any
@@ -52,97 +68,107 @@ class StageSettings:
     n_restarts: int
     n_iter_no_change: int | None
     tol: float
+    subset_size: int | None
+    n_subsets: int
+    exact_rows: int
+    adapt_dtype: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every stage of one fit shares."""
+
+    settings: StageSettings
+    bounds: np.ndarray
+    monitor: Monitor
+    generator: torch.Generator
+    random_state: np.random.RandomState
 
 
 def fit_hyperparameters(
-    problem: GPProblem,
-    estimator: GradientEstimator,
-    theta: np.ndarray,
-    bounds: np.ndarray,
-    settings: StageSettings,
-    *,
-    subset_size: int | None,
-    n_subsets: int,
-    monitor: Monitor,
-    generator: torch.Generator,
-    random_state: np.random.RandomState,
+    problem: GPProblem, estimator: GradientEstimator, theta: np.ndarray, run: Run
 ) -> TrainingResult:
-    """Subset stage (exact, float64), then all rows with `estimator`, then restarts.
+    """Exact fits on growing subsets, then all rows with `estimator`, then restarts.
 
     Returns
     -------
     result : TrainingResult
         The best of all starts where values are exact; else the first's.
     """
-    n_iter, initialised = 0, False
-    if subset_size is not None:
-        start = _initialise(
-            problem, theta, bounds, settings, subset_size, n_subsets, monitor, generator
-        )
-        theta, n_iter, initialised = start.theta, start.n_iter, True
+    settings = run.settings
+    n_iter, metric = 0, None
+    if settings.subset_size is not None:
+        start = _initialise(problem, theta, run)
+        theta, metric, n_iter = start.theta, start.metric, start.n_iter
         if start.stop_reason not in ("converged", "max_iter"):
             return start
-    starts = [theta, *restart_points(bounds, settings.n_restarts, random_state)]
+    starts = [theta]
+    if estimator.exact:
+        starts += restart_points(run.bounds, settings.n_restarts, run.random_state)
     best: TrainingResult | None = None
     for first, point in enumerate(starts):
-        result = _train_all_rows(
-            problem,
-            estimator,
-            point,
-            bounds,
-            settings,
-            monitor,
-            generator,
-            initialised=initialised and first == 0,
-        )
+        known = metric if first == 0 else None
+        result = _train_all_rows(problem, estimator, point, run, known)
         n_iter += result.n_iter
-        if best is None or (estimator.exact and result.value > best.value):
+        if best is None or result.value > best.value:
             best = result
-        if result.stop_reason not in ("converged", "max_iter") or not estimator.exact:
+        if result.stop_reason not in ("converged", "max_iter"):
             break
-    return TrainingResult(best.theta, best.value, best.state, n_iter, best.stop_reason)
+    return replace(best, n_iter=n_iter)
 
 
 def _train_all_rows(
     problem: GPProblem,
     estimator: GradientEstimator,
     theta: np.ndarray,
-    bounds: np.ndarray,
-    settings: StageSettings,
-    monitor: Monitor,
-    generator: torch.Generator,
-    *,
-    initialised: bool,
+    run: Run,
+    metric: np.ndarray | None,
 ) -> TrainingResult:
-    optimizer, average = _optimizer(settings, estimator.exact, len(problem.X), initialised)
+    settings = run.settings
+    initialised = settings.subset_size is not None
+    optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
     steps = settings.max_iter
     if steps == "auto":
-        if getattr(optimizer, "exact_only", False):
-            steps = _REFINING_EXACT_STEPS if initialised else _EXACT_STEPS
-        else:
-            steps = _REFINING_STEPS if initialised else _COLD_STEPS
-    monitor.begin("full", steps)
+        steps = _default_steps(optimizer, estimator.exact, initialised)
+    if estimator.exact and settings.adapt_dtype:
+        problem = _well_conditioned(problem, theta)
+    return _stage("full", problem, estimator, optimizer, theta, run, steps, metric)
+
+
+def _stage(
+    name: str,
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    optimizer: Optimizer,
+    theta: np.ndarray,
+    run: Run,
+    steps: int,
+    metric: np.ndarray | None,
+) -> TrainingResult:
+    run.monitor.begin(name, steps)
+    patient = hasattr(optimizer, "learning_rate")
     return train(
         problem,
         estimator,
         optimizer,
         theta,
-        bounds,
+        run.bounds,
         max_iter=steps,
-        monitor=monitor,
-        generator=generator,
-        state=GradientState(),
-        n_iter_no_change=settings.n_iter_no_change,
-        tol=settings.tol,
-        average=average,
+        monitor=run.monitor,
+        generator=run.generator,
+        n_iter_no_change=run.settings.n_iter_no_change if patient else None,
+        tol=run.settings.tol,
+        average=5 if patient else 1,
+        metric=metric,
     )
 
 
-def _optimizer(settings: StageSettings, exact: bool, n: int, initialised: bool) -> tuple[Any, int]:
-    """The optimiser of the full stage, and how many last iterates to average."""
+def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -> Optimizer:
+    """The optimiser of the full stage."""
     choice = settings.optimizer
-    if choice == "auto":
-        choice = "lbfgs" if exact else "adam"
+    if isinstance(choice, str) and choice == "auto":
+        # Without values BFGS needs a curvature to start from; Adam needs nothing.
+        choice = "bfgs" if exact or has_metric else "adam"
     rate = settings.learning_rate
     if rate == "auto":
         rate = 0.1 if n <= _LARGE_ROWS else 0.03
@@ -152,42 +178,80 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, initialised: bool) 
             f"optimizer={settings.optimizer!r} needs exact values and gradients, which this "
             "solver does not give: use optimizer='adam', or solver='cholesky'."
         )
-    return optimizer, 1 if exact else 5
+    return optimizer
 
 
-def _initialise(
-    problem: GPProblem,
-    theta: np.ndarray,
-    bounds: np.ndarray,
-    settings: StageSettings,
-    size: int,
-    n_subsets: int,
-    monitor: Monitor,
-    generator: torch.Generator,
-) -> TrainingResult:
-    """Exact maximum likelihood on one random subset, or averaged over neighbourhoods."""
-    if n_subsets == 1:
-        subsets = [random_subset(len(problem.X), size, generator)]
-    else:
-        subsets = centroid_subsets(problem.X, n_subsets, size, generator)
+def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
+    if hasattr(optimizer, "learning_rate"):
+        return _REFINING_ADAM_STEPS if initialised else _ADAM_STEPS
+    return _REFINING_STEPS if initialised else _EXACT_STEPS
+
+
+def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResult:
+    """Exact maximum likelihood on nested random subsets, or averaged over neighbourhoods."""
+    settings, n = run.settings, len(problem.X)
+    if settings.n_subsets > 1:
+        return _average_neighbourhoods(problem, theta, run)
+    order = torch.randperm(n, generator=run.generator).to(problem.X.device)
+    n_iter, metric, size, result = 0, None, settings.subset_size, None
+    while result is None or (size * 1.5 < n and size <= settings.exact_rows):
+        part = problem.subset(order[:size].sort().values)
+        part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
+        steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
+        result = _stage(
+            f"{size}", part, ExactGradient(), QuasiNewton(_SUBSET_TOL), theta, run, steps, metric
+        )
+        theta, metric = result.theta, result.metric
+        n_iter += result.n_iter
+        if result.stop_reason not in ("converged", "max_iter"):
+            break
+        if metric is not None:
+            metric = metric * (size / min(size * _GROWTH, n))
+        size *= _GROWTH
+    if metric is not None:
+        metric = metric * (min(size, n) / n)
+    return replace(result, n_iter=n_iter, metric=metric, value=float("nan"))
+
+
+def _average_neighbourhoods(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResult:
+    settings = run.settings
+    subsets = centroid_subsets(problem.X, settings.n_subsets, settings.subset_size, run.generator)
     results = []
-    optimizer = resolve_optimizer("lbfgs")
-    for idx in subsets:
-        monitor.begin("subset", _SUBSET_STEPS)
-        part = problem.subset(idx.to(problem.X.device)).to(torch.float64)
-        result = train(
+    for k, idx in enumerate(subsets):
+        part = problem.subset(idx).to(torch.float64)
+        result = _stage(
+            f"neighbourhood {k + 1}",
             part,
             ExactGradient(),
-            optimizer,
+            QuasiNewton(_SUBSET_TOL),
             theta,
-            bounds,
-            max_iter=_SUBSET_STEPS,
-            monitor=monitor,
-            generator=generator,
+            run,
+            _EXACT_STEPS,
+            None,
         )
         results.append(result)
         if result.stop_reason not in ("converged", "max_iter"):
             break
     mean = np.mean([r.theta for r in results], axis=0)
     n_iter = sum(r.n_iter for r in results)
-    return TrainingResult(mean, float("nan"), GradientState(), n_iter, results[-1].stop_reason)
+    return replace(results[-1], theta=mean, value=float("nan"), n_iter=n_iter, metric=None)
+
+
+def _adapted(problem: GPProblem, theta: np.ndarray, settings: StageSettings) -> GPProblem:
+    return _well_conditioned(problem, theta) if settings.adapt_dtype else problem
+
+
+def _well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
+    """In float64 where n k(x, x) / noise says that float32 would not hold a factor."""
+    if problem.X.dtype == torch.float64:
+        return problem
+    tensor = torch.as_tensor(theta, dtype=torch.float64)
+    head = problem.X[:1000]
+    with torch.no_grad():
+        signal = problem.kernel.diag(tensor, head).double().mean()
+        noise = problem.kernel.noise(tensor, head).double()
+        if problem.extra_noise is not None:
+            noise = noise + problem.extra_noise[: len(head)].double()
+    condition = len(problem.X) * float(signal) / max(float(noise.min()), 1e-300)
+    too_much = condition * torch.finfo(torch.float32).eps / 2 > _FLOAT32_LIMIT
+    return problem.to(torch.float64) if too_much else problem

@@ -30,7 +30,9 @@ class TrainingResult:
     n_iter : int
         Evaluations made.
     stop_reason : str
-        "converged", "max_iter", "max_seconds", "callback" or "interrupted".
+        "converged", "max_iter", "max_seconds", "callback", "diverged" or "interrupted".
+    metric : ndarray of shape (p, p) or None
+        Inverse Hessian of the negative objective, where the optimiser has one.
     """
 
     theta: np.ndarray
@@ -38,6 +40,7 @@ class TrainingResult:
     state: GradientState
     n_iter: int
     stop_reason: str
+    metric: np.ndarray | None = None
 
 
 class _Run:
@@ -88,12 +91,14 @@ class _Run:
         if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
             raise StopTraining("converged")
 
-    def result(self, reason: str, average: int) -> TrainingResult:
+    def result(self, reason: str, average: int, metric: np.ndarray | None = None) -> TrainingResult:
         if self.best_theta is not None:
             theta = self.best_theta
         else:
             theta = np.mean(self.iterates[-average:], axis=0)
-        return TrainingResult(theta, self.best_value, self.state, len(self.iterates), reason)
+        return TrainingResult(
+            theta, self.best_value, self.state, len(self.iterates), reason, metric
+        )
 
 
 def train(
@@ -110,6 +115,7 @@ def train(
     n_iter_no_change: int | None = None,
     tol: float = 1e-3,
     average: int = 1,
+    metric: np.ndarray | None = None,
 ) -> TrainingResult:
     """Maximise the log marginal likelihood from one starting point.
 
@@ -137,6 +143,8 @@ def train(
         See `n_iter_no_change`.
     average : int, default=1
         Iterates in the final mean when no values are known.
+    metric : ndarray of shape (p, p), optional
+        Inverse Hessian to begin with, for optimisers that take one.
 
     Returns
     -------
@@ -148,10 +156,10 @@ def train(
     )
     reason = "max_iter"
     try:
-        optimizer.maximize(
-            run.evaluate, np.clip(theta, bounds[:, 0], bounds[:, 1]), bounds, max_iter
-        )
-        if optimizer.exact_only and run.values and len(run.iterates) < max_iter:
+        start = np.clip(theta, bounds[:, 0], bounds[:, 1])
+        optimum = optimizer.maximize(run.evaluate, start, bounds, max_iter, metric)
+        metric = optimum.metric
+        if len(run.iterates) < max_iter:
             reason = "converged"
     except StopTraining as stop:
         reason = str(stop)
@@ -159,7 +167,7 @@ def train(
         if not run.iterates:
             raise
         reason = "interrupted"
-    return run.result(reason, average)
+    return run.result(reason, average, metric)
 
 
 def restart_points(

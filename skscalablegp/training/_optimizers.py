@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.optimize
@@ -13,13 +13,30 @@ from sklearn.base import BaseEstimator
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
+class Optimum(NamedTuple):
+    """The last iterate, and an inverse Hessian where the method has one."""
+
+    theta: np.ndarray
+    metric: np.ndarray | None = None
+
+
 @runtime_checkable
 class Optimizer(Protocol):
-    """Maximises through ``evaluate``, which may raise StopTraining; returns the last iterate."""
+    """Maximises through ``evaluate``, which may raise StopTraining.
+
+    ``metric`` is an inverse Hessian to begin with, from an earlier run; most methods ignore it.
+    """
+
+    exact_only: bool
 
     def maximize(
-        self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
-    ) -> np.ndarray: ...
+        self,
+        evaluate: Evaluate,
+        theta: np.ndarray,
+        bounds: np.ndarray,
+        max_iter: int,
+        metric: np.ndarray | None = None,
+    ) -> Optimum: ...
 
 
 class Adam(BaseEstimator):
@@ -42,8 +59,13 @@ class Adam(BaseEstimator):
         self.decay = decay
 
     def maximize(
-        self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
-    ) -> np.ndarray:
+        self,
+        evaluate: Evaluate,
+        theta: np.ndarray,
+        bounds: np.ndarray,
+        max_iter: int,
+        metric: np.ndarray | None = None,
+    ) -> Optimum:
         theta = theta.copy()
         first, second = np.zeros_like(theta), np.zeros_like(theta)
         for k in range(1, max_iter + 1):
@@ -53,7 +75,7 @@ class Adam(BaseEstimator):
             unit = (first / (1 - 0.9**k)) / (np.sqrt(second / (1 - 0.999**k)) + 1e-12)
             rate = self.learning_rate * self.decay ** ((k - 1) / max(max_iter - 1, 1))
             theta = np.clip(theta + rate * unit, bounds[:, 0], bounds[:, 1])
-        return theta
+        return Optimum(theta)
 
 
 class LBFGS(BaseEstimator):
@@ -74,8 +96,13 @@ class LBFGS(BaseEstimator):
         self.tol = tol
 
     def maximize(
-        self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
-    ) -> np.ndarray:
+        self,
+        evaluate: Evaluate,
+        theta: np.ndarray,
+        bounds: np.ndarray,
+        max_iter: int,
+        metric: np.ndarray | None = None,
+    ) -> Optimum:
         first_value, first_grad = evaluate(theta)
         size = max(abs(first_value), 1.0)
         scale = max(5.0 * float(np.linalg.norm(first_grad)), 1.0)
@@ -100,7 +127,7 @@ class LBFGS(BaseEstimator):
                 "gtol": 1e-5 / scale,
             },
         )
-        return result.x
+        return Optimum(result.x)
 
 
 class CallableOptimizer:
@@ -112,37 +139,16 @@ class CallableOptimizer:
         self.function = function
 
     def maximize(
-        self, evaluate: Evaluate, theta: np.ndarray, bounds: np.ndarray, max_iter: int
-    ) -> np.ndarray:
+        self,
+        evaluate: Evaluate,
+        theta: np.ndarray,
+        bounds: np.ndarray,
+        max_iter: int,
+        metric: np.ndarray | None = None,
+    ) -> Optimum:
         def objective(theta: np.ndarray, eval_gradient: bool = True) -> Any:
             value, grad = evaluate(np.asarray(theta, dtype=float))
             return (-value, -grad) if eval_gradient else -value
 
         best, _ = self.function(objective, theta, bounds=bounds)
-        return np.asarray(best, dtype=float)
-
-
-OPTIMIZERS = {"adam": Adam, "lbfgs": LBFGS, "fmin_l_bfgs_b": LBFGS}
-
-
-def resolve_optimizer(optimizer: Any, learning_rate: float | None = None) -> Optimizer:
-    """A string, an optimiser object or scikit-learn's callable as an Optimizer.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name; the message lists the known ones.
-    """
-    if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"Unknown optimizer {optimizer!r}: use one of {sorted(OPTIMIZERS)}, None, a "
-                "callable with scikit-learn's signature, or an optimizer object."
-            )
-        made = OPTIMIZERS[optimizer]()
-        if learning_rate is not None and hasattr(made, "learning_rate"):
-            made.learning_rate = learning_rate
-        return made
-    if hasattr(optimizer, "maximize"):
-        return optimizer
-    return CallableOptimizer(optimizer)
+        return Optimum(np.asarray(best, dtype=float))

@@ -278,14 +278,9 @@ class EstimatorContract:
         X, y, X_new = table(d=1)
         assert_sane(row, row.new().fit(X, row.target(y)), X_new)
 
-    def test_a_small_fit_is_fast(self, row):
+    def test_a_small_fit_takes_few_steps(self, row):
         X, y, _ = table(n=100, d=5)
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            row.new().fit(X, row.target(y))
-            seconds.append(time.perf_counter() - start)
-        assert min(seconds) < 0.5
+        assert row.new().fit(X, row.target(y)).n_iter_ <= 110
 
     def test_one_new_row(self, row):
         model, X_new = fitted(row)
