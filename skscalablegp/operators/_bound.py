@@ -85,6 +85,11 @@ class StationaryRows:
         return StationaryRows(left, right, size)
 
 
+# |a|^2 + |b|^2 - 2 a'b is off by about eps |a|^2, which near rows feel as a wrong value and a wrong
+# slope. Past this mean |a|^2 single precision forms distances in double and rounds the result: a
+# matrix product of a few columns, against exp over the whole tile.
+_SINGLE_PRECISION_NORM = 32.0
+
 # Factor on the scaled distance, so that every profile below is a function of a**2 alone.
 _SCALE = {"rbf": 0.5, "matern12": 1.0, "matern32": 3.0, "matern52": 5.0, "rq": 0.5}
 
@@ -103,25 +108,31 @@ class StationaryKernel(BoundKernel):
         theta: Float[Tensor, " p"],
         terms: Sequence[StationaryTerm],
         center: Float[Tensor, " d"],
+        spread: Float[Tensor, " d"],
     ):
         super().__init__(kernel, theta)
         self.terms = terms
         self.center = center
         self.amplitudes = [float(term.amplitude(theta)) for term in terms]
         self.shapes = [float(t.shape.value(theta)) if t.shape is not None else 0.0 for t in terms]
-        self.scales = [
-            None
-            if t.length_scale is None
-            else (_SCALE[t.family] ** 0.5 / t.length_scale.value(theta)).to(center)
-            for t in terms
-        ]
+        self.scales = [None if t.length_scale is None else self._scale(t, spread) for t in terms]
+
+    def _scale(self, term: StationaryTerm, spread: Tensor) -> Float[Tensor, " size"]:
+        """What rows are multiplied by; its precision is that of the distances."""
+        scale = _SCALE[term.family] ** 0.5 / term.length_scale.value(self.theta).to(spread.device)
+        # exp(-|a|) has a kink at zero, where an error in |a|^2 is felt as its square root.
+        limit = 0.0 if term.family == "matern12" else _SINGLE_PRECISION_NORM
+        mean_norm = float((scale.square() * spread.double()).sum())
+        return scale if mean_norm > limit else scale.to(self.center.dtype)
 
     def prepare(self, X: Float[Tensor, "n d"]) -> StationaryRows:
-        X = X - self.center
         left, right = [], []
         for scale in self.scales:
             # A constant term has no distance: keep the two columns so that slicing is uniform.
-            A = X[:, :0] if scale is None else X * scale
+            if scale is None:
+                A = X[:, :0]
+            else:
+                A = (X.to(scale.dtype) - self.center.to(scale.dtype)) * scale
             q = A.square().sum(1, keepdim=True)
             one = torch.ones_like(q)
             left.append(torch.cat([A, q, one], 1))
@@ -139,7 +150,8 @@ class StationaryKernel(BoundKernel):
 
     def _squared(self, t: int, left: StationaryRows, right: StationaryRows) -> Tensor:
         """Squared scaled distances; rounding may leave them below zero, never truly."""
-        return torch.mm(left.left[t], right.right[t].T).clamp_min_(0)
+        squared = torch.mm(left.left[t], right.right[t].T)
+        return squared.to(self.center.dtype).clamp_min_(0)
 
     def _values(self, t: int, left: StationaryRows, right: StationaryRows) -> Tensor:
         family, c = self.terms[t].family, self.amplitudes[t]
@@ -224,6 +236,7 @@ def _dot(A: Tensor, B: Tensor) -> Tensor:
 def _squared_difference_sums(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, " d"]:
     """sum_ij G_ij (A_ik - B_jk)^2 for every column k; rows carry [values, norm, 1]."""
     d = A.shape[1] - 2
+    G = G.to(B.dtype)
     GB = torch.mm(G, B)
     A, B, row_sums = A[:, :d], B[:, :d], GB[:, d + 1]
     col_sums = G.sum(0)
@@ -232,9 +245,7 @@ def _squared_difference_sums(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, "
     return outer.double() - 2 * inner
 
 
-def bind(
-    kernel: TorchKernel, theta: Float[Tensor, " p"], center: Float[Tensor, " d"]
-) -> BoundKernel:
+def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> BoundKernel:
     """The fastest bound form that the kernel allows.
 
     Parameters
@@ -243,11 +254,12 @@ def bind(
         A compiled kernel.
     theta : Tensor of shape (p,)
         Log hyperparameters, float64.
-    center : Tensor of shape (d,)
-        What is subtracted from every row before squared norms are formed; its dtype and device are
-        those of the products.
+    X : Tensor of shape (n, d)
+        The training rows: their mean is subtracted from every row before squared norms are formed,
+        and their dtype and device are those of the products.
     """
     terms = kernel.stationary_terms()
     if terms is None:
         return AutodiffKernel(kernel, theta)
-    return StationaryKernel(kernel, theta, terms, center)
+    center = X.mean(0)
+    return StationaryKernel(kernel, theta, terms, center, (X - center).square().mean(0))

@@ -87,7 +87,7 @@ class KernelOperator(LinearOperator):
         with torch.no_grad():
             noise = kernel.noise(self.theta, X)
             self.noise = (noise if extra_noise is None else noise + extra_noise).to(X.dtype)
-            self.bound: BoundKernel = bind(kernel, self.theta, X.mean(0))
+            self.bound: BoundKernel = bind(kernel, self.theta, X)
             self._rows = self.bound.prepare(X)
             self._diag = self.bound.diag(X).to(X.dtype)
         self._keep = keep

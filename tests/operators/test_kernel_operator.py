@@ -6,7 +6,7 @@ import torch
 from contracts.operator_contract import PROBLEMS, SMALL_TILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import normal
+from oracles import generator, normal
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -53,7 +53,7 @@ def test_closed_form_agrees_with_automatic_differentiation(kernel):
     compiled = compile_kernel(kernel, 3)
     theta = compiled.theta0 + 0.1
     X, Z, weights = normal(9, 3, seed=1), normal(6, 3, seed=2), normal(9, 6, seed=3)
-    closed, automatic = bind(compiled, theta, X.mean(0)), AutodiffKernel(compiled, theta)
+    closed, automatic = bind(compiled, theta, X), AutodiffKernel(compiled, theta)
     assert isinstance(closed, StationaryKernel)
     values, grads = [], []
     for bound in (closed, automatic):
@@ -92,6 +92,26 @@ def test_single_precision_gradient_of_the_kernel_with_a_kink_keeps_its_digits():
     exact = operator(kernel, X).bilinear_grad(weights)
     single = operator(kernel, X, dtype=torch.float32).bilinear_grad(weights.float())
     np.testing.assert_allclose(single, exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5, np.inf])
+@pytest.mark.parametrize("length_scale", [0.5, 0.05, 0.005])
+def test_single_precision_keeps_near_rows_apart_at_any_length_scale(nu, length_scale):
+    # Rows of a time series, each with a near neighbour and one equal to it.
+    X = 1.7 * (2 * torch.rand(300, 1, generator=generator(0), dtype=torch.float64) - 1)
+    X[100:200] = X[:100] + 0.1 * length_scale * normal(100, 1)
+    X[200:] = X[:100]
+    X = X.float().double()
+    kernel, weights = Matern(length_scale, nu=nu), normal(300, 300, seed=1)
+    weights = weights + weights.T
+    exact, single = operator(kernel, X), operator(kernel, X, dtype=torch.float32)
+    error = (single.to_dense().double() - exact.to_dense()).abs().max()
+    assert float(error) < 1e-5
+    assert float(torch.linalg.eigvalsh(single.to_dense().double())[0]) > -2e-5
+    _, dK = kernel(X.numpy(), eval_gradient=True)
+    size = float((np.abs(dK) * weights.abs().numpy()[:, :, None]).sum())
+    gap = single.bilinear_grad(weights.float()) - exact.bilinear_grad(weights)
+    assert float(gap.abs().max()) < 1e-5 * size
 
 
 # ---------------------------------------------------------------- tiled and kept
