@@ -185,7 +185,7 @@ for name, a_mean, a_std, style in [
     right.plot(levels, shares, style, label=name)
 right.set(xlabel="nominal level of the interval", ylabel="share of test flights inside", aspect=1)
 right.set_title("Calibration")
-right.legend(loc="upper left", fontsize="small")
+right.legend(loc="lower right", fontsize="small")
 
 # Saved where a file is named (make demo does), shown otherwise.
 if len(sys.argv) > 1:

@@ -14,6 +14,8 @@ _SUFFICIENT = 1e-4
 # In nats: at a hundred rows this still pins a log hyperparameter to a few thousandths.
 _SMALLEST_GAIN = 1e-4
 _MAX_BACKTRACKS = 8
+# How near to a bound counts as on it.
+_SLACK = 1e-10
 
 
 class QuasiNewton(BaseEstimator):
@@ -58,7 +60,7 @@ class QuasiNewton(BaseEstimator):
         B = _first_metric(grad) if fresh else metric.copy()
         small = 0
         for _ in range(max_iter - 1):
-            step = _direction(B, theta, grad, bounds)
+            step, whole = _direction(B, theta, grad, bounds)
             predicted = float(grad @ step)
             if not predicted > 0 or (refining and 0.5 * predicted < self.gain_tol):
                 break
@@ -71,7 +73,8 @@ class QuasiNewton(BaseEstimator):
             B, fresh = _update(B, s, y, fresh), False
             gain = new_value - value
             theta, value, grad = new_theta, new_value, new_grad
-            small = small + 1 if gain < max(self.tol * abs(value), _SMALLEST_GAIN) else 0
+            # A step cut short says nothing about how much there is left to gain.
+            small = small + 1 if whole and gain < max(self.tol * abs(value), _SMALLEST_GAIN) else 0
             if small == 2:
                 break
         return Optimum(theta, B)
@@ -83,17 +86,36 @@ def _first_metric(grad: np.ndarray) -> np.ndarray:
 
 def _direction(
     B: np.ndarray, theta: np.ndarray, grad: np.ndarray, bounds: np.ndarray
-) -> np.ndarray:
-    """B grad over the variables that are free to move, no longer than the longest step."""
-    slack = 1e-10
-    held = ((theta <= bounds[:, 0] + slack) & (grad < 0)) | (
-        (theta >= bounds[:, 1] - slack) & (grad > 0)
-    )
-    free = ~held
-    step = np.zeros_like(theta)
-    step[free] = B[np.ix_(free, free)] @ grad[free]
-    longest = np.abs(step).max(initial=0.0)
-    return step * min(1.0, _LONGEST_STEP / longest) if longest > 0 else step
+) -> tuple[np.ndarray, bool]:
+    """B grad over the variables that are free to move, and whether it is the whole step."""
+    at_lower = theta <= bounds[:, 0] + _SLACK
+    at_upper = theta >= bounds[:, 1] - _SLACK
+    free = ~((at_lower & (grad < 0)) | (at_upper & (grad > 0)))
+    while True:
+        step = np.zeros_like(theta)
+        step[free] = _reduced(B, free) @ grad[free]
+        # A variable may be pushed out through its coupling to others, against its own slope.
+        outward = (at_lower & (step < 0)) | (at_upper & (step > 0))
+        if not outward.any():
+            break
+        free &= ~outward
+    # Until the longest step or the first bound: beyond it the curvature is another one.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.where(step > 0, bounds[:, 1] - theta, theta - bounds[:, 0])
+        ratios = np.concatenate([room, np.full(len(step), _LONGEST_STEP)]) / np.tile(
+            np.abs(step), 2
+        )
+    shortened = min(1.0, float(np.nanmin(ratios, initial=1.0)))
+    return step * shortened, shortened == 1.0
+
+
+def _reduced(B: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """The inverse Hessian over the free variables while the others are held."""
+    held = ~free
+    if not held.any():
+        return B
+    coupling = B[np.ix_(free, held)]
+    return B[np.ix_(free, free)] - coupling @ np.linalg.solve(B[np.ix_(held, held)], coupling.T)
 
 
 def _search(evaluate, theta, value, predicted, step, bounds):
