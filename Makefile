@@ -27,6 +27,9 @@ ifneq ($(wildcard ../shared/data/uci),)
 export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
+# Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
+demo test doc: export OMP_WAIT_POLICY ?= PASSIVE
+
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 

