@@ -2,8 +2,8 @@
 
 The functions take the true targets, the predicted means and the predicted standard deviations; the
 scorers call ``predict(X, return_std=True)`` themselves and go wherever scikit-learn takes a
-``scoring``: `cross_val_score`, `cross_validate`, `GridSearchCV`. Longer than most files here because each function documents its
-parameters in full.
+``scoring``: `cross_val_score`, `cross_validate`, `GridSearchCV`. Longer than most files here
+because each function documents its parameters in full.
 """
 
 import copy

@@ -421,6 +421,7 @@ class IterativeGPRegressor(GPRegressorBase):
             n_subsets=plan.n_subsets,
             exact_rows=plan.exact_subset_rows,
             adapt_dtype=self.dtype == "auto",
+            factor_if_ill_conditioned=plan.factor_if_ill_conditioned,
         )
         run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
         return fit_hyperparameters(problem, estimator, kernel.theta0.numpy(), run)
@@ -549,7 +550,8 @@ class IterativeGPRegressor(GPRegressorBase):
             text = {
                 "max_seconds": f"The time budget max_seconds={self.max_seconds} ended training",
                 "interrupted": "Training was interrupted",
-                "diverged": "The gradient was not finite and training stopped",
+                "diverged": "A linear solve broke down or the gradient was not finite: training "
+                "stopped",
             }[reason]
             messages.append(
                 f"{text} after {self.n_iter_} gradient evaluations; the best hyperparameters so "

@@ -11,7 +11,9 @@ from .._validation import available_memory, check_memory, format_bytes
 
 # Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
 # benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.
-EXACT_TRAINING_ROWS = {"cpu": 16_000, "cuda": 30_000}
+EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000}
+# Rows up to which a badly conditioned problem is rather trained by float64 factorisations.
+EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000}
 # Rows up to which one factorisation for prediction is worth its n^3 / 3 flops.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000}
 # Up to here every step is so cheap that double precision costs nothing that matters.
@@ -50,6 +52,8 @@ class Plan:
         Neighbourhoods to average over; 1 is nested random subsets.
     exact_subset_rows : int
         Largest of the nested subsets.
+    factor_if_ill_conditioned : bool
+        Whether "auto" may turn to Cholesky when the subsets show that float32 will not do.
     posterior : {"exact", "pathwise", "solve"}
         What answers variances.
     """
@@ -62,6 +66,7 @@ class Plan:
     subset_size: int | None
     n_subsets: int
     exact_subset_rows: int
+    factor_if_ill_conditioned: bool
     posterior: str
 
 
@@ -123,6 +128,13 @@ def make_plan(
         keep=exact or bytes_train <= 0.5 * room,
         subset_size=size,
         n_subsets=n_subsets,
+        factor_if_ill_conditioned=(
+            not exact
+            and isinstance(solver, str)
+            and solver == "auto"
+            and n <= EXACT_FALLBACK_ROWS[device.type]
+            and 24 * n * n <= 0.8 * room
+        ),
         exact_subset_rows=EXACT_SUBSET_ROWS if subset_size == "auto" else size or 0,
         posterior=posterior,
     )

@@ -32,6 +32,8 @@ _REFINING_ADAM_STEPS = 30
 _LARGE_ROWS = 50_000
 # A subset's optimum is a start: gains below so much of the likelihood are left to the next stage.
 _SUBSET_TOL = 1e-4
+# In nats a row: a predicted gain below it is not worth another step on the rows at hand.
+_GAIN_PER_ROW = 3e-4
 # Each random subset is so many times larger than the one before.
 _GROWTH = 3
 # Above this, float32 cannot factorise H: the bound on its condition times the unit roundoff.
@@ -60,6 +62,8 @@ class StageSettings:
         Subsets grow up to this size.
     adapt_dtype : bool
         Whether a badly conditioned problem may be moved from float32 to float64.
+    factor_if_ill_conditioned : bool
+        Whether such a problem is then trained by Cholesky whatever the estimator.
     """
 
     optimizer: Any
@@ -72,6 +76,7 @@ class StageSettings:
     n_subsets: int
     exact_rows: int
     adapt_dtype: bool
+    factor_if_ill_conditioned: bool
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def fit_hyperparameters(
         The best of all starts where values are exact; else the first's.
     """
     settings = run.settings
-    n_iter, metric = 0, None
+    n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
         start = _initialise(problem, theta, run)
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
@@ -105,12 +110,20 @@ def fit_hyperparameters(
     starts = [theta]
     if estimator.exact:
         starts += restart_points(run.bounds, settings.n_restarts, run.random_state)
-    best: TrainingResult | None = None
-    for first, point in enumerate(starts):
-        known = metric if first == 0 else None
-        result = _train_all_rows(problem, estimator, point, run, known)
+    best = start
+    for k, point in enumerate(starts):
+        try:
+            result = _train_all_rows(problem, estimator, point, run, metric if k == 0 else None)
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            return replace(best, n_iter=n_iter, stop_reason="interrupted")
+        except torch.linalg.LinAlgError:
+            if k == 0:
+                raise
+            continue
         n_iter += result.n_iter
-        if best is None or result.value > best.value:
+        if k == 0 or result.value > best.value:
             best = result
         if result.stop_reason not in ("converged", "max_iter"):
             break
@@ -130,8 +143,12 @@ def _train_all_rows(
     steps = settings.max_iter
     if steps == "auto":
         steps = _default_steps(optimizer, estimator.exact, initialised)
-    if estimator.exact and settings.adapt_dtype:
+    if settings.adapt_dtype:
         problem = _well_conditioned(problem, theta)
+        if problem.X.dtype == torch.float64 and settings.factor_if_ill_conditioned:
+            # Iterative solvers would need thousands of epochs; a factorisation does not care.
+            estimator = ExactGradient()
+            optimizer = _optimizer(settings, True, len(problem.X), metric is not None)
     return _stage("full", problem, estimator, optimizer, theta, run, steps, metric)
 
 
@@ -169,6 +186,8 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
     if isinstance(choice, str) and choice == "auto":
         # Without values BFGS needs a curvature to start from; Adam needs nothing.
         choice = "bfgs" if exact or has_metric else "adam"
+        if choice == "bfgs":
+            return QuasiNewton(gain_tol=_worthwhile(n))
     rate = settings.learning_rate
     if rate == "auto":
         rate = 0.1 if n <= _LARGE_ROWS else 0.03
@@ -179,6 +198,10 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
             "solver does not give: use optimizer='adam', or solver='cholesky'."
         )
     return optimizer
+
+
+def _worthwhile(n: int) -> float:
+    return max(0.5, _GAIN_PER_ROW * n)
 
 
 def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
@@ -199,7 +222,14 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResu
         part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
         result = _stage(
-            f"{size}", part, ExactGradient(), QuasiNewton(_SUBSET_TOL), theta, run, steps, metric
+            f"{size}",
+            part,
+            ExactGradient(),
+            QuasiNewton(_SUBSET_TOL, gain_tol=_worthwhile(size)),
+            theta,
+            run,
+            steps,
+            metric,
         )
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter

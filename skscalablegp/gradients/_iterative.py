@@ -115,7 +115,7 @@ class _IterativeGradient(GradientEstimator):
         """1/2 sum_t v_t' dH v_t - t/2 mean_j left_j' dH right_j as one bilinear form."""
         t = problem.Y.shape[1]
         left, right = self.trace_pairs(B[:, t:], solved[:, t:])
-        s = left.shape[1]
+        s = max(left.shape[1], 1)
         V = solved[:, :t]
         return 0.5 * operator.bilinear_grad(
             torch.cat([V, left * (-t / s)], 1), torch.cat([V, right], 1)

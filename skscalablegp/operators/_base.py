@@ -56,9 +56,12 @@ class LinearOperator(ABC):
 
     @abstractmethod
     def bilinear_grad(
-        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"]
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
     ) -> Float[Tensor, " p"]:
-        """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, float64."""
+        """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, float64, one epoch.
+
+        Without `right`, `left` is a symmetric n x n matrix W and the function is ``sum(W * H)``.
+        """
 
     @abstractmethod
     def to_dense(self) -> Float[Tensor, "n n"]:

@@ -49,9 +49,11 @@ class DenseOperator(LinearOperator):
         return self.H.diagonal().clone()
 
     def bilinear_grad(
-        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"]
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
     ) -> Float[Tensor, " p"]:
         self._count(self.H.numel())
+        if right is None:
+            return torch.einsum("ij,pij->p", left, self.derivatives).double()
         products = torch.einsum("pij,js->pis", self.derivatives, right)
         return torch.einsum("is,pis->p", left, products).double()
 

@@ -80,3 +80,18 @@ def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
             "does not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
         )
     return variance.clamp_min(0)
+
+
+def joint_normal(
+    posterior: Posterior,
+    X: Float[Tensor, "m d"],
+    n_samples: int,
+    random_state: np.random.RandomState,
+) -> Float[Tensor, "m t s"]:
+    """Draws of a new observation from the posterior's mean and covariance; O(m^3)."""
+    covariance = posterior.covariance(X).cpu().double().numpy()
+    covariance[np.diag_indices_from(covariance)] += posterior.noise(X).cpu().double().numpy()
+    means = posterior.mean(X).cpu().double().numpy()
+    # The same call as scikit-learn's, so that equal seeds give equal draws.
+    draws = [random_state.multivariate_normal(mean, covariance, n_samples).T for mean in means.T]
+    return torch.as_tensor(np.stack(draws, 1))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..operators import KernelOperator
-from ._base import Posterior, reported_variance
+from ._base import Posterior, joint_normal, reported_variance
 
 
 class ExactPosterior(Posterior):
@@ -53,11 +53,4 @@ class ExactPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
-        covariance = self.covariance(X).cpu().double().numpy()
-        covariance[np.diag_indices_from(covariance)] += self.noise(X).cpu().double().numpy()
-        means = self.mean(X).cpu().double().numpy()
-        # The same call as scikit-learn's, so that equal seeds give equal draws.
-        draws = [
-            random_state.multivariate_normal(mean, covariance, n_samples).T for mean in means.T
-        ]
-        return torch.as_tensor(np.stack(draws, 1))
+        return joint_normal(self, X, n_samples, random_state)

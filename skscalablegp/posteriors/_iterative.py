@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..features import PriorFeatures, sample_prior_features
+from ..features import PriorFeatures
 from ..operators import KernelOperator
 from ..solvers import Solution, solve
-from ._base import Posterior
+from ._base import Posterior, joint_normal
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ class IterativePosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
-        stored = 0 if self.samples is None else self.samples.prior_weights.shape[1]
+        if self.samples is None:
+            # Covariances are solved for to tolerance anyway, and need no spectral density.
+            return joint_normal(self, X, n_samples, random_state)
+        stored = self.samples.prior_weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         t = self.weights.shape[1]
         if n_samples * t <= stored:
@@ -124,14 +127,7 @@ class IterativePosterior(Posterior):
 
     def _draw(self, n_samples: int, generator: torch.Generator) -> PathwiseSamples:
         """New prior draws and their solve."""
-        op = self.operator
-        features = (
-            self.samples.features
-            if self.samples is not None
-            else sample_prior_features(
-                op.kernel, op.X.shape[1], 1000, generator, op.dtype, op.device
-            )
-        )
+        op, features = self.operator, self.samples.features
         shape = (features.n_features, n_samples)
         w = torch.randn(shape, generator=generator, dtype=op.dtype).to(op.device)
         eps = torch.randn(op.shape[0], n_samples, generator=generator, dtype=op.dtype)

@@ -10,6 +10,7 @@ from torch import Generator
 
 from ..gradients import GradientEstimator, GradientState
 from ..objectives import GPProblem
+from ..solvers import Status
 from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer
 
@@ -65,7 +66,9 @@ class _Run:
                 raise
             return self._retreat(theta)
         grad = estimate.grad.cpu().numpy()
-        if not np.isfinite(grad).all():
+        broken = estimate.solution is not None and estimate.solution.status is Status.BREAKDOWN
+        if broken or not np.isfinite(grad).all():
+            self.monitor.note(estimate)
             raise StopTraining("diverged")
         value = float("nan") if estimate.value is None else estimate.value
         self.state = state
@@ -79,6 +82,8 @@ class _Run:
 
     def _retreat(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """A finite, sloping stand-in where H has no factor, so that a line search steps back."""
+        if np.isnan(self.values[-1]):
+            raise StopTraining("diverged")
         back = self.iterates[-1] - theta
         drop = abs(self.values[-1]) + len(self.problem.X)
         return self.values[-1] - drop, 2 * drop * back / max(float(back @ back), 1e-300)
@@ -91,14 +96,17 @@ class _Run:
         if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
             raise StopTraining("converged")
 
-    def result(self, reason: str, average: int, metric: np.ndarray | None = None) -> TrainingResult:
+    def result(
+        self, start: np.ndarray, reason: str, average: int, metric: np.ndarray | None
+    ) -> TrainingResult:
+        value = float("nan")
         if self.best_theta is not None:
-            theta = self.best_theta
-        else:
+            theta, value = self.best_theta, self.best_value
+        elif self.iterates:
             theta = np.mean(self.iterates[-average:], axis=0)
-        return TrainingResult(
-            theta, self.best_value, self.state, len(self.iterates), reason, metric
-        )
+        else:
+            theta = start
+        return TrainingResult(theta, value, self.state, len(self.iterates), reason, metric)
 
 
 def train(
@@ -155,10 +163,13 @@ def train(
         problem, estimator, state or GradientState(), generator, monitor, n_iter_no_change, tol
     )
     reason = "max_iter"
+    start = np.clip(theta, bounds[:, 0], bounds[:, 1])
     try:
-        start = np.clip(theta, bounds[:, 0], bounds[:, 1])
         optimum = optimizer.maximize(run.evaluate, start, bounds, max_iter, metric)
         metric = optimum.metric
+        if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
+            # A callable may end at a point that it never evaluated.
+            run.evaluate(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
         if len(run.iterates) < max_iter:
             reason = "converged"
     except StopTraining as stop:
@@ -167,7 +178,7 @@ def train(
         if not run.iterates:
             raise
         reason = "interrupted"
-    return run.result(reason, average, metric)
+    return run.result(start, reason, average, metric)
 
 
 def restart_points(

@@ -114,14 +114,20 @@ class Monitor:
             seconds=time.perf_counter() - self.started,
         )
         self.steps.append(step)
-        if solution is not None:
-            self.solutions.append(SolveSummary(solution.status, step.residual, step.epochs))
+        self.note(estimate)
         if self._bar is not None:
             self._bar.set_postfix(self._summary(step), refresh=False)
             self._bar.update()
         if any([callback(step) for callback in self.callbacks]):
             raise StopTraining("callback")
         self.check_time()
+
+    def note(self, estimate: GradientEstimate) -> None:
+        """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""
+        solution = estimate.solution
+        if solution is not None:
+            residual = float(solution.residuals.max())
+            self.solutions.append(SolveSummary(solution.status, residual, float(solution.epochs)))
 
     def check_time(self) -> None:
         """Raise StopTraining when the time budget is spent."""
