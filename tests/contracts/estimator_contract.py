@@ -7,7 +7,6 @@ cannot do is said in the row, never in a test. scikit-learn's own checks run ove
 import inspect
 import pickle
 import re
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
