@@ -2,14 +2,38 @@
 
 from ._arrays import to_numpy, to_torch
 from ._fourier import PriorFeatures, sample_prior_features
+from ._grid import (
+    Axis,
+    Grid,
+    GridMoments,
+    cell_polynomials,
+    grid_moments,
+    keys_weights,
+    local_polynomials,
+    make_grid,
+    offset_sums,
+    value_polynomials,
+    varying_columns,
+)
 from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
+    "Axis",
     "Frequencies",
+    "Grid",
+    "GridMoments",
     "NoSpectralDensity",
     "PriorFeatures",
+    "cell_polynomials",
+    "grid_moments",
+    "keys_weights",
+    "local_polynomials",
+    "make_grid",
+    "offset_sums",
     "register_spectrum",
     "sample_prior_features",
     "to_numpy",
     "to_torch",
+    "value_polynomials",
+    "varying_columns",
 ]

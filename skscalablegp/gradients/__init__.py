@@ -8,6 +8,7 @@ from ._iterative import (
     StandardGradient,
     built_preconditioner,
 )
+from ._truncated import TruncatedGradient
 
 __all__ = [
     "ExactGradient",
@@ -17,5 +18,6 @@ __all__ = [
     "PathwiseGradient",
     "PathwiseProbes",
     "StandardGradient",
+    "TruncatedGradient",
     "built_preconditioner",
 ]

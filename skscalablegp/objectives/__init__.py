@@ -2,5 +2,13 @@
 
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
+from ._truncated import TruncatedLikelihood, likelihood_terms, truncated_likelihood
 
-__all__ = ["ExactEvaluation", "GPProblem", "exact_marginal_likelihood"]
+__all__ = [
+    "ExactEvaluation",
+    "GPProblem",
+    "TruncatedLikelihood",
+    "exact_marginal_likelihood",
+    "likelihood_terms",
+    "truncated_likelihood",
+]

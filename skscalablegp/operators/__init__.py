@@ -3,13 +3,21 @@
 from ._base import LinearOperator
 from ._bound import bind
 from ._dense import DenseOperator
+from ._grid_kernel import GridKernel
+from ._interpolated import InterpolatedOperator
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._kronecker import Kronecker
+from ._toeplitz import Toeplitz
 
 __all__ = [
     "CrossOperator",
     "DenseOperator",
+    "GridKernel",
+    "InterpolatedOperator",
     "KernelOperator",
+    "Kronecker",
     "LinearOperator",
+    "Toeplitz",
     "Workspace",
     "bind",
     "tile_size",

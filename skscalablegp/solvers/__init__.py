@@ -1,11 +1,15 @@
 """Solve H V = B: solvers with one step each, stopping rules, and the loop around them."""
 
+from ._adasap import ADASAP, ADASAPState
+from ._ap import AP, APState
 from ._base import Column, Solver, SolverState
 from ._cg import CG, CGState
 from ._cholesky import Cholesky, CholeskyState, cholesky_with_jitter
 from ._lanczos import Lanczos, lanczos, stochastic_log_det, tridiagonal_from_cg
 from ._loop import solve
 from ._resolve import SOLVERS, resolve_solver
+from ._sdd import SDD, SDDState
+from ._sgd import SGD, SGDState
 from ._solution import Solution, Status
 from ._stopping import (
     AllOf,
@@ -19,8 +23,14 @@ from ._stopping import (
 )
 
 __all__ = [
+    "ADASAP",
+    "AP",
     "CG",
+    "SDD",
+    "SGD",
     "SOLVERS",
+    "ADASAPState",
+    "APState",
     "AllOf",
     "AnyOf",
     "CGState",
@@ -33,6 +43,8 @@ __all__ = [
     "MaxSeconds",
     "Progress",
     "RelativeResidual",
+    "SDDState",
+    "SGDState",
     "Solution",
     "Solver",
     "SolverState",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from ._adasap import ADASAP
+from ._ap import AP
 from ._base import Solver
 from ._cg import CG
 from ._cholesky import Cholesky
+from ._sdd import SDD
+from ._sgd import SGD
 
 # one row for each solver: the name and how to make it with its defaults
 SOLVERS = {
     "cg": lambda: CG(preconditioner="pivoted_cholesky"),
     "cholesky": lambda: Cholesky(),
+    "ap": lambda: AP(),
+    "sgd": lambda: SGD(),
+    "sdd": lambda: SDD(),
+    "adasap": lambda: ADASAP(),
 }
 
 

@@ -88,6 +88,19 @@ class SolverContract:
     def test_reaches_the_tolerance_in_float32(self, row, problem, tol):
         expect_solved(row, problem, tol, torch.float32)
 
+    @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
+    def test_an_ill_conditioned_end_is_honest(self, row, tol):
+        problem = spectrum_problem(1e6)
+        stopping = RelativeResidual(tol) | MaxEpochs(200)
+        solution = solve(problem.operator(), problem.B, row.make(), stopping=stopping)
+        truth = float(problem.relative_residuals(solution.value).max())
+        if solution.converged:
+            assert truth <= 1.01 * tol
+        else:
+            assert solution.status in (Status.MAX_EPOCHS, Status.STAGNATED)
+            assert solution.status.remedy and truth > 0.99 * tol
+            assert 0.5 * truth < float(solution.residuals.max()) < 2 * truth
+
     def test_zero_right_hand_side(self, row):
         problem = kernel_problem(s=2)
         B = torch.zeros_like(problem.B)

@@ -4,7 +4,7 @@ import pytest
 from contracts.solver_contract import SolverContract, SolverRow
 
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
-from skscalablegp.solvers import CG, Cholesky
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky
 
 ROWS = [
     SolverRow("cg", lambda: CG()),
@@ -13,6 +13,12 @@ ROWS = [
     SolverRow("cg-nystrom", lambda: CG(Nystrom(rank=10, random_state=0))),
     SolverRow("cg-refreshed", lambda: CG("pivoted_cholesky", residual_refresh=5)),
     SolverRow("cholesky", lambda: Cholesky(), direct=True),
+    SolverRow("ap", lambda: AP(block_size=30), max_condition=1e5, max_epochs=20_000),
+    SolverRow("ap-one-block", lambda: AP(), direct=True),
+    SolverRow("sgd", lambda: SGD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
+    SolverRow("sdd", lambda: SDD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
+    SolverRow("adasap", lambda: ADASAP(block_size=15, rank=5), max_condition=1e5),
+    SolverRow("adasap-exact", lambda: ADASAP(block_size=20, rank=None), max_condition=1e5),
 ]
 
 
