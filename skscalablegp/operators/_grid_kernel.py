@@ -1,0 +1,252 @@
+"""A kernel on a grid: Toeplitz along every axis, Kronecker over axes, block diagonal over grids."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..features import Grid, keys_weights
+from ..kernels import Constant, Linear, Node, Stationary, TorchKernel
+from ._kronecker import Kronecker
+from ._toeplitz import Toeplitz
+
+# Leaves that are products over columns of one stationary function a column.
+_SEPARABLE_FAMILIES = ("rbf",)
+
+
+class GridKernel:
+    """The covariance Kuu of the points of a grid, as a function of theta.
+
+    Every component of the grid (one for a product grid, one a column for an additive one) has the
+    kernel itself, seen along the component's axes only. A component is a sum of terms, each the
+    Kronecker product of one Toeplitz matrix an axis; along a single axis the terms are added up.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+        A sum of products of constants and stationary kernels. With more than one axis in a
+        component each must be a product over columns: RBF, or a leaf with ``separable = True``.
+    grid : Grid
+        Where.
+
+    Raises
+    ------
+    ValueError
+        For a kernel that is not stationary, or not a product over the columns.
+    """
+
+    def __init__(self, kernel: TorchKernel, grid: Grid):
+        self.kernel = kernel
+        self.grid = grid
+        self._products = kernel.node.products()
+        joint = max(len(axes) for axes in grid.components) > 1
+        for leaf in {leaf for factors in self._products for leaf in factors}:
+            _check_leaf(leaf, joint)
+
+    @property
+    def n_points(self) -> int:
+        return self.grid.n_points
+
+    def columns(self, theta: Float[Tensor, " p"]) -> list[list[list[Tensor]]]:
+        """First columns of the Toeplitz factors, by component, term and axis; differentiable."""
+        out = []
+        for axes in self.grid.components:
+            lags = [axis.step * np.arange(axis.size) for axis in axes]
+            out.append(self._terms(theta, axes, lags))
+        return out
+
+    def _terms(self, theta: Tensor, axes: tuple, lags: list[np.ndarray]) -> list[list[Tensor]]:
+        """k at lags along each axis, by term; the amplitude is in the first axis."""
+        terms = []
+        for factors in self._products:
+            values = [self._along(theta, factors, a.column, r)
+                      for a, r in zip(axes, lags, strict=True)]  # fmt: skip
+            for leaf in factors:
+                if isinstance(leaf, Constant):
+                    values[0] = values[0] * leaf.constant.value(theta)
+            terms.append(values)
+        if not terms:
+            return [[torch.zeros(r.shape, dtype=torch.float64) for r in lags]]
+        if len(axes) == 1:
+            return [[sum(values[0] for values in terms)]]
+        return terms
+
+    def _along(self, theta: Tensor, factors: tuple[Node, ...], column: int, lags: np.ndarray):
+        X = torch.zeros(lags.size, self.kernel.n_features, dtype=torch.float64)
+        X[:, column] = torch.from_numpy(lags.ravel())
+        value = torch.ones(lags.size, dtype=torch.float64)
+        for leaf in factors:
+            if not isinstance(leaf, Constant):
+                value = value * leaf.smooth(theta, X, torch.zeros_like(X[:1]))[:, 0]
+        return value.reshape(lags.shape)
+
+    def noise(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+        """The variance of the kernel's white noise, the same everywhere; differentiable."""
+        X = torch.zeros(1, self.kernel.n_features, dtype=torch.float64)
+        return self.kernel.noise(theta, X)[0]
+
+    def matmul(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Tensor:
+        """Kuu V; O(m log m) a column."""
+        return _apply(self.columns(theta), self.grid, V)
+
+    def quadratic(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Float[Tensor, ""]:
+        """tr(V' Kuu V), differentiable in theta."""
+        return (V * self.matmul(theta, V)).sum()
+
+    def trace_with(
+        self, theta: Float[Tensor, " p"], sums: list[Tensor]
+    ) -> Float[Tensor, ""]:
+        """tr(G Kuu) from the `offset_sums` of each component's block of G, differentiable."""
+        steps = (torch.arange(7) - 3).abs()
+        total = torch.zeros((), dtype=torch.float64)
+        for terms, weights in zip(self.columns(theta), sums, strict=True):
+            for values in terms:
+                left = weights
+                for column in values:
+                    near = torch.cat([column, column.new_zeros(4)])[steps]
+                    left = torch.tensordot(near, left, dims=([0], [0]))
+                total = total + left
+        return total
+
+    def to_dense(self, theta: Float[Tensor, " p"]) -> Tensor:
+        """Kuu, m^2 numbers."""
+        blocks = [
+            sum(Kronecker([Toeplitz(c) for c in values]).to_dense() for values in terms)
+            for terms in self.columns(theta)
+        ]
+        return torch.block_diag(*blocks)
+
+    def factor(self, theta: Float[Tensor, " p"], tol: float) -> Tensor:
+        """F with Kuu - F F' positive semidefinite up to rounding and of trace at most `tol`.
+
+        Eigenvectors of the small factors, whose products are cut where the eigenvalues left out
+        add up to `tol`. Smooth kernels need far fewer columns than points.
+        """
+        parts = []
+        columns = self.columns(theta)
+        n_terms = sum(len(terms) for terms in columns)
+        for terms, shape, start in zip(columns, self.grid.shapes, self.grid.starts, strict=True):
+            for values in terms:
+                block = _term_factor(values, tol / n_terms)
+                full = block.new_zeros(self.n_points, block.shape[1])
+                full[start : start + math.prod(shape)] = block
+                parts.append(full)
+        return torch.cat(parts, 1)
+
+    def rank(self, theta: Float[Tensor, " p"], tol: float) -> int:
+        """How many columns `factor` will have, without building them."""
+        columns = self.columns(theta)
+        n_terms = sum(len(terms) for terms in columns)
+        return sum(
+            len(_kept([torch.linalg.eigvalsh(Toeplitz(c).to_dense()) for c in values],
+                      tol / n_terms)[0])
+            for terms in columns for values in terms
+        )  # fmt: skip
+
+    def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
+        """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
+
+        The grid is thought of as going on for ever: also off the grid the four points around x on
+        each axis are used, without a larger grid being built. O(m) a row.
+        """
+        parts = []
+        for axes in self.grid.components:
+            lags, weights = [], []
+            for axis in axes:
+                first, v = axis.locate(X[:, axis.column])
+                near = first[:, None] + np.arange(4)
+                lags.append(np.abs(near[:, :, None] - np.arange(axis.size)) * axis.step)
+                weights.append(torch.from_numpy(keys_weights(v)))
+            block = 0
+            for values in self._terms(theta, axes, lags):
+                row = torch.ones(len(X), 1, dtype=torch.float64)
+                for weight, value in zip(weights, values, strict=True):
+                    along = torch.einsum("sp,spm->sm", weight, value)
+                    row = (row[:, :, None] * along[:, None, :]).flatten(1)
+                block = block + row
+            parts.append(block)
+        return torch.cat(parts, 1)
+
+    def cross(
+        self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None
+    ) -> Tensor:
+        """W_x K W_z' on the endless grid for all pairs of rows, or for equal rows without Z."""
+        total = 0
+        for axes in self.grid.components:
+            lags, pairs = [], []
+            for axis in axes:
+                (i, v), (j, w) = (
+                    axis.locate(A[:, axis.column]) for A in (X, X if Z is None else Z)
+                )
+                left, right = i[:, None] + np.arange(4), j[:, None] + np.arange(4)
+                if Z is None:
+                    lag = left[:, :, None] - right[:, None, :]
+                else:
+                    lag = left[:, None, :, None] - right[None, :, None, :]
+                lags.append(np.abs(lag) * axis.step)
+                pairs.append((torch.from_numpy(keys_weights(v)), torch.from_numpy(keys_weights(w))))
+            rule = "ap,apq,aq->a" if Z is None else "ap,abpq,bq->ab"
+            for values in self._terms(theta, axes, lags):
+                term = 1
+                for (left, right), value in zip(pairs, values, strict=True):
+                    term = term * torch.einsum(rule, left, value, right)
+                total = total + term
+        return total
+
+
+def _apply(columns: list, grid: Grid, V: Tensor) -> Tensor:
+    out = []
+    for terms, shape, start in zip(columns, grid.shapes, grid.starts, strict=True):
+        part = V[start : start + math.prod(shape)]
+        out.append(sum(Kronecker([Toeplitz(c) for c in values]).matmul(part) for values in terms))
+    return torch.cat(out)
+
+
+def _term_factor(columns: list[Tensor], tol: float) -> Tensor:
+    pairs = [torch.linalg.eigh(Toeplitz(c).to_dense()) for c in columns]
+    places, product = _kept([values for values, _ in pairs], tol)
+    where = np.unravel_index(places.numpy(), [len(values) for values, _ in pairs])
+    block = product.sqrt()[None]
+    for (_, vectors), chosen in zip(pairs, where, strict=True):
+        chosen = vectors[:, torch.from_numpy(chosen)]
+        block = (block[:, None, :] * chosen[None, :, :]).flatten(0, 1)
+    return block
+
+
+def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
+    """The largest products of eigenvalues: those before the tail that adds up to `tol`."""
+    product = torch.ones(1, dtype=torch.float64)
+    for v in values:
+        product = (product[:, None] * v.clamp_min(0)).flatten()
+    order = product.argsort(descending=True)
+    sizes = product[order]
+    tail = sizes.flip(0).cumsum(0).flip(0)
+    # Below this eigenvalues are rounding, whatever was asked.
+    floor = torch.finfo(torch.float64).eps * float(sizes[0])
+    count = max(int(((tail > tol) & (sizes > floor)).sum()), 1)
+    return order[:count], sizes[:count]
+
+
+def _check_leaf(leaf: Node, joint: bool) -> None:
+    if isinstance(leaf, Constant):
+        return
+    stationary = not isinstance(leaf, Linear) and type(leaf).__name__ != "PowerNode"
+    if not stationary:
+        raise ValueError(
+            f"{leaf.label} is not stationary, and on a grid only functions of the difference of "
+            "two rows have fast products. Use RBF, Matern, SpectralMixture or sums and products "
+            "of these, or IterativeGPRegressor."
+        )
+    separable = getattr(leaf, "separable", False) or (
+        isinstance(leaf, Stationary) and leaf.family in _SEPARABLE_FAMILIES
+    )
+    if joint and not separable:
+        raise ValueError(
+            f"{leaf.label} is not a product over columns, which a product grid needs. Use RBF or "
+            "SpectralMixture, structure='additive' (any stationary kernel, one column at a time), "
+            "or IterativeGPRegressor."
+        )

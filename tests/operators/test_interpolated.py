@@ -1,0 +1,153 @@
+"""Grid kernels and interpolated operators against dense W Kuu W'."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import normal
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skscalablegp.features import grid_moments, make_grid, offset_sums
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.operators import GridKernel, InterpolatedOperator, Kronecker, Toeplitz
+
+C, W = ConstantKernel, WhiteKernel
+PRODUCT = {
+    1: C(1.3) * Matern(0.4, nu=1.5) + C(0.2) * ExpSineSquared(1.1, 0.9) + W(0.1),
+    2: C(1.3) * RBF([0.5, 0.9]) + C(0.4) * RBF(0.3) + W(0.1),
+    3: C(0.7) * RBF([0.5, 0.9, 1.4]) + W(0.1),
+}
+CASES = [(d, "product", kernel) for d, kernel in PRODUCT.items()]
+CASES += [(3, "additive", C(0.7) * Matern([0.5, 0.9, 1.4], nu=2.5) + RationalQuadratic() + W(0.1))]
+
+
+def make(d, structure, kernel, n=40):
+    X = np.random.default_rng(d).uniform(-1, 2, (n, d))
+    compiled = compile_kernel(kernel, d)
+    return X, compiled.theta0, GridKernel(compiled, make_grid(X, [9, 10, 11], structure))
+
+
+def grid_points(grid):
+    """Every component's points, and the columns that they have values for."""
+    for axes in grid.components:
+        mesh = np.meshgrid(*[axis.points for axis in axes], indexing="ij")
+        yield [axis.column for axis in axes], np.column_stack([part.ravel() for part in mesh])
+
+
+def dense_kuu(kernel, grid):
+    blocks = []
+    for columns, points in grid_points(grid):
+        X = np.zeros((len(points), grid.n_features))
+        X[:, columns] = points
+        blocks.append(torch.from_numpy(kernel(X, X.copy())))
+    return torch.block_diag(*blocks)
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 300])
+def test_toeplitz_products(m):
+    T, V = Toeplitz(torch.exp(-torch.arange(m, dtype=torch.float64) / 5)), normal(m, 3)
+    torch.testing.assert_close(T.matmul(V), T.to_dense() @ V, rtol=0, atol=1e-11)
+
+
+def test_kronecker_products():
+    K = Kronecker([Toeplitz(normal(m, seed=m)) for m in (4, 300, 2)])
+    V = normal(2400, 2)
+    torch.testing.assert_close(K.matmul(V), K.to_dense() @ V, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("d", "structure", "kernel"), CASES)
+class TestInterpolated:
+    def test_everything_against_dense_algebra(self, d, structure, kernel):
+        X, theta, grid_kernel = make(d, structure, kernel)
+        extra = torch.linspace(0.1, 0.5, len(X), dtype=torch.float64)
+        operator = InterpolatedOperator(grid_kernel, theta, X, extra)
+        weights = torch.from_numpy(grid_kernel.grid.interpolate(X).toarray())
+        Kuu = dense_kuu(kernel, grid_kernel.grid)
+        noise = torch.diag(extra + 0.1)
+        H = weights @ Kuu @ weights.T + noise
+        V, idx = normal(len(X), 3), torch.tensor([3, 1, 3])
+        close = dict(rtol=0, atol=1e-10)
+        torch.testing.assert_close(grid_kernel.to_dense(theta), Kuu, **close)
+        torch.testing.assert_close(operator.matmul(V), H @ V, **close)
+        torch.testing.assert_close(operator.to_dense(), H, **close)
+        torch.testing.assert_close(operator.diag(), H.diagonal(), **close)
+        torch.testing.assert_close(operator.block(idx), H[idx][:, idx], **close)
+        unique = torch.tensor([3, 1])
+        torch.testing.assert_close(operator.rows(unique), H[unique], **close)
+        # Everything from the moments, too.
+        moments = grid_moments(grid_kernel.grid, X, V.numpy())
+        expected = (weights.T @ weights).numpy()
+        np.testing.assert_allclose(moments.gram.toarray(), expected, atol=1e-10)
+        np.testing.assert_allclose(moments.rhs, (weights.T @ V).numpy(), atol=1e-10)
+
+    def test_factor_and_traces(self, d, structure, kernel):
+        X, theta, grid_kernel = make(d, structure, kernel)
+        Kuu = grid_kernel.to_dense(theta)
+        F = grid_kernel.factor(theta, 1e-11)
+        torch.testing.assert_close(F @ F.T, Kuu, rtol=0, atol=1e-10)
+        assert F.shape[1] == grid_kernel.rank(theta, 1e-11)
+        rough = Kuu - (part := grid_kernel.factor(theta, 1e-2)) @ part.T
+        assert -1e-12 < float(rough.trace()) <= 1e-2 + 1e-9
+        gram = grid_moments(grid_kernel.grid, X, X[:, :1]).gram
+        sums, grid = [], grid_kernel.grid
+        for shape, start in zip(grid.shapes, grid.starts, strict=True):
+            part = slice(start, start + int(np.prod(shape)))
+            sums.append(torch.from_numpy(offset_sums(gram[part, part], shape)))
+        expected = float((torch.from_numpy(gram.toarray()) * Kuu).sum())
+        assert float(grid_kernel.trace_with(theta, sums)) == pytest.approx(expected, rel=1e-11)
+
+    def test_gradient(self, d, structure, kernel):
+        X, theta, grid_kernel = make(d, structure, kernel)
+        operator = InterpolatedOperator(grid_kernel, theta, X)
+        left, right = normal(len(X), 2, seed=1), normal(len(X), 2, seed=2)
+        grad = operator.bilinear_grad(left, right)
+        for k in range(len(theta)):
+            values = []
+            for sign in (1, -1):
+                moved = theta.clone()
+                moved[k] += sign * 1e-5
+                H = InterpolatedOperator(grid_kernel, moved, X).to_dense()
+                values.append(float((left * (H @ right)).sum()))
+            slope = (values[0] - values[1]) / 2e-5
+            assert float(grad[k]) == pytest.approx(slope, rel=1e-6, abs=1e-6)
+        A = normal(len(X), len(X), seed=3)
+        torch.testing.assert_close(
+            operator.bilinear_grad(A + A.T),
+            operator.bilinear_grad(A + A.T, torch.eye(len(X), dtype=torch.float64)),
+        )
+
+    def test_off_the_grid_means_a_larger_grid(self, d, structure, kernel):
+        X, theta, grid_kernel = make(d, structure, kernel)
+        far = X * 1.7 + 0.3
+        larger, numbers = grid_kernel.grid.extended(far)
+        extended = GridKernel(grid_kernel.kernel, larger)
+        around = torch.from_numpy(larger.interpolate(far).toarray())
+        Kuu = extended.to_dense(theta)
+        close = dict(rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            grid_kernel.rows(theta, far), (around @ Kuu)[:, numbers], **close
+        )
+        expected = around @ Kuu @ around.T
+        torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
+        torch.testing.assert_close(grid_kernel.cross(theta, far), expected.diagonal(), **close)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "structure", "message"),
+    [
+        (DotProduct(), "additive", "DotProduct is not stationary"),
+        (Matern(), "product", "Matern is not a product over columns.*additive"),
+        (RBF() ** 0.5, "additive", "Exponentiation is not stationary"),
+    ],
+)
+def test_unsuitable_kernels(kernel, structure, message):
+    X = np.random.default_rng(0).uniform(size=(5, 2))
+    with pytest.raises(ValueError, match=message):
+        GridKernel(compile_kernel(kernel, 2), make_grid(X, [9, 9], structure))
