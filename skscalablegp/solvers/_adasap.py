@@ -1,0 +1,210 @@
+"""Accelerated sketch-and-project with approximate block solves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from ..operators import LinearOperator
+from ._cholesky import cholesky_with_jitter
+from ._rows import (
+    RowSolver,
+    RowState,
+    check_count,
+    check_number,
+    give_up,
+    make_generator,
+    next_rows,
+)
+
+
+@dataclass(eq=False)
+class ADASAPState(RowState):
+    """State of `ADASAP`; ``scale`` multiplies its step sizes.
+
+    Attributes
+    ----------
+    leader, leader_R : Tensor of shape (n, s)
+        Nesterov's second sequence, which takes long steps, and its residual.
+    mixing, memory, stride : float
+        alpha, beta and gamma of the recursion; a stride of 0 has them computed at the next step.
+    ratio : float
+        What "auto" found: noise / (noise + smallest eigenvalue kept); 0 before the first step.
+    """
+
+    leader: Tensor = None
+    leader_R: Tensor = None
+    mixing: float = 0.0
+    memory: float = 0.0
+    stride: float = 0.0
+    ratio: float = 0.0
+
+
+class ADASAP(RowSolver):
+    """Accelerated sketch-and-project: random blocks, Nystrom block solves, Nesterov's momentum.
+
+    Parameters
+    ----------
+    block_size : int, default=1000
+        Rows of a block, capped at n; cut from random orders of all rows.
+    rank : int or None, default=100
+        Rank of the Nystrom approximation of a block. None, or a rank of at least the block size:
+        blocks are solved exactly, by Cholesky.
+    strength : float or "auto", default="auto"
+        mu of the recursion, the expected contraction of one step without momentum. "auto" is
+        ``(b / n) * noise / (noise + smallest eigenvalue kept)``, from the first block.
+    random_state : int, RandomState instance or None, default=None
+        Seed of blocks and sketches; None is seed 0, so that solves repeat.
+
+    Notes
+    -----
+    Rathore, Frangella, Yang, Derezinski and Udell (2025), Have ASkotch: fast methods for
+    large-scale, memory-constrained kernel ridge regression; with nu = n / b. Steps have b non-zero
+    rows, so the rows that are read anyway keep the residuals of both sequences up to date, which
+    replaces estimates of progress. A step reads b rows, b / n epochs and O(b n s) operations, and
+    O(b^2 rank) for the block; four blocks of n x s numbers beside B and x. Preconditioners are not
+    used.
+    """
+
+    _state_class = ADASAPState
+
+    def __init__(self, block_size=1000, *, rank=100, strength="auto", random_state=None):
+        self.block_size = block_size
+        self.rank = rank
+        self.strength = strength
+        self.random_state = random_state
+
+    def _check_settings(self) -> None:
+        check_count("block_size", self.block_size)
+        if self.rank is not None:
+            check_count("rank", self.rank)
+        check_number("strength", self.strength, 1e-300, 1, auto=True)
+
+    def _begin(self, operator: LinearOperator, state: ADASAPState) -> None:
+        state.generator = make_generator(self.random_state)
+        state.stats["jitter"] = 0.0
+        self._restart(state)
+
+    def _choose(self, state: ADASAPState) -> Int[Tensor, " b"]:
+        return next_rows(state, self.block_size)
+
+    def _advance(
+        self,
+        operator: LinearOperator,
+        state: ADASAPState,
+        idx: Int[Tensor, " b"],
+        rows: Float[Tensor, "b n"],
+    ) -> None:
+        try:
+            solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
+        except torch.linalg.LinAlgError as error:
+            state.stats["error"] = str(error)
+            give_up(state)
+            return
+        if not state.stride:
+            self._pace(state, len(idx) / len(state.x), ratio)
+        x, R, leader, leader_R = state.x, state.R, state.leader, state.leader_R
+        x.lerp_(leader, state.mixing)
+        R.lerp_(leader_R, state.mixing)
+        delta = solve_block(R[idx]).mul_(state.scale)
+        H_delta = rows.mT @ delta
+        leader.lerp_(x, 1 - state.memory).index_add_(0, idx, delta, alpha=state.stride)
+        leader_R.lerp_(R, 1 - state.memory).sub_(H_delta, alpha=state.stride)
+        x.index_add_(0, idx, delta)
+        R -= H_delta
+
+    def _pace(self, state: ADASAPState, share: float, ratio: float) -> None:
+        """alpha, beta and gamma from mu and nu."""
+        mu = share * ratio if self.strength == "auto" else float(self.strength)
+        # nu = n / b is what works for almost all matrices, not a bound: divergence says so
+        mu, nu = min(mu, share), 4.0 ** state.stats["n_halvings"] / share
+        state.memory = 1 - (mu / nu) ** 0.5
+        state.stride = 1 / (mu * nu) ** 0.5
+        state.mixing = 1 / (1 + state.stride * nu)
+        state.stats["strength"] = mu
+        state.ratio = ratio
+
+    def _block(
+        self,
+        operator: LinearOperator,
+        state: ADASAPState,
+        idx: Int[Tensor, " b"],
+        block: Float[Tensor, "b b"],
+    ) -> tuple[Callable[[Tensor], Tensor], float]:
+        """R -> (an approximate inverse of the block) R, and noise / (noise + what is left out)."""
+        noise = float(operator.noise[idx].double().min())
+        floor = 10 * torch.finfo(block.dtype).eps * float(block.diagonal().double().mean())
+        noise = max(noise, floor, torch.finfo(block.dtype).tiny)
+        if self.rank is None or self.rank >= len(idx):
+            factor, jitter = cholesky_with_jitter(block.contiguous())
+            state.stats["jitter"] = max(state.stats["jitter"], jitter)
+            if state.stride or state.ratio:
+                return (lambda V: torch.cholesky_solve(V, factor)), state.ratio
+            values = torch.linalg.eigvalsh(block.double())
+            left_out = max(float(values[len(values) // 2]) - noise, 0.0)
+            return (lambda V: torch.cholesky_solve(V, factor)), noise / (noise + left_out)
+        basis, values = _nystrom(block.double(), noise, self.rank, state.generator)
+        ridge = noise + float(values[-1])
+        inverse = _approximate_inverse(basis, values, ridge)
+        step = 1 / _largest_ratio(inverse, block.double(), state.generator)
+        U, shrink = basis.to(block.dtype), (1 - ridge / (values + ridge)).to(block.dtype)
+        factor = step / ridge
+        return (lambda V: (V - U @ (shrink[:, None] * (U.mT @ V))).mul_(factor)), noise / ridge
+
+    def check(self, operator: LinearOperator, state: ADASAPState) -> ADASAPState:
+        drifted = state.R.clone()
+        super().check(operator, state)
+        # the two sequences keep their distance; what rounding did is taken off both
+        state.leader_R += state.R - drifted
+        return state
+
+    def _restart(self, state: ADASAPState) -> None:
+        """Equal sequences, and a stride to be halved for every divergence so far."""
+        state.leader, state.leader_R = state.x.clone(), state.R.clone()
+        state.stride, state.scale = 0.0, 0.5 ** max(state.stats["n_halvings"] - 10, 0)
+
+
+def _nystrom(
+    block: Float[Tensor, "b b"], noise: float, rank: int, generator: Generator
+) -> tuple[Float[Tensor, "b k"], Float[Tensor, " k"]]:
+    """Eigenpairs of the Nystrom approximation of ``block - noise I`` from a Gaussian sketch.
+
+    Stabilised by a shift as in algorithm 2.1 of Frangella, Tropp and Udell (2023).
+    """
+    sketch = torch.randn(len(block), rank, generator=generator, dtype=torch.float64)
+    sketch, _ = torch.linalg.qr(sketch.to(block.device))
+    Y = block @ sketch - noise * sketch
+    shift = torch.finfo(torch.float64).eps * len(block) ** 0.5 * float(Y.norm())
+    Y += shift * sketch
+    core = sketch.mT @ Y
+    factor, _ = cholesky_with_jitter((core + core.mT) / 2)
+    left = torch.linalg.solve_triangular(factor, Y.mT, upper=False).mT
+    U, singular, _ = torch.linalg.svd(left, full_matrices=False)
+    return U, (singular.square() - shift).clamp_min_(0)
+
+
+def _approximate_inverse(
+    basis: Float[Tensor, "b k"], values: Float[Tensor, " k"], ridge: float
+) -> Callable[[Tensor], Tensor]:
+    """V -> (U diag(values) U' + ridge I)^-1 V."""
+    shrink = (1 - ridge / (values + ridge))[:, None]
+    return lambda V: (V - basis @ (shrink * (basis.mT @ V))) / ridge
+
+
+def _largest_ratio(
+    inverse: Callable[[Tensor], Tensor], block: Float[Tensor, "b b"], generator: Generator
+) -> float:
+    """The largest eigenvalue of ``inverse(block)`` by ten power iterations, at least 1."""
+    v = torch.randn(len(block), 1, generator=generator, dtype=torch.float64).to(block.device)
+    value = v.norm()
+    for _ in range(10):
+        v = inverse(block @ (v / value))
+        value = v.norm()
+    value = float(value)
+    if not value < float("inf"):
+        raise torch.linalg.LinAlgError("A block of the matrix is not finite.")
+    return max(1.0, value)

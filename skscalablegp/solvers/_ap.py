@@ -1,0 +1,122 @@
+"""Alternating projections: block Gauss-Southwell with cached Cholesky factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ._cholesky import cholesky_with_jitter
+from ._rows import RowSolver, RowState, check_count, check_number, give_up, n_blocks
+
+
+@dataclass(eq=False)
+class APState(RowState):
+    """State of `AP`; ``blocks`` is the fixed partition.
+
+    Attributes
+    ----------
+    factors : dict of int to Tensor
+        Cholesky factors of the blocks visited so far, as far as the budget goes.
+    weights : Tensor of shape (s,)
+        1 / |b|^2, so that every column counts alike.
+    chosen : int
+        The block of the step under way.
+    room : float
+        Bytes left for factors.
+    """
+
+    factors: dict = field(default_factory=dict)
+    weights: Tensor = None
+    chosen: int = 0
+    room: float = 0.0
+
+
+class AP(RowSolver):
+    """Alternating projections: solve the block with the largest residual exactly, and repeat.
+
+    Parameters
+    ----------
+    block_size : int, default=1000
+        Rows of a block; capped at n, where one step is a Cholesky solve. The blocks are contiguous
+        and of nearly equal size.
+    factor_memory : float, default=1e9
+        Bytes that cached Cholesky factors may take (``n * block_size`` numbers hold all of them);
+        the other blocks are factorised at every visit.
+    max_jitter : float, default=1e-3
+        Largest multiple of a block's mean diagonal entry that may be added to its diagonal. What
+        was added is reported as ``jitter`` in the statistics.
+
+    Notes
+    -----
+    Algorithm 2 of Lin et al. (2024), after Wu et al. (2024). A step reads the b rows of one block,
+    b / n epochs, and takes O(b n s) operations; b^3 / 3 more at a block's first visit. Two blocks
+    of n x s numbers beside B and x, and the factors. The residual is updated, never estimated; the
+    true one is computed before success is declared. Preconditioners are not used.
+    """
+
+    _state_class = APState
+    _can_diverge = False
+
+    def __init__(self, block_size=1000, *, factor_memory=1e9, max_jitter=1e-3):
+        self.block_size = block_size
+        self.factor_memory = factor_memory
+        self.max_jitter = max_jitter
+
+    def _check_settings(self) -> None:
+        check_count("block_size", self.block_size)
+        check_number("factor_memory", self.factor_memory, 0, float("inf"))
+        check_number("max_jitter", self.max_jitter, 0, 1)
+
+    def _begin(self, operator: LinearOperator, state: APState) -> None:
+        n = len(state.x)
+        rows = torch.arange(n, device=state.x.device)
+        state.blocks = list(rows.tensor_split(n_blocks(n, self.block_size)))
+        squares = state.b_norms.square()
+        state.weights = torch.where(squares > 0, 1 / squares, 0.0)
+        state.room = float(self.factor_memory)
+        state.stats["jitter"] = 0.0
+
+    def _choose(self, state: APState) -> Int[Tensor, " b"]:
+        if len(state.blocks) == 1:
+            return state.blocks[0]
+        # in float64, since 1 / |b|^2 may be out of float32's range
+        mass = state.R.square() @ (state.weights / state.weights.max()).to(state.R.dtype)
+        sums = torch.stack([part.sum() for part in mass.tensor_split(len(state.blocks))])
+        state.chosen = int(sums.argmax())
+        return state.blocks[state.chosen]
+
+    def _advance(
+        self,
+        operator: LinearOperator,
+        state: APState,
+        idx: Int[Tensor, " b"],
+        rows: Float[Tensor, "b n"],
+    ) -> None:
+        span = slice(int(idx[0]), int(idx[-1]) + 1)
+        try:
+            factor = self._factor(state, rows[:, span])
+        except torch.linalg.LinAlgError as error:
+            state.stats["error"] = str(error)
+            give_up(state)
+            return
+        delta = torch.cholesky_solve(state.R[span], factor)
+        state.x[span] += delta
+        state.R.addmm_(rows.mT, delta, alpha=-1)
+
+    def _factor(self, state: APState, block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
+        if state.chosen in state.factors:
+            return state.factors[state.chosen]
+        factor, jitter = cholesky_with_jitter(block.contiguous(), self.max_jitter)
+        state.stats["jitter"] = max(state.stats["jitter"], jitter)
+        size = factor.numel() * factor.element_size()
+        if size <= state.room:
+            state.room -= size
+            state.factors[state.chosen] = factor
+        return factor
+
+    def _restart(self, state: APState) -> None:
+        """There is no momentum."""
