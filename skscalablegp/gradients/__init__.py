@@ -2,6 +2,7 @@
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
+from ._grid import GridGradient
 from ._iterative import (
     PathwiseGradient,
     PathwiseProbes,
@@ -15,6 +16,7 @@ __all__ = [
     "GradientEstimate",
     "GradientEstimator",
     "GradientState",
+    "GridGradient",
     "PathwiseGradient",
     "PathwiseProbes",
     "StandardGradient",

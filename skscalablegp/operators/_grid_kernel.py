@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .._validation import check_memory
 from ..features import Grid, keys_weights
 from ..kernels import Constant, Linear, Node, Stationary, TorchKernel
 from ._kronecker import Kronecker
@@ -89,6 +90,15 @@ class GridKernel:
         X = torch.zeros(1, self.kernel.n_features, dtype=torch.float64)
         return self.kernel.noise(theta, X)[0]
 
+    def prior(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+        """The variance of a point: its share of every component."""
+        parts = [
+            math.prod(column[0] for column in values)
+            for terms in self.columns(theta)
+            for values in terms
+        ]
+        return sum(parts)
+
     def matmul(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Tensor:
         """Kuu V; O(m log m) a column."""
         return _apply(self.columns(theta), self.grid, V)
@@ -126,26 +136,23 @@ class GridKernel:
         Eigenvectors of the small factors, whose products are cut where the eigenvalues left out
         add up to `tol`. Smooth kernels need far fewer columns than points.
         """
-        parts = []
         columns = self.columns(theta)
         n_terms = sum(len(terms) for terms in columns)
-        for terms, shape, start in zip(columns, self.grid.shapes, self.grid.starts, strict=True):
-            for values in terms:
-                block = _term_factor(values, tol / n_terms)
-                full = block.new_zeros(self.n_points, block.shape[1])
-                full[start : start + math.prod(shape)] = block
-                parts.append(full)
-        return torch.cat(parts, 1)
-
-    def rank(self, theta: Float[Tensor, " p"], tol: float) -> int:
-        """How many columns `factor` will have, without building them."""
-        columns = self.columns(theta)
-        n_terms = sum(len(terms) for terms in columns)
-        return sum(
-            len(_kept([torch.linalg.eigvalsh(Toeplitz(c).to_dense()) for c in values],
-                      tol / n_terms)[0])
-            for terms in columns for values in terms
-        )  # fmt: skip
+        cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
+        m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
+        check_memory(
+            8 * r * (4 * m + 4 * r),
+            f"A grid of {m} points whose covariance has rank {r}",
+            "use a smaller grid_size, longer length scales, structure='additive', or a model with "
+            "inducing points",
+        )
+        F = torch.zeros(m, r, dtype=torch.float64)
+        done = 0
+        for terms, shape, start in zip(cuts, self.grid.shapes, self.grid.starts, strict=True):
+            for cut in terms:
+                F[start : start + math.prod(shape), done : done + cut.rank] = cut.factor()
+                done += cut.rank
+        return F
 
     def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
         """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
@@ -206,15 +213,21 @@ def _apply(columns: list, grid: Grid, V: Tensor) -> Tensor:
     return torch.cat(out)
 
 
-def _term_factor(columns: list[Tensor], tol: float) -> Tensor:
-    pairs = [torch.linalg.eigh(Toeplitz(c).to_dense()) for c in columns]
-    places, product = _kept([values for values, _ in pairs], tol)
-    where = np.unravel_index(places.numpy(), [len(values) for values, _ in pairs])
-    block = product.sqrt()[None]
-    for (_, vectors), chosen in zip(pairs, where, strict=True):
-        chosen = vectors[:, torch.from_numpy(chosen)]
-        block = (block[:, None, :] * chosen[None, :, :]).flatten(0, 1)
-    return block
+class _Cut:
+    """One term's largest eigenpairs, products over axes, without the tail that adds up to `tol`."""
+
+    def __init__(self, columns: list[Tensor], tol: float):
+        self._pairs = [torch.linalg.eigh(Toeplitz(c).to_dense()) for c in columns]
+        self._places, self._values = _kept([values for values, _ in self._pairs], tol)
+        self.rank = len(self._places)
+
+    def factor(self) -> Float[Tensor, "m r"]:
+        shape = [len(values) for values, _ in self._pairs]
+        where = np.unravel_index(self._places.numpy(), shape)
+        block = self._values.sqrt()[None]
+        for (_, vectors), chosen in zip(self._pairs, where, strict=True):
+            block = (block[:, None, :] * vectors[:, torch.from_numpy(chosen)][None]).flatten(0, 1)
+        return block
 
 
 def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,8 @@ class TestInterpolated:
         Kuu = grid_kernel.to_dense(theta)
         F = grid_kernel.factor(theta, 1e-11)
         torch.testing.assert_close(F @ F.T, Kuu, rtol=0, atol=1e-10)
-        assert F.shape[1] == grid_kernel.rank(theta, 1e-11)
+        prior = float(grid_kernel.prior(theta))
+        assert prior == pytest.approx(float(kernel.diag(X)[0] - 0.1) * len(grid_kernel.grid.shapes))
         rough = Kuu - (part := grid_kernel.factor(theta, 1e-2)) @ part.T
         assert -1e-12 < float(rough.trace()) <= 1e-2 + 1e-9
         gram = grid_moments(grid_kernel.grid, X, X[:, :1]).gram
