@@ -107,9 +107,7 @@ class GridKernel:
         """tr(V' Kuu V), differentiable in theta."""
         return (V * self.matmul(theta, V)).sum()
 
-    def trace_with(
-        self, theta: Float[Tensor, " p"], sums: list[Tensor]
-    ) -> Float[Tensor, ""]:
+    def trace_with(self, theta: Float[Tensor, " p"], sums: list[Tensor]) -> Float[Tensor, ""]:
         """tr(G Kuu) from the `offset_sums` of each component's block of G, differentiable."""
         steps = (torch.arange(7) - 3).abs()
         total = torch.zeros((), dtype=torch.float64)

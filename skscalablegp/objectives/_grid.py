@@ -1,0 +1,238 @@
+"""The marginal likelihood of an interpolated kernel, in grid space: nothing costs anything in n."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..features import GridMoments, grid_moments, offset_sums
+from ..kernels import TorchKernel
+from ..operators import GridKernel
+from ..solvers import cholesky_with_jitter
+from ._problem import GPProblem
+
+# A noise variance below this fraction of the prior variance is raised to it, and reported.
+_SMALLEST_NOISE = 1e-9
+# Nats that cutting the grid covariance's smallest eigenvalues may cost, and prior variance.
+_CUT_NATS = 1e-6
+_CUT_VARIANCE = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyMoments:
+    """Moments of the rows under their noise variances D.
+
+    Attributes
+    ----------
+    first, second : GridMoments
+        With weights 1 / D and 1 / D^2.
+    sums : list of Tensor
+        `offset_sums` of each component's block of ``first.gram``.
+    log_det : float
+        Sum of log D.
+    inverse : float
+        Sum of 1 / D.
+    """
+
+    first: GridMoments
+    second: GridMoments
+    sums: list[Tensor]
+    log_det: float
+    inverse: float
+
+
+class Rows(ABC):
+    """What is left of a table: its moments at any variance of the kernel's white noise."""
+
+    smallest: float
+
+    @abstractmethod
+    def at(self, noise: float) -> NoisyMoments:
+        """The moments when white noise adds `noise` to every row's own."""
+
+
+class CommonNoise(Rows):
+    """Rows that share one known noise variance: their moments only scale.
+
+    Parameters
+    ----------
+    moments : GridMoments
+        With weights 1.
+    shapes, starts : list
+        Of the grid's components.
+    known : float
+        The rows' own noise variance.
+    """
+
+    def __init__(self, moments: GridMoments, shapes: list, starts: list, known: float):
+        self.moments, self.smallest = moments, known
+        self._sums = _component_sums(moments, shapes, starts)
+
+    def at(self, noise: float) -> NoisyMoments:
+        D, n = noise + self.smallest, self.moments.n
+        first = self.moments.scaled(1 / D)
+        sums = [part / D for part in self._sums]
+        return NoisyMoments(first, first.scaled(1 / D), sums, n * math.log(D), n / D)
+
+
+class NoiseByRow(Rows):
+    """Rows with noise variances of their own: read again for every variance of the white noise.
+
+    Parameters
+    ----------
+    grid_kernel : GridKernel
+        Whose grid is meant.
+    X, Y, known : ndarray of shape (n, d), (n, t), (n,)
+        The rows.
+    """
+
+    def __init__(self, grid_kernel: GridKernel, X: np.ndarray, Y: np.ndarray, known: np.ndarray):
+        self._grid, self._X, self._Y, self._known = grid_kernel.grid, X, Y, known
+        self.smallest = float(known.min())
+
+    def at(self, noise: float) -> NoisyMoments:
+        D = noise + self._known
+        first, second = (grid_moments(self._grid, self._X, self._Y, D**-k) for k in (1.0, 2.0))
+        sums = _component_sums(first, self._grid.shapes, self._grid.starts)
+        return NoisyMoments(first, second, sums, float(np.log(D).sum()), float((1 / D).sum()))
+
+
+def _component_sums(moments: GridMoments, shapes: list, starts: list) -> list[Tensor]:
+    parts = [slice(a, a + math.prod(shape)) for a, shape in zip(starts, shapes, strict=True)]
+    return [
+        torch.from_numpy(offset_sums(moments.gram[part, part], shape))
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridProblem(GPProblem):
+    """A regression of which only moments on a grid are left; X and Y have no columns.
+
+    Attributes
+    ----------
+    grid_kernel : GridKernel
+        The prior.
+    rows : Rows
+        The moments.
+    """
+
+    grid_kernel: GridKernel
+    rows: Rows = field(repr=False)
+
+    @classmethod
+    def make(cls, kernel: TorchKernel, grid_kernel: GridKernel, rows: Rows, n: int) -> GridProblem:
+        nothing = torch.empty(n, 0, dtype=torch.float64)
+        return cls(kernel=kernel, X=nothing, Y=nothing, grid_kernel=grid_kernel, rows=rows)
+
+
+@dataclass(frozen=True, eq=False)
+class GridEvaluation:
+    """Everything that one evaluation gives; r is the numerical rank of the grid covariance.
+
+    Attributes
+    ----------
+    value : float
+        Log marginal likelihood, summed over targets.
+    grad : Tensor of shape (p,) or None
+        Its gradient in theta.
+    factor : Tensor of shape (m, r)
+        F with Kuu = F F'.
+    inner : Tensor of shape (r, r)
+        A = F' W' D^-1 W F.
+    cholesky : Tensor of shape (r, r)
+        L with I + A = L L'.
+    weights : Tensor of shape (m, t)
+        W' H^-1 Y: the mean at x is k(x, grid) times these.
+    gram : csr_array of shape (m, m)
+        W' D^-1 W.
+    jitter : float
+        What was added to the noise variance.
+    """
+
+    value: float
+    grad: Tensor | None
+    factor: Tensor
+    inner: Tensor
+    cholesky: Tensor
+    weights: Tensor
+    gram: object
+    jitter: float
+
+
+def grid_marginal_likelihood(
+    problem: GridProblem, theta: Float[Tensor, " p"], eval_gradient: bool = True
+) -> GridEvaluation:
+    r"""log p(Y) of the interpolated model from moments alone, exact up to rounding.
+
+    With Kuu = F F', H = D + (W F)(W F)' and A = F' (W' D^-1 W) F: log|H| = log|D| + log|I + A|, and
+    H^-1 by Woodbury's formula. O(m r^2 + r^3) and memory O(m r), whatever n is; the numerical rank
+    r of a smooth kernel is far below m.
+
+    Parameters
+    ----------
+    problem : GridProblem
+        Moments and kernel.
+    theta : Tensor of shape (p,)
+        Log hyperparameters, float64.
+    eval_gradient : bool, default=True
+        Also compute the gradient.
+    """
+    kernel = problem.grid_kernel
+    theta = theta.detach().double()
+    with torch.no_grad():
+        noise = float(kernel.noise(theta))
+        prior = float(kernel.prior(theta))
+        jitter = max(0.0, _SMALLEST_NOISE * prior - noise - problem.rows.smallest)
+        if prior == 0 and noise + problem.rows.smallest == 0:
+            jitter = 1.0
+        moments = problem.rows.at(noise + jitter)
+        G, n = moments.first.gram, moments.first.n
+        norm = float(abs(G).sum(0).max())
+        F = kernel.factor(theta, min(_CUT_NATS / norm, _CUT_VARIANCE * prior))
+        P = torch.from_numpy(G @ F.numpy())
+        A = F.T @ P
+        A = (A + A.T) / 2
+        L, _ = cholesky_with_jitter(A + torch.eye(len(A), dtype=A.dtype))
+        b = torch.from_numpy(moments.first.rhs)
+        t = b.shape[1]
+        a = F.T @ b
+        alpha = torch.cholesky_solve(a, L)
+        u = b - P @ alpha
+        quadratic = float(moments.first.total.sum() - (a * alpha).sum())
+        log_det = moments.log_det + 2 * float(L.diagonal().log().sum())
+    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+    grad = None
+    if eval_gradient:
+        grad = _gradient(kernel, theta, moments, F, P, L, alpha, u)
+    return GridEvaluation(value, grad, F, A, L, u, G, jitter)
+
+
+def _gradient(kernel, theta, moments, F, P, L, alpha, u) -> Float[Tensor, " p"]:
+    """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2 and dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
+    t = u.shape[1]
+    with torch.no_grad():
+        second = moments.second
+        inner = F.T @ torch.from_numpy(second.gram @ F.numpy())
+        b2 = F.T @ torch.from_numpy(second.rhs)
+        squares = second.total.sum() - 2 * (alpha * b2).sum() + (alpha * (inner @ alpha)).sum()
+        trace = moments.inverse - torch.cholesky_solve(inner, L).trace()
+        d_noise = 0.5 * (squares - t * trace)
+        explained = torch.linalg.solve_triangular(L, P.T, upper=False).T
+        Z = torch.cat([u, explained * t**0.5], 1)
+    with torch.enable_grad():
+        theta = theta.clone().requires_grad_(True)
+        surrogate = 0.5 * kernel.quadratic(theta, Z) - 0.5 * t * kernel.trace_with(
+            theta, moments.sums
+        )
+        surrogate = surrogate + d_noise * kernel.noise(theta)
+        if not surrogate.requires_grad:
+            return torch.zeros_like(theta)
+        (grad,) = torch.autograd.grad(surrogate, theta, allow_unused=True)
+    return torch.zeros_like(theta).detach() if grad is None else grad
