@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ _POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictiona
 _CHUNK_BYTES = 2**27
 
 
-class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstimator):
+class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstimator, ABC):
     """Validation, target scaling, prediction and sampling over a posterior.
 
     A subclass trains (``fit``) and says how its posterior is rebuilt from fitted NumPy arrays
@@ -75,9 +76,9 @@ class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstim
 
     # ------------------------------------------------------------------ predict
 
+    @abstractmethod
     def _build_posterior(self) -> Posterior:
         """The posterior from fitted attributes alone."""
-        raise NotImplementedError
 
     def _posterior(self) -> Posterior:
         check_is_fitted(self, "kernel_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,21 +61,21 @@ class _IterativeGradient(GradientEstimator):
         self.max_epochs = max_epochs
         self.warm_start = warm_start
 
+    @abstractmethod
     def draw(self, problem: GPProblem, generator: Generator) -> Any:
         """The randomness of one step, or of all steps when warm starting."""
-        raise NotImplementedError
 
+    @abstractmethod
     def right_hand_sides(
         self, problem: GPProblem, operator: KernelOperator, probes: Any
     ) -> Float[Tensor, "n s"]:
         """The probes b_1..b_s at the operator's hyperparameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trace_pairs(
         self, probes: Float[Tensor, "n s"], solved: Float[Tensor, "n s"]
     ) -> tuple[Tensor, Tensor]:
         """Left and right factors whose mean bilinear form estimates tr(H^-1 dH)."""
-        raise NotImplementedError
 
     def estimate(
         self,

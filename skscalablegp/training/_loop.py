@@ -34,6 +34,10 @@ class TrainingResult:
         "converged", "max_iter", "max_seconds", "callback", "diverged" or "interrupted".
     metric : ndarray of shape (p, p) or None
         Inverse Hessian of the negative objective, where the optimiser has one.
+    exact : bool
+        Whether values and gradients were exact.
+    dtype : torch.dtype
+        Of the products.
     """
 
     theta: np.ndarray
@@ -42,6 +46,8 @@ class TrainingResult:
     n_iter: int
     stop_reason: str
     metric: np.ndarray | None = None
+    exact: bool = False
+    dtype: torch.dtype = torch.float64
 
 
 class _Run:
@@ -106,7 +112,16 @@ class _Run:
             theta = np.mean(self.iterates[-average:], axis=0)
         else:
             theta = start
-        return TrainingResult(theta, value, self.state, len(self.iterates), reason, metric)
+        return TrainingResult(
+            theta,
+            value,
+            self.state,
+            len(self.iterates),
+            reason,
+            metric,
+            self.estimator.exact,
+            self.problem.X.dtype,
+        )
 
 
 def train(
