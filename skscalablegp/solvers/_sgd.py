@@ -51,8 +51,8 @@ class SGD(RowSolver):
         Share of the last step that is repeated.
     step_size : float or "auto", default="auto"
         What a batch's residual is multiplied with (the paper's learning rate over the batch size).
-        "auto": one over the largest eigenvalue of a batch's block of H, by power iteration. A step
-        size that diverges is halved, and the halvings are counted in the statistics.
+        "auto": about one over the largest eigenvalue of a batch's block of H, by power iteration.
+        A step size that diverges is halved, and the halvings are counted in the statistics.
     random_state : int, RandomState instance or None, default=None
         Seed of the batches; None is seed 0, so that solves repeat.
 
@@ -81,7 +81,7 @@ class SGD(RowSolver):
 
     def _begin(self, operator: LinearOperator, state: SGDState) -> None:
         state.generator = make_generator(self.random_state)
-        state.scale = first_step(self.step_size, operator, state, self.batch_size)
+        state.scale = first_step(self.step_size, operator, state, self.batch_size, self.momentum)
         state.momentum = torch.zeros_like(state.x)
         state.floor = torch.zeros_like(state.b_norms)
 
@@ -117,19 +117,28 @@ class SGD(RowSolver):
 
 
 def first_step(
-    step_size: float | str, operator: LinearOperator, state: RowState, batch_size: int
+    step_size: float | str,
+    operator: LinearOperator,
+    state: RowState,
+    batch_size: int,
+    momentum: float = 0.0,
 ) -> float:
-    """The given step size, or one over the largest eigenvalue of a random block of H.
+    """The given step size, or one from the largest eigenvalue of a random block of H.
 
-    Below twice that, a step on the block's own rows lowers the energy norm of the error.
+    Below two over it, a step on the block's own rows lowers the energy norm of the error. The part
+    of that eigenvalue that does not grow with the block varies from batch to batch, and plain
+    momentum sums it up: it is what half the block would have left at size zero.
     """
     state.stats["step_size"] = step_size
     if step_size != "auto":
         return float(step_size)
-    idx = next_rows(state, batch_size)
-    largest = largest_eigenvalue(operator.block(idx), state.generator)
+    block = operator.block(next_rows(state, batch_size))
+    largest = largest_eigenvalue(block, state.generator)
     if not 0 < largest < float("inf"):
         give_up(state)
         largest = 1.0
+    if momentum:
+        local = 2 * largest_eigenvalue(block[::2, ::2], state.generator) - largest
+        largest += 0.4 * max(local, 0.0) * momentum / (1 - momentum)
     state.stats["step_size"] = 1 / largest
     return 1 / largest

@@ -13,7 +13,7 @@ ROWS = [
     SolverRow("cg-nystrom", lambda: CG(Nystrom(rank=10, random_state=0))),
     SolverRow("cg-refreshed", lambda: CG("pivoted_cholesky", residual_refresh=5)),
     SolverRow("cholesky", lambda: Cholesky(), direct=True),
-    SolverRow("ap", lambda: AP(block_size=40), max_condition=1e5, max_epochs=20_000),
+    SolverRow("ap", lambda: AP(block_size=20), max_condition=1e5, max_epochs=20_000),
     SolverRow("ap-one-block", lambda: AP(), direct=True),
     SolverRow("sgd", lambda: SGD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
     SolverRow("sdd", lambda: SDD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Train by every linear solver, gradient estimator and warm start; one line of JSON for each.
+
+    python benchmarks/solvers.py --dataset pol --n-train 2000
+    python benchmarks/solvers.py --dataset pol --n-train 2000 --solvers cg ap --gradients pathwise
+
+The grid of Lin et al. (2024): Adam with a fixed rate from hyperparameters of 1, Matern-3/2 with one
+length scale a column, a solve a step to --tol or --max-epochs. ``epochs`` are those of all training
+steps; the preconditioner's are among them, those of the posterior's solve are not.
+``theta_difference`` is the largest difference between log hyperparameters after the last step and
+those of the same training with exact gradients, whose line comes first. ``capped_steps`` counts the
+solves that ended at the budget: their epochs are a lower bound.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+import warnings
+from datetime import date
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    # Before anything imports numpy or torch: their thread pools read these once.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(args.threads)
+    import torch
+    import uci
+
+    torch.set_num_threads(args.threads)
+    data = uci.load(args.dataset, args.split, args.n_train, args.seed)
+    shared = dict(
+        dataset=args.dataset,
+        split=args.split,
+        n_train=len(data[0]),
+        steps=args.steps,
+        lr=args.lr,
+        tol=args.tol,
+        max_epochs=args.max_epochs,
+        n_probes=args.n_probes,
+        dtype=args.dtype,
+        threads=args.threads,
+        date=date.today().isoformat(),
+        machine=args.machine,
+        versions=uci.versions(),
+        command=shlex.join(
+            ["python", "benchmarks/solvers.py", *(sys.argv[1:] if argv is None else argv)]
+        ),
+    )
+
+    def report(cell, line):
+        print(json.dumps(uci.plain({**cell, **line, **shared}), allow_nan=False), flush=True)
+
+    model, line = run(args, data, solver="cholesky", gradient="exact", warm=False)
+    report(dict(solver="cholesky", gradient="exact", warm=False), line)
+    exact = model.history_["theta"][-1]
+    for name in args.solvers:
+        for gradient in args.gradients:
+            for warm in args.warm:
+                solver = make_solver(name, args.block_size)
+                model, line = run(args, data, solver=solver, gradient=gradient, warm=bool(warm))
+                last = model.history_["theta"][-1]
+                if len(model.history_["theta"]) == args.steps:
+                    line["theta_difference"] = round(float(abs(last - exact).max()), 4)
+                report(dict(solver=name, gradient=gradient, warm=bool(warm)), line)
+
+
+def parse_args(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="pol", metavar="NAME", help="a name of fetch_uci")
+    parser.add_argument("--split", type=int, default=0, help="published split, 0 to 9")
+    parser.add_argument("--n-train", type=int, default=2000, metavar="N", help="0: all rows")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--solvers", nargs="+", default=["cg", "ap", "sgd"], metavar="NAME")
+    parser.add_argument("--gradients", nargs="+", default=["standard", "pathwise"])
+    parser.add_argument("--warm", nargs="+", type=int, default=[0, 1], help="0 cold, 1 warm")
+    parser.add_argument("--steps", type=int, default=100, help="of Adam")
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--tol", type=float, default=0.01)
+    parser.add_argument("--max-epochs", type=float, default=1000, help="of one step")
+    parser.add_argument("--max-seconds", type=float, default=None, help="of one cell's training")
+    parser.add_argument("--n-probes", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=250, help="also of batches")
+    parser.add_argument("--dtype", default="float64", choices=["float32", "float64"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
+    return parser.parse_args(argv)
+
+
+def make_solver(name, block_size):
+    """A solver by the name of the cell; cg is the paper's, cg-rpN has N random pivots."""
+    from skscalablegp.preconditioners import PivotedCholesky
+    from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD
+
+    if name.startswith("cg-rp"):
+        return CG(PivotedCholesky(rank=int(name[5:]), randomized=True, random_state=0))
+    table = {
+        "cg": lambda: CG(PivotedCholesky(rank=100)),
+        "ap": lambda: AP(block_size),
+        "sgd": lambda: SGD(block_size),
+        "sdd": lambda: SDD(block_size),
+        "adasap": lambda: ADASAP(block_size),
+        "adasap-exact": lambda: ADASAP(block_size, rank=None),
+    }
+    if name not in table:
+        raise SystemExit(f"Unknown solver {name!r}: use one of {', '.join(table)}, cg-rpN.")
+    return table[name]()
+
+
+def run(args, data, solver, gradient, warm):
+    """Train one cell; the fitted model and what is printed about it."""
+    import numpy as np
+    import uci
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    from skscalablegp import IterativeGPRegressor
+    from skscalablegp.training import Adam
+
+    X, X_test, y, y_test = data
+    wide = (1e-8, 1e8)
+    kernel = ConstantKernel(1.0, wide) * Matern(np.ones(X.shape[1]), wide, nu=1.5)
+    model = IterativeGPRegressor(
+        kernel + WhiteKernel(1.0, wide),
+        solver=solver,
+        gradient=gradient,
+        warm_start_solver=warm,
+        optimizer=Adam(args.lr),
+        subset_size=None,
+        n_iter_no_change=None,
+        max_iter=args.steps,
+        max_epochs=args.max_epochs,
+        max_seconds=args.max_seconds,
+        tol=args.tol,
+        n_probes=args.n_probes,
+        posterior="exact" if len(X) <= 20_000 else "pathwise",
+        dtype=args.dtype,
+        random_state=args.seed,
+    )
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, y)
+    seconds = time.perf_counter() - start
+    scores = uci.scores(y_test, uci.predict(model, X_test))
+    history = model.history_
+    residuals = np.array(history["residual"])
+    return model, dict(
+        epochs=round(float(sum(history["epochs"])), 1),
+        seconds=round(seconds, 1),
+        training_seconds=round(float(history["seconds"][-1]), 1),
+        rmse=scores["rmse"],
+        nll=scores["nll"],
+        steps_done=len(residuals),
+        capped_steps=int((np.array(history["epochs"]) >= args.max_epochs * (1 - 1e-9)).sum()),
+        largest_residual=round(float(residuals.max()), 4),
+        epochs_by_step=[round(float(e), 1) for e in history["epochs"]],
+        setting=str(solver),
+        warnings=sorted({f"{w.category.__name__}: {w.message}" for w in caught}),
+    )
+
+
+if __name__ == "__main__":
+    main()
