@@ -16,7 +16,8 @@ pytest.register_assert_rewrite("contracts.estimator_contract")
 from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
-from skscalablegp import IterativeGPRegressor  # noqa: E402
+from skscalablegp import IterativeGPRegressor, RRCGRegressor  # noqa: E402
+from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
 
 ROWS = [
     Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
@@ -36,6 +37,14 @@ ROWS = [
         IterativeGPRegressor(dtype="float32", max_iter=3),
         batch_rtol=1e-4,
         scikit_learn_checks=False,
+    ),
+    Row("rrcg", RRCGRegressor(max_iter=10), search={"n_probes": [2, 4]}),
+    Row(
+        "rrcg-truncated",
+        RRCGRegressor(
+            truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=5
+        ),
+        search={"truncation__rate": [0.1, 0.3]},
     ),
 ]
 
