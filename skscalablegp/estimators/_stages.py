@@ -24,16 +24,16 @@ from ..training import (
 # Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
 _EXACT_STEPS = 100
 # Steps that refine a subset's optimum, where its curvature is known.
-_REFINING_STEPS = 10
+_REFINING_STEPS = 15
 # Steps of Adam without an initialisation (Lin et al. 2024), and after one.
 _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
 # Large tables take smaller Adam steps (Lin et al. 2024, appendix B).
 _LARGE_ROWS = 50_000
 # A subset's optimum is a start: gains below so much of the likelihood are left to the next stage.
-_SUBSET_TOL = 1e-4
+_SUBSET_TOL = 1e-5
 # In nats a row: a predicted gain below it is not worth another step on the rows at hand.
-_GAIN_PER_ROW = 3e-4
+_GAIN_PER_ROW = 1e-4
 # Each random subset is so many times larger than the one before.
 _GROWTH = 3
 # Above this, float32 cannot factorise H: the bound on its condition times the unit roundoff.

@@ -25,6 +25,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.gaussian_process.kernels import RBF, Matern, PairwiseKernel
 from sklearn.impute import IterativeImputer
+from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
@@ -253,9 +254,12 @@ class EstimatorContract:
         for frame, column in ((pd.DataFrame, pd.Series), (pl.DataFrame, pl.Series)):
             cols = ["a", "b"]
             model = row.new().fit(frame(dict(zip(cols, X.T, strict=True))), column(y))
-            assert_array_equal(model.feature_names_in_, cols)
             new = frame(dict(zip(cols, X_new.T, strict=True)))
             assert_allclose(model.predict(new), plain, rtol=1e-6, atol=1e-6)
+            # An older scikit-learn cannot read the names of every newer frame.
+            if not hasattr(LinearRegression().fit(new, np.zeros(len(X_new))), "feature_names_in_"):
+                continue
+            assert_array_equal(model.feature_names_in_, cols)
             with pytest.raises(ValueError, match="feature names"):
                 model.predict(new[["b", "a"]])
             with pytest.warns(UserWarning, match="does not have valid feature names"):
