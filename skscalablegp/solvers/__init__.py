@@ -3,6 +3,7 @@
 from ._adasap import ADASAP, ADASAPState
 from ._ap import AP, APState
 from ._base import Column, Solver, SolverState
+from ._block_cg import BlockCG
 from ._cg import CG, CGState
 from ._cholesky import Cholesky, CholeskyState, cholesky_with_jitter
 from ._lanczos import Lanczos, lanczos, stochastic_log_det, tridiagonal_from_cg
@@ -33,6 +34,7 @@ __all__ = [
     "APState",
     "AllOf",
     "AnyOf",
+    "BlockCG",
     "CGState",
     "Cholesky",
     "CholeskyState",

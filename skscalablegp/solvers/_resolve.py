@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._adasap import ADASAP
 from ._ap import AP
 from ._base import Solver
+from ._block_cg import BlockCG
 from ._cg import CG
 from ._cholesky import Cholesky
 from ._sdd import SDD
@@ -13,6 +14,7 @@ from ._sgd import SGD
 # one row for each solver: the name and how to make it with its defaults
 SOLVERS = {
     "cg": lambda: CG(preconditioner="pivoted_cholesky"),
+    "block_cg": lambda: BlockCG(preconditioner="pivoted_cholesky"),
     "cholesky": lambda: Cholesky(),
     "ap": lambda: AP(),
     "sgd": lambda: SGD(),

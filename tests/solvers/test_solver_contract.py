@@ -4,7 +4,7 @@ import pytest
 from contracts.solver_contract import SolverContract, SolverRow
 
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
-from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky
 
 ROWS = [
     SolverRow("cg", lambda: CG()),
@@ -12,6 +12,8 @@ ROWS = [
     SolverRow("cg-rpcholesky", lambda: CG(PivotedCholesky(rank=10, randomized=True))),
     SolverRow("cg-nystrom", lambda: CG(Nystrom(rank=10, random_state=0))),
     SolverRow("cg-refreshed", lambda: CG("pivoted_cholesky", residual_refresh=5)),
+    SolverRow("block-cg", lambda: BlockCG()),
+    SolverRow("block-cg-rpcholesky", lambda: BlockCG(PivotedCholesky(rank=10, randomized=True))),
     SolverRow("cholesky", lambda: Cholesky(), direct=True),
     SolverRow("ap", lambda: AP(block_size=20), max_condition=1e5, max_epochs=20_000),
     SolverRow("ap-one-block", lambda: AP(), direct=True),
