@@ -76,6 +76,10 @@ class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstim
 
     # ------------------------------------------------------------------ predict
 
+    def _n_outputs(self) -> int:
+        """t, the number of targets."""
+        return self._table().targets.shape[1]
+
     @abstractmethod
     def _build_posterior(self) -> Posterior:
         """The posterior from fitted attributes alone."""
@@ -111,7 +115,7 @@ class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstim
 
     def _mean(self, X: np.ndarray) -> np.ndarray:
         posterior = self._posterior()
-        out = np.empty((len(X), self._table().targets.shape[1]))
+        out = np.empty((len(X), self._n_outputs()))
         for part, rows in self._chunks(X):
             out[part] = posterior.mean(rows).cpu().numpy()
         return self._scaled(out) + _squeeze(np.atleast_1d(self._y_train_mean))
@@ -124,7 +128,7 @@ class GPRegressorBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstim
             if include_noise:
                 v = v + posterior.noise(rows)
             variance[part] = v.cpu().numpy()
-        t = self._table().targets.shape[1]
+        t = self._n_outputs()
         return self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):

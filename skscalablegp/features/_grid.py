@@ -120,8 +120,8 @@ class Grid:
                 first, v = axis.locate(X[:, axis.column])
                 near = (first.astype(np.int64)[:, None] + np.arange(4)) * stride
                 weights = keys_weights(v)
-                index = (index[:, :, None] + near[:, None, :]).reshape(len(X), -1)
-                value = (value[:, :, None] * weights[:, None, :]).reshape(len(X), -1)
+                index = (index[:, :, None] + near[:, None, :]).reshape(len(X), 4 * index.shape[1])
+                value = _outer(value, weights)
             indices.append(index)
             values.append(value)
         index, value = np.hstack(indices), np.hstack(values)
@@ -195,7 +195,7 @@ class GridMoments:
         Number of rows.
     """
 
-    gram: scipy.sparse.csr_array
+    gram: scipy.sparse.csr_array | None
     rhs: np.ndarray
     total: np.ndarray
     n: int
@@ -310,7 +310,7 @@ def cell_polynomials(axes: tuple[Axis, ...], X: np.ndarray, coefficients: np.nda
     values = coefficients[cell]
     for v in places:
         # Horner, one axis at a time.
-        values = values.reshape(len(X), k, -1)
+        values = values.reshape(len(X), k, values.shape[1] // k)
         total = values[:, k - 1].copy()
         for power in range(k - 2, -1, -1):
             total *= v[:, None]
@@ -405,7 +405,8 @@ def _along(values: np.ndarray, matrix: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _outer(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+    width = left.shape[1] * right.shape[1]
+    return (left[:, :, None] * right[:, None, :]).reshape(len(left), width)
 
 
 def _powers(v: np.ndarray, highest: int) -> np.ndarray:

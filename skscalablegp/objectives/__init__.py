@@ -2,6 +2,7 @@
 
 from ._grid import (
     CommonNoise,
+    FixedNoise,
     GridEvaluation,
     GridProblem,
     NoiseByRow,
@@ -16,6 +17,7 @@ from ._truncated import TruncatedLikelihood, likelihood_terms, truncated_likelih
 __all__ = [
     "CommonNoise",
     "ExactEvaluation",
+    "FixedNoise",
     "GPProblem",
     "GridEvaluation",
     "GridProblem",

@@ -31,7 +31,7 @@ class NoisyMoments:
     Attributes
     ----------
     first, second : GridMoments
-        With weights 1 / D and 1 / D^2.
+        With weights 1 / D and 1 / D^2; the second without its gram where D is the same everywhere.
     sums : list of Tensor
         `offset_sums` of each component's block of ``first.gram``.
     log_det : float
@@ -78,7 +78,8 @@ class CommonNoise(Rows):
         D, n = noise + self.smallest, self.moments.n
         first = self.moments.scaled(1 / D)
         sums = [part / D for part in self._sums]
-        return NoisyMoments(first, first.scaled(1 / D), sums, n * math.log(D), n / D)
+        second = GridMoments(None, first.rhs / D, first.total / D, n)
+        return NoisyMoments(first, second, sums, n * math.log(D), n / D)
 
 
 class NoiseByRow(Rows):
@@ -101,6 +102,24 @@ class NoiseByRow(Rows):
         first, second = (grid_moments(self._grid, self._X, self._Y, D**-k) for k in (1.0, 2.0))
         sums = _component_sums(first, self._grid.shapes, self._grid.starts)
         return NoisyMoments(first, second, sums, float(np.log(D).sum()), float((1 / D).sum()))
+
+
+class FixedNoise(Rows):
+    """Rows whose noise variances stay what they are: only their weighted moments are left.
+
+    Parameters
+    ----------
+    moments : GridMoments
+        With weights 1 / D.
+    log_det : float
+        Sum of log D.
+    """
+
+    def __init__(self, moments: GridMoments, log_det: float):
+        self.moments, self.log_det, self.smallest = moments, log_det, float("inf")
+
+    def at(self, noise: float) -> NoisyMoments:
+        return NoisyMoments(self.moments, self.moments, [], self.log_det, float("nan"))
 
 
 def _component_sums(moments: GridMoments, shapes: list, starts: list) -> list[Tensor]:
@@ -215,11 +234,16 @@ def grid_marginal_likelihood(
 
 
 def _gradient(kernel, theta, moments, F, P, L, alpha, u) -> Float[Tensor, " p"]:
-    """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2 and dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
+    """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2; dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
     t = u.shape[1]
     with torch.no_grad():
         second = moments.second
-        inner = F.T @ torch.from_numpy(second.gram @ F.numpy())
+        if second.gram is None:
+            # Equal noise everywhere: the second moments are multiples of the first.
+            ratio = moments.inverse / second.n
+            inner = (L @ L.T - torch.eye(len(L), dtype=L.dtype)) * ratio
+        else:
+            inner = F.T @ torch.from_numpy(second.gram @ F.numpy())
         b2 = F.T @ torch.from_numpy(second.rhs)
         squares = second.total.sum() - 2 * (alpha * b2).sum() + (alpha * (inner @ alpha)).sum()
         trace = moments.inverse - torch.cholesky_solve(inner, L).trace()

@@ -2,6 +2,17 @@
 
 from ._base import Posterior
 from ._exact import ExactPosterior
+from ._grid import GridPosterior
 from ._iterative import IterativePosterior, PathwiseSamples
+from ._love import LOVEPosterior, LOVEResult, love
 
-__all__ = ["ExactPosterior", "IterativePosterior", "PathwiseSamples", "Posterior"]
+__all__ = [
+    "ExactPosterior",
+    "GridPosterior",
+    "IterativePosterior",
+    "LOVEPosterior",
+    "LOVEResult",
+    "PathwiseSamples",
+    "Posterior",
+    "love",
+]

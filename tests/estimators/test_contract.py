@@ -16,10 +16,27 @@ pytest.register_assert_rewrite("contracts.estimator_contract")
 from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
-from skscalablegp import IterativeGPRegressor, RRCGRegressor  # noqa: E402
+from skscalablegp import (  # noqa: E402
+    IterativeGPRegressor,
+    KISSGPRegressor,
+    LOVEPredictor,
+    RFFRegressor,
+    RRCGRegressor,
+    SSRFFRegressor,
+)
 from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
 
 ROWS = [
+    Row(
+        "kissgp", KISSGPRegressor(grid_size=20, structure="additive"), search={"grid_size": [9, 15]}
+    ),
+    Row("kissgp-auto", KISSGPRegressor(), scikit_learn_checks=False),
+    Row(
+        "love",
+        LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),
+        search={"rank": [5, 20]},
+    ),
+    Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(
         "iterative-cg",
@@ -45,6 +62,15 @@ ROWS = [
             truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=5
         ),
         search={"truncation__rate": [0.1, 0.3]},
+    ),
+    Row("rff", RFFRegressor(max_iter=10), search={"n_features": [10, 20]}),
+    Row("rff-few", RFFRegressor(n_features=10, max_iter=5), scikit_learn_checks=False),
+    Row("ssrff", SSRFFRegressor(max_iter=10)),
+    Row(
+        "ssrff-truncated",
+        SSRFFRegressor(min_features=8, step=4, max_iter=5),
+        search={"step": [4, 8]},
+        scikit_learn_checks=False,
     ),
 ]
 

@@ -1,0 +1,508 @@
+"""Gaussian-process regression on a grid: kernel interpolation for scalable structured GPs."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .._compat import FitEvents, HasMethods, Interval, StrOptions, fit_context
+from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
+from ..features import Grid, grid_moments
+from ..gradients import GridGradient
+from ..kernels import TorchKernel, compile_kernel
+from ..objectives import (
+    CommonNoise,
+    FixedNoise,
+    GridProblem,
+    NoiseByRow,
+    Rows,
+    grid_marginal_likelihood,
+)
+from ..operators import GridKernel
+from ..posteriors import GridPosterior
+from ..training import Monitor, TrainingResult
+from ._base import GPRegressorBase
+from ._deep import apply_network, check_layers, train_network
+from ._grid_plan import grid_default_kernel, plan_grid
+from ._stages import Run, StageSettings, fit_hyperparameters
+from ._table import Table
+
+_PARAMETERS = {
+    "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
+    "alpha": [Interval(Real, 0, None, closed="left"), "array-like"],
+    "grid_size": [StrOptions({"auto"}), Interval(Integral, 6, None, closed="left"), "array-like"],
+    "structure": [StrOptions({"auto", "product", "additive"})],
+    "feature_extractor": [None, "array-like"],
+    "n_lanczos": [Interval(Integral, 1, None, closed="left"), None],
+    "extrapolation": [StrOptions({"extend", "error"})],
+    "optimizer": [str, callable, HasMethods(["maximize"]), None],
+    "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
+    "normalize_y": ["boolean"],
+    "n_targets": [Interval(Integral, 1, None, closed="left"), None],
+    "random_state": ["random_state"],
+    "max_iter": [Interval(Integral, 1, None, closed="left")],
+    "memory_budget": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    "callbacks": ["array-like", callable, None],
+    "max_seconds": [Interval(Real, 0, None, closed="neither"), None],
+    "verbose": ["verbose"],
+}
+
+
+class KISSGPRegressor(GPRegressorBase):
+    """Gaussian-process regression by interpolation from a regular grid.
+
+    The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
+    of a regular grid. Rows are read once; likelihood, gradients and predictions then cost nothing
+    in their number. Millions of rows in one to four columns take seconds.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel. A product grid needs a product over columns (RBF, SpectralMixture, or
+        anything stationary where there is one column); an additive one takes any stationary kernel,
+        applied to each column in turn and summed. None means ``ConstantKernel() * RBF() +
+        WhiteKernel()`` with one length scale a column, in the units of the table.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Added to the diagonal, in the units of the (normalised) target squared.
+    grid_size : "auto", int or array-like of shape (d,), default="auto"
+        Points along every column, two cells of padding at both ends included.
+    structure : {"auto", "product", "additive"}, default="auto"
+        One grid over all columns, or a sum of functions of one column each. "auto" is product up to
+        four columns that vary.
+    feature_extractor : array-like of int, default=None
+        Widths of the layers of a network, the last 1 or 2, whose outputs take the place of the
+        columns: a deep kernel. It is trained by the marginal likelihood of batches of rows.
+    n_lanczos : int or None, default=100
+        Rank of the variance cache (LOVE); None for exact variances.
+    extrapolation : {"extend", "error"}, default="extend"
+        Rows outside the grid: the grid goes on, with exact variances, at a cost of O(m) a row; or a
+        ValueError.
+    optimizer : "auto", str, callable, object or None, default="auto"
+        "auto" is a quasi-Newton method with exact values and gradients; None keeps the kernel's
+        hyperparameters.
+    n_restarts_optimizer : int, default=0
+        Further starts, uniform within the bounds.
+    normalize_y : bool, default=False
+        Centre and scale the target before training.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of restarts and of the network.
+    max_iter : int, default=100
+        Most evaluations of the likelihood.
+    memory_budget : float or "auto", default="auto"
+        Bytes that the grid may take; "auto" looks at the machine.
+    callbacks : callable, list of callable or None, default=None
+        Called after each evaluation with a `TrainingStep`; a true value stops the training.
+    max_seconds : float or None, default=None
+        Time budget of the hyperparameters' training; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel.
+    grid_ : Grid
+        The axes of the grid.
+    log_marginal_likelihood_value_ : float
+        Of the interpolated model at `kernel_`, in normalised units.
+    n_iter_ : int
+        Evaluations of the likelihood.
+    n_samples_seen_ : int
+        Rows in the model, those of `partial_fit` included.
+    history_ : dict of lists
+        stage, theta, objective, residual, epochs and seconds of each evaluation.
+    solver_info_ : dict
+        Why training stopped, the numerical rank of Kuu, and jitter added to the noise.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    LOVEPredictor : Measured low-rank variances over this and other models.
+
+    Notes
+    -----
+    Reading costs O(n 7^d), each evaluation O(m r^2) for m grid points and a grid covariance of rank
+    r; interpolation errs by the third power of the grid's spacing. Float64 on the CPU.
+
+    References
+    ----------
+    A. G. Wilson, H. Nickisch (2015), Kernel interpolation for scalable structured Gaussian
+    processes. G. Pleiss, J. R. Gardner, K. Q. Weinberger, A. G. Wilson (2018), Constant-time
+    predictive distributions for Gaussian processes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skscalablegp import KISSGPRegressor
+    >>> X = np.random.default_rng(0).uniform(size=(100_000, 1))
+    >>> gp = KISSGPRegressor(grid_size=50).fit(X, np.sin(9 * X[:, 0]))
+    >>> bool(abs(gp.predict([[0.5]])[0] - np.sin(4.5)) < 1e-2)
+    True
+    """
+
+    _parameter_constraints = _PARAMETERS
+    # Rows are summed up, never kept.
+    copy_X_train = False
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        alpha: Any = 1e-10,
+        grid_size: Any = "auto",
+        structure: Any = "auto",
+        feature_extractor: Any = None,
+        n_lanczos: Any = 100,
+        extrapolation: Any = "extend",
+        optimizer: Any = "auto",
+        n_restarts_optimizer: Any = 0,
+        normalize_y: Any = False,
+        n_targets: Any = None,
+        random_state: Any = None,
+        max_iter: Any = 100,
+        memory_budget: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self.kernel = kernel
+        self.alpha = alpha
+        self.grid_size = grid_size
+        self.structure = structure
+        self.feature_extractor = feature_extractor
+        self.n_lanczos = n_lanczos
+        self.extrapolation = extrapolation
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.normalize_y = normalize_y
+        self.n_targets = n_targets
+        self.random_state = random_state
+        self.max_iter = max_iter
+        self.memory_budget = memory_budget
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
+        """Train the hyperparameters and compute what predictions need.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Where it differs
+            from row to row, every evaluation reads the rows again.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input, kernels or settings the model cannot honour.
+        MemoryError
+            For a grid that would not fit, before any work.
+        """
+        monitor = Monitor(self._callbacks(), self.max_seconds, int(self.verbose))
+        table = self._read_table(X, y, noise_variance)
+        random_state = check_random_state(self.random_state)
+        layers = check_layers(self.feature_extractor)
+        if layers is not None:
+            network = train_network(table.X, table.targets, layers, random_state)
+            table = Table(
+                apply_network(network, table.X), table.y, table.y_mean, table.y_std, table.noise
+            )
+        else:
+            network = None
+        grid = plan_grid(table.X, self.grid_size, self.structure, self._budget())
+        kernel = self._grid_kernel(table, grid)
+        rows = self._summed(table, kernel)
+        problem = GridProblem.make(kernel.kernel, kernel, rows, len(table.X))
+        events = FitEvents(self, table.X, table.y)
+        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
+        try:
+            result = self._train(problem, monitor, random_state)
+        finally:
+            monitor.close()
+        self._remember(None)
+        self._network = network
+        self._target_square = max(float(np.mean(np.square(table.y))), 1e-300)
+        self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
+        self._finish(table, problem, result, monitor)
+        events.end()
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
+        """Add rows to the model, exactly, with the hyperparameters as they are.
+
+        The target's scale and the grid's spacing stay; the grid grows where rows lie outside it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            New rows.
+        y : array-like of shape (n,) or (n, t)
+            Their targets.
+        noise_variance : float or array-like of shape (n,), optional
+            As in `fit`.
+
+        Returns
+        -------
+        self : object
+            The model as if all rows had been given at once.
+        """
+        if not hasattr(self, "kernel_"):
+            return self.fit(X, y, noise_variance)
+        X, y = validate_data(
+            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
+        )
+        known = check_noise(self.alpha, len(X))
+        given = check_noise_variance(noise_variance, len(X))
+        check_n_targets(self._n_outputs(), y)
+        if given is not None:
+            known = known + given / np.square(np.atleast_1d(self._y_train_std))[0]
+        Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
+        X = self._features(X)
+        self._check_inside(X)
+        grid, numbers = self.grid_, None
+        if not grid.covers(X).all():
+            grid, numbers = self.grid_.extended(X)
+            self._check_grid(grid)
+        self._add_rows(grid, numbers, X, Y, known)
+        self.grid_ = grid
+        self.n_samples_seen_ += len(X)
+        self._remember(None)
+        self._set_likelihood()
+        return self
+
+    def _add_rows(self, grid: Grid, numbers: Any, X: np.ndarray, Y: np.ndarray, known) -> None:
+        old = self._moments if numbers is None else self._moments.moved(numbers, grid.n_points)
+        common = self._known_noise is not None and (known == self._known_noise).all()
+        if common:
+            self._moments = old + grid_moments(grid, X, Y)
+            return
+        white = self._white_noise()
+        if self._known_noise is not None:
+            D = white + self._known_noise
+            old, self._log_det_noise = old.scaled(1 / D), self.n_samples_seen_ * float(np.log(D))
+            self._known_noise = None
+        D = white + known
+        self._moments = old + grid_moments(grid, X, Y, 1 / D)
+        self._log_det_noise += float(np.log(D).sum())
+
+    def _callbacks(self) -> list:
+        callbacks = self.callbacks if self.callbacks is not None else []
+        callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+        for callback in callbacks:
+            if not callable(callback):
+                raise TypeError(f"callbacks must be callable, got {callback!r}.")
+        return callbacks
+
+    def _budget(self) -> float | None:
+        return None if self.memory_budget == "auto" else float(self.memory_budget)
+
+    def _grid_kernel(self, table: Table, grid: Grid) -> GridKernel:
+        if self.kernel is None:
+            kernel = grid_default_kernel(table.X, table.y, grid)
+        else:
+            kernel = clone(self.kernel)
+        compiled = compile_kernel(kernel, table.X.shape[1])
+        table.check_separable(compiled)
+        return GridKernel(compiled, grid)
+
+    def _summed(self, table: Table, kernel: GridKernel) -> Rows:
+        """The moments of the table; rows of unequal noise are kept while training."""
+        known, grid = table.noise, kernel.grid
+        if known.min() < known.max():
+            return NoiseByRow(kernel, table.X, table.targets, known)
+        moments = grid_moments(grid, table.X, table.targets)
+        return CommonNoise(moments, grid.shapes, grid.starts, float(known[0]))
+
+    def _train(
+        self, problem: GridProblem, monitor: Monitor, random_state: np.random.RandomState
+    ) -> TrainingResult | None:
+        kernel = problem.kernel
+        if self.optimizer is None or kernel.n_params == 0:
+            return None
+        settings = StageSettings(
+            optimizer=self.optimizer,
+            learning_rate="auto",
+            max_iter=self.max_iter,
+            n_restarts=self.n_restarts_optimizer,
+            n_iter_no_change=5,
+            tol=1e-3,
+            subset_size=None,
+            n_subsets=0,
+            exact_rows=0,
+            adapt_dtype=False,
+            factor_if_ill_conditioned=False,
+        )
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
+        return fit_hyperparameters(problem, GridGradient(), kernel.theta0.numpy(), run)
+
+    def _finish(
+        self, table: Table, problem: GridProblem, result: TrainingResult | None, monitor: Monitor
+    ) -> None:
+        kernel, rows = problem.kernel, problem.rows
+        theta = kernel.theta0 if result is None else torch.as_tensor(result.theta)
+        self.kernel_ = kernel.to_sklearn(theta)
+        self.grid_ = problem.grid_kernel.grid
+        self.n_samples_seen_ = len(table.X)
+        self.n_iter_ = 0 if result is None else result.n_iter
+        self.history_ = monitor.history()
+        if isinstance(rows, CommonNoise):
+            self._moments, self._known_noise, self._log_det_noise = rows.moments, rows.smallest, 0.0
+        else:
+            noisy = rows.at(self._white_noise())
+            self._moments, self._known_noise = noisy.first, None
+            self._log_det_noise = noisy.log_det
+        reason = "nothing to train" if result is None else result.stop_reason
+        self.solver_info_ = {"stop_reason": reason}
+        self._set_likelihood()
+        self._warn_stopped(reason)
+
+    def _warn_stopped(self, reason: str) -> None:
+        said = {
+            "max_seconds": f"The time budget max_seconds={self.max_seconds} ended training",
+            "interrupted": "Training was interrupted",
+            "diverged": "The gradient was not finite: training stopped",
+        }.get(reason)
+        if said is not None:
+            warnings.warn(
+                f"{said} after {self.n_iter_} gradient evaluations; the best hyperparameters so "
+                "far are kept.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+
+    def _set_likelihood(self) -> None:
+        posterior = self._build_posterior()
+        self._remember(posterior)
+        self.log_marginal_likelihood_value_ = posterior.evaluation.value
+        self.solver_info_["rank"] = len(posterior.evaluation.inner)
+        self.solver_info_["jitter"] = posterior.evaluation.jitter
+
+    # ------------------------------------------------------------------ what predictions need
+
+    def _rows(self, X: Any) -> np.ndarray:
+        return self._seen(super()._rows(X))
+
+    def _seen(self, X: np.ndarray) -> np.ndarray:
+        """Validated rows as the posterior sees them."""
+        features = self._features(X)
+        self._check_inside(features)
+        return features
+
+    def _features(self, X: np.ndarray) -> np.ndarray:
+        return X if self._network is None else apply_network(self._network, X)
+
+    def _check_inside(self, X: np.ndarray) -> None:
+        if self.extrapolation == "error" and not (inside := self.grid_.covers(X)).all():
+            raise ValueError(
+                f"{int((~inside).sum())} of {len(X)} rows lie outside the grid; the first is row "
+                f"{int(np.flatnonzero(~inside)[0])}. Use extrapolation='extend', or fit on a range "
+                "that contains them."
+            )
+
+    def _check_grid(self, grid: Grid) -> None:
+        widest = max(len(axes) for axes in grid.components)
+        check_memory(
+            30.0 * grid.n_points * 7**widest,
+            f"The grid extended to the new rows ({grid.n_points:,} points)",
+            "leave out rows far away from the others, or fit again with a smaller grid_size",
+            self._budget(),
+        )
+
+    def _n_outputs(self) -> int:
+        return self._moments.rhs.shape[1]
+
+    def _compiled(self) -> TorchKernel:
+        return compile_kernel(self.kernel_, self.grid_.n_features)
+
+    def _white_noise(self) -> float:
+        kernel = GridKernel(self._compiled(), self.grid_)
+        with torch.no_grad():
+            return float(kernel.noise(kernel.kernel.theta0))
+
+    def _problem(self) -> GridProblem:
+        kernel = GridKernel(self._compiled(), self.grid_)
+        if self._known_noise is None:
+            rows: Rows = FixedNoise(self._moments, self._log_det_noise)
+        else:
+            grid = self.grid_
+            rows = CommonNoise(self._moments, grid.shapes, grid.starts, self._known_noise)
+        return GridProblem.make(kernel.kernel, kernel, rows, self._moments.n)
+
+    def _build_posterior(self) -> GridPosterior:
+        problem = self._problem()
+        theta = problem.kernel.theta0
+        evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
+        return GridPosterior(problem.grid_kernel, theta, evaluation, self.n_lanczos)
+
+    def _check_joint_memory(self, m: int, what: str) -> None:
+        if what == "sample_y":
+            return  # samples come from the grid, not from a joint covariance
+        check_memory(
+            24.0 * m * m,
+            f"{what} for {m} rows (an {m} x {m} covariance)",
+            "ask for fewer rows at a time, or for return_std",
+            self._budget(),
+        )
+
+    def log_marginal_likelihood(
+        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ):
+        """The log marginal likelihood of the interpolated model, in normalised target units.
+
+        Parameters
+        ----------
+        theta : array-like of shape (p,), optional
+            Log hyperparameters; the trained ones by default.
+        eval_gradient : bool, default=False
+            Also return the gradient in theta.
+        clone_kernel : bool, default=True
+            Accepted as in scikit-learn; `kernel_` is never changed.
+
+        Returns
+        -------
+        value : float
+            Summed over targets.
+        gradient : ndarray of shape (p,)
+            Only with `eval_gradient`.
+        """
+        check_is_fitted(self, "kernel_")
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("Gradient can only be evaluated for theta!=None")
+            return self.log_marginal_likelihood_value_
+        if self._known_noise is None:
+            raise ValueError(
+                "The rows have noise variances of their own, and the model keeps only their sums "
+                "at the trained hyperparameters: read log_marginal_likelihood_value_, or fit again."
+            )
+        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
+        result = grid_marginal_likelihood(self._problem(), theta, eval_gradient)
+        return (result.value, result.grad.numpy()) if eval_gradient else result.value

@@ -1,0 +1,226 @@
+"""The posterior of an interpolated model: caches on the grid, nothing in n."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..features import cell_polynomials, local_polynomials, value_polynomials
+from ..objectives import GridEvaluation
+from ..operators import DenseOperator, GridKernel
+from ._base import Posterior, joint_normal, reported_variance
+from ._krylov import krylov_basis, whitened
+
+# Bytes of rows k(x, grid) for rows outside the grid, at a time.
+_BLOCK_BYTES = 2**26
+# A cell's variance polynomial has 7^d coefficients: up to here that is a saving.
+_POLYNOMIAL_COLUMNS = 3
+
+
+class GridPosterior(Posterior):
+    """Mean, variance and samples by interpolation of the posterior on the grid.
+
+    On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of
+    squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6 a
+    column, so that a product grid answers in O(7^d) a row, whatever the rank. Rows outside the grid
+    see the same kernel on a grid that goes on for ever, at O(m) a row, always exactly.
+
+    Parameters
+    ----------
+    grid_kernel : GridKernel
+        The prior.
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    evaluation : GridEvaluation
+        The likelihood's factors at theta.
+    rank : int or None
+        Steps of Lanczos (Pleiss et al. 2018) that replace (I + A)^-1; None for the exact inverse.
+    """
+
+    def __init__(
+        self,
+        grid_kernel: GridKernel,
+        theta: Float[Tensor, " p"],
+        evaluation: GridEvaluation,
+        rank: int | None = None,
+    ):
+        self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
+        self.weights = evaluation.weights
+        widest = max(len(axes) for axes in grid_kernel.grid.components)
+        step = 4 * 7 ** min(widest, _POLYNOMIAL_COLUMNS) * len(grid_kernel.grid.components)
+        # What callers ask of an operator: in what to pass rows, and how many at a time.
+        self.operator = SimpleNamespace(
+            dtype=torch.float64, device=torch.device("cpu"), shape=(step, step)
+        )
+        self.rank = rank if rank is not None and rank < len(evaluation.inner) else None
+
+    def exact(self) -> GridPosterior:
+        """The same posterior without Lanczos."""
+        return GridPosterior(self.grid_kernel, self.theta, self.evaluation)
+
+    # ------------------------------------------------------------------ caches
+
+    @cached_property
+    def mean_on_grid(self) -> Float[Tensor, "m t"]:
+        """Kuu W' H^-1 Y."""
+        with torch.no_grad():
+            return self.grid_kernel.matmul(self.theta, self.weights)
+
+    @cached_property
+    def root(self) -> Float[Tensor, "m r"]:
+        """E with E E' the posterior covariance of the grid's points."""
+        F, L = self.evaluation.factor, self.evaluation.cholesky
+        if self.rank is None:
+            return torch.linalg.solve_triangular(L.T, F, upper=True, left=False)
+        return F @ self._love_root()
+
+    def _love_root(self) -> Float[Tensor, "r r"]:
+        """S with S S' = I - Y Y': Lanczos on I + A in the inner product of A.
+
+        That is Lanczos on D^-1/2 H D^-1/2 from the average column of W Kuu, without a vector of
+        length n. A Galerkin projection lies below the inverse, so variances err upwards only.
+        """
+        values, vectors = torch.linalg.eigh(self.evaluation.inner)
+        roots = values.clamp_min(0).sqrt()
+        operator = DenseOperator(torch.diag(roots.square() + 1))
+        start = roots * (vectors.T @ self.evaluation.factor.mean(0))
+        basis = krylov_basis(operator, start[:, None], self.rank)
+        Y = vectors @ (roots[:, None] * whitened(operator, basis))
+        left, vectors = torch.linalg.eigh(torch.eye(len(Y), dtype=Y.dtype) - Y @ Y.T)
+        return vectors * left.clamp_min(0).sqrt()
+
+    @property
+    def _axes(self):
+        """The axes of a product grid small enough for polynomials, else None."""
+        components = self.grid_kernel.grid.components
+        single = len(components) == 1 and len(components[0]) <= _POLYNOMIAL_COLUMNS
+        return components[0] if single else None
+
+    @cached_property
+    def _mean_polynomials(self) -> list[np.ndarray]:
+        shape = [axis.size for axis in self._axes]
+        return [value_polynomials(mean.reshape(shape)) for mean in self.mean_on_grid.numpy().T]
+
+    @cached_property
+    def _variance_polynomials(self) -> np.ndarray:
+        return local_polynomials(covariance_stencil(self.root, [a.size for a in self._axes]))
+
+    # ------------------------------------------------------------------ predictions
+
+    def mean(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n t"]:
+        """The posterior mean; O(4^d) a row."""
+        rows, inside = self._split(X)
+        out = np.empty((len(rows), self.weights.shape[1]))
+        if self._axes is not None:
+            for target, coefficients in enumerate(self._mean_polynomials):
+                out[inside, target] = cell_polynomials(self._axes, rows[inside], coefficients)
+        else:
+            out[inside] = (
+                self.grid_kernel.grid.interpolate(rows[inside]) @ self.mean_on_grid.numpy()
+            )
+        for part, cross in self._outside(rows, inside):
+            out[part] = (cross @ self.weights).numpy()
+        return torch.from_numpy(out)
+
+    def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        rows, inside = self._split(X)
+        prior = torch.full((len(rows),), float(self._prior()), dtype=torch.float64)
+        out = np.empty(len(rows))
+        if self._axes is not None:
+            out[inside] = cell_polynomials(self._axes, rows[inside], self._variance_polynomials)
+        else:
+            W = self.grid_kernel.grid.interpolate(rows[inside])
+            out[inside] = np.square(W @ self.root.numpy()).sum(1)
+        for part, cross in self._outside(rows, inside):
+            with torch.no_grad():
+                own = self.grid_kernel.cross(self.theta, rows[part])
+            out[part] = (own - self._explained(cross, cross).diagonal()).numpy()
+        return reported_variance(torch.from_numpy(out), prior)
+
+    def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+        rows, inside = self._split(X)
+        if inside.all():
+            E = self._interpolated_root(rows)
+            return E @ E.T
+        with torch.no_grad():
+            prior = self.grid_kernel.cross(self.theta, rows, rows)
+            cross = self.grid_kernel.rows(self.theta, rows)
+        covariance = prior - self._explained(cross, cross)
+        return (covariance + covariance.T) / 2
+
+    def sample(
+        self, X: Float[Tensor, "n d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "n t s"]:
+        """Joint draws: mean + W_x E z, O((n 4^d + m r) s); outside the grid O(n^3)."""
+        rows, inside = self._split(X)
+        if not inside.all():
+            return joint_normal(self, X, n_samples, random_state)
+        t = self.weights.shape[1]
+        z = torch.from_numpy(random_state.standard_normal((self.root.shape[1], t * n_samples)))
+        deviations = self.interpolate(rows, self.root @ z).reshape(len(rows), t, n_samples)
+        noise = float(self.noise(X[:1])[0])
+        if noise > 0:
+            white = random_state.standard_normal(tuple(deviations.shape))
+            deviations += noise**0.5 * torch.from_numpy(white)
+        return self.mean(X)[:, :, None] + deviations
+
+    def noise(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        with torch.no_grad():
+            return self.grid_kernel.noise(self.theta).expand(len(X)).clone()
+
+    # ------------------------------------------------------------------ parts
+
+    def interpolate(self, rows: np.ndarray, V: Float[Tensor, "m s"]) -> Float[Tensor, "n s"]:
+        """W_x V."""
+        return torch.from_numpy(self.grid_kernel.grid.interpolate(rows) @ V.numpy())
+
+    def _interpolated_root(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
+        return self.interpolate(rows, self.root)
+
+    def _prior(self) -> Tensor:
+        with torch.no_grad():
+            return self.grid_kernel.prior(self.theta)
+
+    def _split(self, X: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        rows = X.cpu().double().numpy()
+        return rows, self.grid_kernel.grid.covers(rows)
+
+    def _outside(self, rows: np.ndarray, inside: np.ndarray):
+        """Blocks of rows outside the grid with their k(x, grid)."""
+        where = np.flatnonzero(~inside)
+        step = max(1, _BLOCK_BYTES // (8 * 4 * self.grid_kernel.n_points))
+        for start in range(0, len(where), step):
+            part = where[start : start + step]
+            with torch.no_grad():
+                yield part, self.grid_kernel.rows(self.theta, rows[part])
+
+    def _explained(self, left: Tensor, right: Tensor) -> Tensor:
+        """left (W' H^-1 W) right'."""
+        found = self.evaluation
+        GR = torch.from_numpy(found.gram @ right.numpy().T)
+        inner = torch.cholesky_solve(found.factor.T @ GR, found.cholesky)
+        return (
+            left @ GR - (found.factor.T @ torch.from_numpy(found.gram @ left.numpy().T)).T @ inner
+        )
+
+
+def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:
+    """Entries of E E' at offsets -3 to 3 along every axis, (points..., 7...); O(m r 7^d / 2)."""
+    d = len(shape)
+    E = root.reshape(*shape, -1)
+    out = np.zeros((*shape, *[7] * d))
+    for offset in np.ndindex(*[7] * d):
+        shift = [k - 3 for k in offset]
+        if shift < [0] * d or any(abs(k) >= size for k, size in zip(shift, shape, strict=True)):
+            continue  # the mirror image has it, or nothing is so far apart
+        here = tuple(slice(max(0, -k), s - max(0, k)) for k, s in zip(shift, shape, strict=True))
+        there = tuple(slice(max(0, k), s - max(0, -k)) for k, s in zip(shift, shape, strict=True))
+        values = torch.linalg.vecdot(E[here], E[there]).numpy()
+        out[(*here, *offset)] = values
+        out[(*there, *[6 - k for k in offset])] = values
+    return out

@@ -1,0 +1,44 @@
+"""Orthonormal bases in which the inverse of H is small and accurate."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..operators import LinearOperator
+from ..solvers import cholesky_with_jitter, lanczos
+
+
+def krylov_basis(
+    operator: LinearOperator,
+    start: Float[Tensor, "n s"],
+    n_steps: int,
+    known: Float[Tensor, "n k"] | None = None,
+) -> Float[Tensor, "n k2"]:
+    """Columns that span the Krylov spaces of every start vector, beside what is known already.
+
+    Full reorthogonalisation within a space, and a QR factorisation over all of them; directions
+    that are dependent to rounding are dropped. n_steps epochs.
+    """
+    found = lanczos(operator, start, n_steps).basis
+    columns = found.reshape(-1, found.shape[2]).T
+    columns = columns[:, columns.norm(dim=0) > 0.5]
+    if known is not None:
+        for _ in range(2):
+            columns = columns - known @ (known.T @ columns)
+    if columns.shape[1] == 0:
+        return columns if known is None else known
+    Q, R = torch.linalg.qr(columns)
+    Q = Q[:, R.diagonal().abs() > 1e-8]
+    if known is None:
+        return Q
+    Q = Q - known @ (known.T @ Q)
+    return torch.cat([known, torch.linalg.qr(Q).Q], 1)
+
+
+def whitened(operator: LinearOperator, basis: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """B with B B' = Q (Q' H Q)^-1 Q', the Galerkin approximation of H^-1; one epoch."""
+    T = basis.T @ operator.matmul(basis)
+    L, _ = cholesky_with_jitter((T + T.T) / 2)
+    return torch.linalg.solve_triangular(L, basis.T, upper=False).T
