@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from ..kernels import Leaf, Node, Slot, Stationary
+from ..kernels import Leaf, Node, Slot, SpectralComponent, Stationary
 
 # Student t degrees of freedom, 2 nu, of the spectral density of each Matern family.
 MATERN_DF = {"matern12": 1, "matern32": 3, "matern52": 5}
@@ -160,3 +160,42 @@ def _draw_stationary(
 
 
 register_spectrum(Stationary, _draw_stationary)
+
+
+@dataclass(frozen=True, eq=False)
+class BumpFrequencies(Frequencies):
+    """Normal draws around plus and minus a frequency: one component of a spectral mixture.
+
+    Attributes
+    ----------
+    base, signs : Tensor of shape (pairs, d)
+        Standard normal draws; 1 or -1.
+    means, scales : Slot
+        The component's, one value a column.
+    """
+
+    base: Float[Tensor, "pairs d"]
+    signs: Float[Tensor, "pairs d"]
+    means: Slot
+    scales: Slot
+
+    def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
+        means = self.means.value_like(theta, self.base)
+        scales = self.scales.value_like(theta, self.base)
+        return 2 * np.pi * (self.signs * means + self.base * scales)
+
+
+def _draw_component(
+    leaf: SpectralComponent,
+    n_features_in: int,
+    n_pairs: int,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Frequencies:
+    base = _normal((n_pairs, n_features_in), generator).to(dtype=dtype, device=device)
+    signs = _normal((n_pairs, n_features_in), generator).sign().to(dtype=dtype, device=device)
+    return BumpFrequencies(base, signs, leaf.means, leaf.scales)
+
+
+register_spectrum(SpectralComponent, _draw_component)

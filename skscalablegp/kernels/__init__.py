@@ -5,6 +5,7 @@ from ._leaves import Constant, Linear, Periodic, Stationary, White
 from ._nodes import Leaf, Node
 from ._registry import Layout, register_kernel
 from ._slots import Slot, StationaryTerm
+from ._spectral_mixture import SpectralComponent, SpectralMixture
 
 __all__ = [
     "Constant",
@@ -14,6 +15,8 @@ __all__ = [
     "Node",
     "Periodic",
     "Slot",
+    "SpectralComponent",
+    "SpectralMixture",
     "Stationary",
     "StationaryTerm",
     "TorchKernel",

@@ -1,0 +1,256 @@
+"""The spectral mixture kernel, as a scikit-learn kernel and as a compiled node."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import (
+    Hyperparameter,
+    Kernel,
+    StationaryKernelMixin,
+)
+from torch import Tensor
+
+from ._leaves import Constant
+from ._nodes import Leaf, Node, ProductNode, SumNode
+from ._registry import Layout, register_kernel
+from ._slots import Slot
+
+
+class SpectralMixture(StationaryKernelMixin, Kernel):
+    """A sum of damped cosines: any stationary covariance, by the mixture of its spectrum.
+
+    ``k(x, z) = sum_q w_q prod_j exp(-2 pi^2 s_qj^2 t_j^2) cos(2 pi m_qj t_j)`` with t = x - z
+    (Wilson and Adams 2013). Works in scikit-learn's own GaussianProcessRegressor as well.
+
+    Parameters
+    ----------
+    n_components : int, default=4
+        Q, the number of mixture components.
+    weights : array-like of shape (Q,), default=None
+        w, signal variances; None means 1 / Q each.
+    means : array-like of shape (Q * d,), default=None
+        m, frequencies in cycles per unit of x, component by component; None spreads them evenly
+        over (0, 1 / 2].
+    scales : array-like of shape (Q * d,), default=None
+        s, the spectrum's widths, in the unit of the frequencies; None means 0.05.
+    weights_bounds, means_bounds, scales_bounds : pair of floats > 0 or "fixed"
+        Bounds as in scikit-learn.
+
+    See Also
+    --------
+    SpectralMixture.from_data : Starting values from a table's periodogram.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.gaussian_process import GaussianProcessRegressor
+    >>> x = np.arange(40.0)[:, None]
+    >>> kernel = SpectralMixture.from_data(x, np.sin(x[:, 0]), n_components=2)
+    >>> gp = GaussianProcessRegressor(kernel, alpha=1e-4, optimizer=None).fit(x, np.sin(x[:, 0]))
+    >>> gp.predict(x[:3]).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        n_components: int = 4,
+        weights: Any = None,
+        means: Any = None,
+        scales: Any = None,
+        weights_bounds: Any = (1e-5, 1e5),
+        means_bounds: Any = (1e-5, 1e5),
+        scales_bounds: Any = (1e-5, 1e5),
+    ):
+        self.n_components = n_components
+        self.weights = weights
+        self.means = means
+        self.scales = scales
+        self.weights_bounds = weights_bounds
+        self.means_bounds = means_bounds
+        self.scales_bounds = scales_bounds
+
+    @classmethod
+    def from_data(cls, X: Any, y: Any, n_components: int = 4) -> SpectralMixture:
+        """Starting values from the periodogram of y along each column of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows.
+        y : array-like of shape (n,)
+            Target.
+        n_components : int, default=4
+            Q.
+
+        Returns
+        -------
+        kernel : SpectralMixture
+            Frequencies at the highest peaks, weights that add up to the variance of y, and bounds
+            from a fraction of the lowest visible frequency to the Nyquist frequency.
+        """
+        X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
+        peaks = [_periodogram_peaks(x, y, n_components) for x in X.T]
+        frequencies = np.column_stack([found[0] for found in peaks])
+        power = np.prod([found[1] for found in peaks], axis=0)
+        lowest = min(found[2] for found in peaks)
+        highest = max(found[3] for found in peaks)
+        variance = max(float(np.var(y)), 1e-12)
+        weights = variance * power / power.sum()
+        return cls(
+            n_components,
+            weights,
+            np.maximum(frequencies, lowest / 10).ravel(),
+            np.full(frequencies.size, lowest / 2),
+            weights_bounds=(1e-6 * variance, 1e4 * variance),
+            means_bounds=(lowest / 100, highest),
+            scales_bounds=(lowest / 100, highest),
+        )
+
+    def _values(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        Q = int(self.n_components)
+        weights = np.full(Q, 1 / Q) if self.weights is None else np.asarray(self.weights, float)
+        if self.means is None:
+            means = np.linspace(0.5 / Q, 0.5, Q)
+        else:
+            means = np.asarray(self.means, float)
+        scales = (
+            np.full(means.size, 0.05) if self.scales is None else np.asarray(self.scales, float)
+        )
+        return np.atleast_1d(weights), np.atleast_1d(means), np.atleast_1d(scales)
+
+    def _hyperparameter(self, name: str, values: np.ndarray) -> Hyperparameter:
+        return Hyperparameter(name, "numeric", getattr(self, f"{name}_bounds"), len(values))
+
+    @property
+    def hyperparameter_weights(self) -> Hyperparameter:
+        return self._hyperparameter("weights", self._values()[0])
+
+    @property
+    def hyperparameter_means(self) -> Hyperparameter:
+        return self._hyperparameter("means", self._values()[1])
+
+    @property
+    def hyperparameter_scales(self) -> Hyperparameter:
+        return self._hyperparameter("scales", self._values()[2])
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters; values left open are spelled out, so that theta always has its length."""
+        params = super().get_params(deep)
+        weights, means, scales = self._values()
+        params.update(weights=weights, means=means, scales=scales)
+        return params
+
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False):
+        X = np.atleast_2d(X)
+        Z = X if Y is None else np.atleast_2d(Y)
+        if Y is not None and eval_gradient:
+            raise ValueError("Gradient can only be evaluated when Y is None.")
+        weights, means, scales = self._values()
+        means, scales = self._by_column(means, X), self._by_column(scales, X)
+        lag = X[:, None, :] - Z[None, :, :]
+        parts, d_means, d_scales = [], [], []
+        for w, m, s in zip(weights, means, scales, strict=True):
+            angle, decay = 2 * np.pi * lag * m, 2 * np.pi**2 * np.square(lag * s)
+            factors = np.exp(-decay) * np.cos(angle)
+            parts.append(w * factors.prod(-1))
+            if eval_gradient:
+                for j in range(X.shape[1]):
+                    others = w * np.delete(factors, j, axis=-1).prod(-1)
+                    slope = -angle[..., j] * np.sin(angle[..., j]) * np.exp(-decay[..., j])
+                    d_means.append(others * slope)
+                    d_scales.append(others * factors[..., j] * -2 * decay[..., j])
+        K = sum(parts)
+        if not eval_gradient:
+            return K
+        # scikit-learn's order of hyperparameters is that of their names.
+        free = {"means": d_means, "scales": d_scales, "weights": parts}
+        found = [g for h in self.hyperparameters if not h.fixed for g in free[h.name]]
+        return K, np.stack(found, -1) if found else np.empty((*K.shape, 0))
+
+    def _by_column(self, values: np.ndarray, X: np.ndarray) -> np.ndarray:
+        _check_count(len(values), int(self.n_components), X.shape[1])
+        return values.reshape(int(self.n_components), X.shape[1])
+
+    def diag(self, X: Any) -> np.ndarray:
+        return np.full(len(X), self._values()[0].sum())
+
+    def __repr__(self) -> str:
+        weights, means, scales = (np.array2string(v, precision=3) for v in self._values())
+        return f"SpectralMixture(weights={weights}, means={means}, scales={scales})"
+
+
+def _check_count(size: int, n_components: int, d: int) -> None:
+    if size != n_components * d:
+        raise ValueError(
+            f"SpectralMixture with {n_components} components has {size} means or scales, but the "
+            f"data have {d} columns: give {n_components} x {d}, or use SpectralMixture.from_data."
+        )
+
+
+def _periodogram_peaks(
+    x: np.ndarray, y: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Frequencies of the highest local maxima and their power; lowest and highest frequency."""
+    span, n = np.ptp(x), len(np.unique(x))
+    lowest = 1 / span if span > 0 else 1.0
+    highest = lowest * max(n - 1, 2) / 2
+    frequencies = np.arange(0.5, min(highest / lowest, 1000) + 0.5, 0.25) * lowest
+    centred = y - y.mean()
+    phases = np.exp(-2j * np.pi * np.outer(frequencies, x))
+    power = np.abs(phases @ centred) ** 2 + 1e-300
+    padded = np.concatenate([[0], power, [0]])
+    is_peak = (power >= padded[:-2]) & (power >= padded[2:])
+    order = np.lexsort((-power, ~is_peak))[:count]
+    if len(order) < count:
+        order = np.resize(order, count)
+    return frequencies[order], power[order], lowest, highest
+
+
+class SpectralComponent(Leaf):
+    """One damped cosine of unit variance."""
+
+    label = "SpectralMixture"
+    # A product of one function of each column's difference.
+    separable = True
+
+    def __init__(self, means: Slot, scales: Slot):
+        self.means, self.scales = means, scales
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        means, scales = self.means.value_like(theta, X), self.scales.value_like(theta, X)
+        value = X.new_ones(len(X), len(Z))
+        for j in range(X.shape[1]):
+            lag = X[:, j, None] - Z[None, :, j]
+            value = value * torch.exp(-2 * math.pi**2 * (lag * scales[j]).square())
+            value = value * torch.cos(2 * math.pi * lag * means[j])
+        return value
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor:
+        return X.new_ones(1)
+
+
+def _part(slot: Slot, start: int, stop: int) -> Slot:
+    if slot.index is None:
+        return Slot(None, slot.fixed[start:stop])
+    return Slot(slice(slot.index.start + start, slot.index.start + stop))
+
+
+def _build(kernel: SpectralMixture, layout: Layout) -> Node:
+    explicit = SpectralMixture(**kernel.get_params())
+    slots, Q, d = layout.slots(explicit), int(kernel.n_components), layout.n_features
+    _check_count(slots["means"].size, Q, d)
+    node = None
+    for q in range(Q):
+        leaf = SpectralComponent(
+            _part(slots["means"], q * d, (q + 1) * d), _part(slots["scales"], q * d, (q + 1) * d)
+        )
+        part = ProductNode(Constant(_part(slots["weights"], q, q + 1)), leaf)
+        node = part if node is None else SumNode(node, part)
+    return node
+
+
+register_kernel(SpectralMixture, _build)
