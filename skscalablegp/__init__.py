@@ -1,7 +1,22 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .estimators import IterativeGPRegressor, KISSGPRegressor, LOVEPredictor, RRCGRegressor
+from .estimators import (
+    IterativeGPRegressor,
+    KISSGPRegressor,
+    LOVEPredictor,
+    RFFRegressor,
+    RRCGRegressor,
+    SSRFFRegressor,
+)
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["IterativeGPRegressor", "KISSGPRegressor", "LOVEPredictor", "RRCGRegressor", "__version__"]
+__all__ = [
+    "IterativeGPRegressor",
+    "KISSGPRegressor",
+    "LOVEPredictor",
+    "RFFRegressor",
+    "RRCGRegressor",
+    "SSRFFRegressor",
+    "__version__",
+]

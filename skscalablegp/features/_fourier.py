@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,17 @@ from ._spectra import Frequencies, find_draw, no_spectral_density
 
 # A block's features multiply with every linear factor; past this, features are no saving.
 MAX_FEATURES = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class _First(Frequencies):
+    """The first of some frequencies: nested draws are one draw, cut at different places."""
+
+    inner: Frequencies
+    n_pairs: int
+
+    def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
+        return self.inner.at(theta)[: self.n_pairs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +53,13 @@ class _Block:
             linear = torch.cat([bias, X], dim=1)
             phi = (phi[:, :, None] * linear[:, None, :]).flatten(1)
         return phi
+
+    def head(self, n_pairs: int) -> _Block:
+        if not self.frequencies or n_pairs >= self.n_pairs:
+            return self
+        first = tuple(_First(frequencies, n_pairs) for frequencies in self.frequencies)
+        q = self.n_features // self.n_pairs * n_pairs
+        return replace(self, frequencies=first, n_pairs=n_pairs, n_features=q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +91,13 @@ class PriorFeatures:
         if not self.blocks:
             return X.new_zeros(len(X), 0)
         return torch.cat([block.evaluate(theta, X) for block in self.blocks], dim=1)
+
+    def head(self, n_pairs: int) -> PriorFeatures:
+        """The features of the first `n_pairs` frequencies of every product, scaled to be a map."""
+        if n_pairs < 1:
+            raise ValueError(f"n_pairs must be at least 1, for example 100; got {n_pairs!r}.")
+        blocks = tuple(block.head(n_pairs) for block in self.blocks)
+        return PriorFeatures(blocks, self.n_features_in, sum(block.n_features for block in blocks))
 
 
 def sample_prior_features(

@@ -2,6 +2,7 @@
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
+from ._features import FeatureGradient, SingleSampleGradient
 from ._grid import GridGradient
 from ._iterative import (
     PathwiseGradient,
@@ -13,12 +14,14 @@ from ._truncated import TruncatedGradient
 
 __all__ = [
     "ExactGradient",
+    "FeatureGradient",
     "GradientEstimate",
     "GradientEstimator",
     "GradientState",
     "GridGradient",
     "PathwiseGradient",
     "PathwiseProbes",
+    "SingleSampleGradient",
     "StandardGradient",
     "TruncatedGradient",
     "built_preconditioner",

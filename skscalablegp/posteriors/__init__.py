@@ -2,12 +2,15 @@
 
 from ._base import Posterior
 from ._exact import ExactPosterior
+from ._features import FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
 from ._iterative import IterativePosterior, PathwiseSamples
 from ._love import LOVEPosterior, LOVEResult, love
 
 __all__ = [
     "ExactPosterior",
+    "FeaturePosterior",
+    "FeatureSpace",
     "GridPosterior",
     "IterativePosterior",
     "LOVEPosterior",

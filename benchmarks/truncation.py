@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""What randomised truncation costs and gains, as lines of JSON.
+
+    python benchmarks/truncation.py train --dataset bike --steps 300
+    python benchmarks/truncation.py train --dataset pol --steps 200 --methods exact cg:20 rrcg:20
+    python benchmarks/truncation.py toy
+    python benchmarks/truncation.py cost --dataset bike
+
+train  Adam on all of --n rows, RBF with ARD and white noise, 10 Rademacher probes, float64, no
+       preconditioner; the exact negative log marginal likelihood per row at the last iterate and
+       at the mean of the last five
+toy    the length scale learned on y = x sin(5 pi x) + e, the other hyperparameters fixed
+cost   seconds and variance of a gradient at the starting hyperparameters, and epochs
+
+Methods are exact, cg:J, rrcg:J (E[J] = J), rff:FEATURES and ssrff:MIN_FEATURES.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+
+from products import versions
+
+RATES = {10: 0.2, 20: 0.1}
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(args.threads)
+    import torch
+
+    torch.set_num_threads(args.threads)
+    measure = {"train": train_method, "toy": toy_method, "cost": cost_method}[args.what]
+    for method in args.methods or METHODS[args.what]:
+        report = dict(benchmark="truncation", what=args.what, method=method)
+        report |= measure(args, method)
+        report |= dict(
+            threads=args.threads,
+            seed=args.seed,
+            date=datetime.date.today().isoformat(),
+            machine=args.machine,
+            load=[round(x, 2) for x in os.getloadavg()],
+            versions=versions(),
+            command=shlex.join(
+                ["python", "benchmarks/truncation.py", *(sys.argv[1:] if argv is None else argv)]
+            ),
+        )
+        print(json.dumps(report, allow_nan=False), flush=True)
+
+
+METHODS = {
+    "train": ["exact", "rrcg:40", "rrcg:20", "cg:20", "cg:10"],
+    "toy": ["exact", "cg:5", "cg:7", "cg:10", "rrcg:10", "rff:50", "rff:100", "ssrff:50"],
+    "cost": [f"{name}:{j}" for j in (10, 20, 40, 100) for name in ("cg", "rrcg")]
+    + ["rff:500", "ssrff:500"],
+}
+
+
+def parse_args(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["train", "toy", "cost"])
+    parser.add_argument("--dataset", default="bike", help="a name of fetch_uci")
+    parser.add_argument("--n", type=int, default=1500, help="rows, the first of split 0")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=0.05, help="of Adam")
+    parser.add_argument("--probes", type=int, default=10)
+    parser.add_argument("--noise-floor", type=float, default=1e-2, help="bound of the variance")
+    parser.add_argument("--repeats", type=int, default=30, help="gradients of the cost table")
+    parser.add_argument("--methods", nargs="*")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--machine", default="2-core x86-64 CPU")
+    return parser.parse_args(argv)
+
+
+# ---------------------------------------------------------------- problems and methods
+
+
+def table_problem(args):
+    """The first rows of a UCI set's training part, standardised."""
+    import numpy as np
+    import torch
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    from skscalablegp.datasets import fetch_uci
+    from skscalablegp.kernels import compile_kernel
+    from skscalablegp.objectives import GPProblem
+
+    X, _, y, _ = fetch_uci(args.dataset, split=0, return_X_y=True)
+    keep = np.random.RandomState(args.seed).permutation(len(X))[: args.n]
+    X, y = X[keep], y[keep]
+    std = X.std(0)
+    X = (X - X.mean(0)) / np.where(std > 0, std, 1.0)
+    y = (y - y.mean()) / y.std()
+    d = X.shape[1]
+    kernel = ConstantKernel(1.0, (1e-5, 1e5)) * RBF(np.ones(d), (1e-3, 1e4))
+    kernel = kernel + WhiteKernel(1.0, (args.noise_floor, 1e2))
+    return GPProblem(compile_kernel(kernel, d), torch.tensor(X), torch.tensor(y[:, None]))
+
+
+def toy_problem(seed, n=200):
+    """y = x sin(5 pi x) + e with variance .01; everything but the length scale is known."""
+    import numpy as np
+    import torch
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    from skscalablegp.kernels import compile_kernel
+    from skscalablegp.objectives import GPProblem
+
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(0, 1, n))
+    y = x * np.sin(5 * np.pi * x) + 0.1 * rng.standard_normal(n)
+    kernel = ConstantKernel(0.3, "fixed") * RBF(0.1, (1e-3, 10)) + WhiteKernel(0.01, "fixed")
+    return GPProblem(compile_kernel(kernel, 1), torch.tensor(x[:, None]), torch.tensor(y[:, None]))
+
+
+def truncation(mean):
+    from skscalablegp.truncation import ExponentialTruncation
+
+    return ExponentialTruncation(RATES.get(mean, 0.05), expected_iter=mean)
+
+
+def gradient(method, problem, n_probes, generator):
+    """The estimator that a method's name means."""
+    from skscalablegp.gradients import ExactGradient, TruncatedGradient
+    from skscalablegp.truncation import FixedTruncation
+
+    name, _, size = method.partition(":")
+    if name == "exact":
+        return ExactGradient()
+    size = int(size)
+    if name == "cg":
+        return TruncatedGradient(FixedTruncation(size), n_probes=n_probes)
+    if name == "rrcg":
+        return TruncatedGradient(truncation(size), n_probes=n_probes)
+    from skscalablegp.features import sample_prior_features
+    from skscalablegp.gradients import FeatureGradient, SingleSampleGradient
+
+    if name == "rff":
+        d = problem.X.shape[1]
+        features = sample_prior_features(problem.kernel, d, size // 2, generator)
+        return FeatureGradient(features)
+    return SingleSampleGradient(min_features=size, step=max(2, size // 5))
+
+
+# ---------------------------------------------------------------- measurements
+
+
+def negative_likelihood(problem, theta):
+    import torch
+
+    from skscalablegp.objectives import exact_marginal_likelihood
+
+    value = exact_marginal_likelihood(problem, torch.as_tensor(theta), eval_gradient=False).value
+    return round(-value / len(problem.X), 4)
+
+
+def adam_path(args, problem, method, steps, rate, decay=1.0):
+    """Every theta that Adam visits, seconds, and why it stopped."""
+    import torch
+
+    from skscalablegp.training import Adam, Monitor, train
+
+    generator = torch.Generator().manual_seed(args.seed)
+    estimator = gradient(method, problem, args.probes, generator)
+    thetas, monitor = [], Monitor()
+    monitor.callbacks = [lambda step: thetas.append(step.theta)]
+    start = time.perf_counter()
+    result = train(
+        problem,
+        estimator,
+        Adam(rate, decay=decay),
+        problem.kernel.theta0.numpy(),
+        problem.kernel.bounds.numpy(),
+        max_iter=steps,
+        monitor=monitor,
+        generator=generator,
+        average=5,
+    )
+    return thetas, time.perf_counter() - start, result.stop_reason, monitor
+
+
+def train_method(args, method):
+    import numpy as np
+
+    problem = table_problem(args)
+    thetas, seconds, reason, monitor = adam_path(args, problem, method, args.steps, args.rate)
+    marks = [k for k in (50, 100, 200, 300) if k < len(thetas)]
+    return dict(
+        dataset=args.dataset,
+        n=args.n,
+        noise_floor=args.noise_floor,
+        steps=len(thetas),
+        stop_reason=reason,
+        nll_per_row=negative_likelihood(problem, thetas[-1]),
+        nll_per_row_mean_of_5=negative_likelihood(problem, np.mean(thetas[-5:], axis=0)),
+        nll_per_row_after={str(k): negative_likelihood(problem, thetas[k]) for k in marks},
+        seconds_per_step=round(seconds / len(thetas), 4),
+        epochs_per_step=round(float(np.mean([step.epochs for step in monitor.steps])), 2),
+        log_hyperparameters=[round(float(v), 3) for v in thetas[-1]],
+    )
+
+
+def toy_method(args, method):
+    import numpy as np
+
+    problem = toy_problem(args.seed)
+    steps = 2000 if method.startswith("ssrff") else args.steps
+    thetas, seconds, _, _ = adam_path(args, problem, method, steps, args.rate, decay=0.02)
+    scale = float(np.exp(np.mean(thetas[-steps // 10 :])))
+    return dict(
+        n=len(problem.X), steps=steps, length_scale=round(scale, 5), seconds=round(seconds, 2)
+    )
+
+
+def cost_method(args, method):
+    import torch
+
+    from skscalablegp.gradients import GradientState
+
+    problem = table_problem(args)
+    theta = problem.kernel.theta0.clone()
+    theta[-1] = -2.3  # a noise variance of 0.1, as later in training
+    generator = torch.Generator().manual_seed(args.seed)
+    estimator = gradient(method, problem, args.probes, generator)
+    grads, seconds, epochs = [], [], []
+    for k in range(args.repeats + 1):
+        start = time.perf_counter()
+        estimate, _ = estimator.estimate(problem, theta, GradientState(), generator)
+        if k:  # the first one warms up
+            seconds.append(time.perf_counter() - start)
+            grads.append(estimate.grad)
+            epochs.append(estimate.solution.epochs if estimate.solution else 0.0)
+    grads = torch.stack(grads)
+    return dict(
+        dataset=args.dataset,
+        n=args.n,
+        seconds_mean=round(statistics.mean(seconds), 5),
+        seconds_median=round(statistics.median(seconds), 5),
+        epochs_mean=round(statistics.mean(epochs), 2),
+        total_standard_deviation=round(float(grads.var(0).sum().sqrt()), 3),
+        gradient_norm=round(float(grads.mean(0).norm()), 3),
+    )
+
+
+if __name__ == "__main__":
+    main()

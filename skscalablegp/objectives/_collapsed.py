@@ -1,0 +1,210 @@
+"""The log marginal likelihood of a finite feature map, the weights integrated out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from ..features import PriorFeatures
+from ..solvers import cholesky_with_jitter
+from ._problem import GPProblem
+
+# Rows whose features are held at a time.
+BATCH_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class CollapsedEvaluation:
+    """Value and gradient for H = phi phi' + D.
+
+    Attributes
+    ----------
+    quadratic, log_det : float
+        tr(Y' H^-1 Y) and log|H|.
+    value : float
+        Log marginal likelihood, summed over targets.
+    grad : Tensor of shape (p,) or None
+        Its gradient in theta with the frequencies frozen, float64.
+    jitter : float
+        What had to be added to the diagonal of the matrix that was factorised.
+    """
+
+    quadratic: float
+    log_det: float
+    value: float
+    grad: Tensor | None
+    jitter: float
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureWeights:
+    """The posterior N(mean, (L L')^-1) of the weights of a feature map.
+
+    Attributes
+    ----------
+    factor : Tensor of shape (m, m)
+        L, the lower Cholesky factor of I + phi' D^-1 phi.
+    mean : Tensor of shape (m, t)
+    """
+
+    factor: Float64[Tensor, "m m"]
+    mean: Float64[Tensor, "m t"]
+
+
+def collapsed_marginal_likelihood(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    features: PriorFeatures,
+    eval_gradient: bool = True,
+    batch_rows: int = BATCH_ROWS,
+) -> CollapsedEvaluation:
+    r"""log N(Y; 0, phi phi' + D) by the matrix inversion lemma, the features made batch by batch.
+
+    With A = I + phi' D^-1 phi, log|H| = log|A| + log|D| and
+    y' H^-1 y = y' D^-1 y - b' A^-1 b, b = phi' D^-1 y. Everything is float64.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        Rows, targets and noise; its kernel matrix is never formed.
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    features : PriorFeatures
+        The map; m columns.
+    eval_gradient : bool, default=True
+    batch_rows : int
+        Rows held at a time; the result does not depend on it.
+
+    Notes
+    -----
+    O(n m^2) time and O(m^2 + batch m) memory for n > m, else O(n^2 m) and O(n^2 + n m).
+    Rahimi and Recht (2007); Rasmussen and Williams (2006), equations A.9 and A.10.
+    """
+    theta = theta.detach().double().cpu()
+    rows = _Rows(problem, features, batch_rows)
+    if features.n_features >= len(problem.X):
+        return _by_rows(rows, theta, eval_gradient)
+    return _by_columns(rows, theta, eval_gradient)
+
+
+def feature_weights(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    features: PriorFeatures,
+    batch_rows: int = BATCH_ROWS,
+) -> FeatureWeights:
+    """The posterior of the weights; O(n m^2 + m^3)."""
+    rows = _Rows(problem, features, batch_rows)
+    S, b, _, _ = rows.sums(theta.detach().double().cpu())
+    L, _ = cholesky_with_jitter(S + torch.eye(len(S), dtype=S.dtype, device=S.device))
+    return FeatureWeights(L, torch.cholesky_solve(b, L))
+
+
+class _Rows:
+    """phi, Y and the noise variances of a few rows at a time."""
+
+    def __init__(self, problem: GPProblem, features: PriorFeatures, batch_rows: int):
+        self.problem, self.features, self.batch_rows = problem, features, batch_rows
+
+    def batches(self, theta: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+        ours = self.problem
+        for X, Y, extra in zip(
+            ours.X.split(size or self.batch_rows),
+            ours.Y.split(size or self.batch_rows),
+            self._extra().split(size or self.batch_rows),
+            strict=True,
+        ):
+            X = X.double()
+            noise = ours.kernel.noise(theta, X) + extra
+            yield self.features.evaluate(theta, X), Y.double(), noise
+
+    def sums(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """phi' D^-1 phi, phi' D^-1 Y, tr(Y' D^-1 Y) and log|D|."""
+        m, t = self.features.n_features, self.problem.Y.shape[1]
+        S = torch.zeros(m, m, dtype=torch.float64, device=self.problem.X.device)
+        b, c, d = S.new_zeros(m, t), S.new_zeros(()), S.new_zeros(())
+        with torch.no_grad():
+            for phi, Y, noise in self.batches(theta):
+                self._check(noise)
+                scaled = phi / noise[:, None]
+                S.addmm_(phi.T, scaled)
+                b.addmm_(scaled.T, Y)
+                c += (Y.square() / noise[:, None]).sum()
+                d += noise.log().sum()
+        return S, b, c, d
+
+    def _extra(self) -> Tensor:
+        extra = self.problem.extra_noise
+        return self.problem.X.new_zeros(len(self.problem.X)) if extra is None else extra
+
+    def _check(self, noise: Tensor) -> None:
+        if bool((noise <= 0).any()):
+            raise ValueError(
+                "With fewer features than rows every row needs noise: set alpha to a positive "
+                "value (alpha=1e-6), or add a WhiteKernel() to the kernel."
+            )
+
+
+def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
+    n, t = rows.problem.Y.shape
+    S, b, c, d = rows.sums(theta)
+    L, jitter = cholesky_with_jitter(S + torch.eye(len(S), dtype=S.dtype, device=S.device))
+    W = torch.cholesky_solve(b, L)
+    quadratic = float(c - (b * W).sum())
+    log_det = float(2 * L.diagonal().log().sum() + d)
+    grad = None
+    if eval_gradient:
+        G = torch.cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
+
+        def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+            fitted = ((phi @ G) * phi).sum(1) + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
+            return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
+
+        grad = _differentiate(rows.batches, part, theta)
+    return _evaluation(quadratic, log_det, n, t, grad, jitter)
+
+
+def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
+    n, t = rows.problem.Y.shape
+    with torch.no_grad():
+        ((phi, Y, noise),) = rows.batches(theta, n)
+        H = phi @ phi.T
+        H.diagonal().add_(noise)
+    L, jitter = cholesky_with_jitter(H)
+    V = torch.cholesky_solve(Y, L)
+    quadratic = float((Y * V).sum())
+    log_det = float(2 * L.diagonal().log().sum())
+    grad = None
+    if eval_gradient:
+        G = torch.cholesky_inverse(L).mul_(-0.5 * t).addmm_(V, V.T, alpha=0.5)
+
+        def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+            return ((G @ phi) * phi).sum() + (G.diagonal() * noise).sum()
+
+        grad = _differentiate(lambda theta: rows.batches(theta, n), part, theta)
+    return _evaluation(quadratic, log_det, n, t, grad, jitter)
+
+
+def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
+    """The gradient of a sum over batches, one batch's graph at a time."""
+    grad = torch.zeros_like(theta)
+    with torch.enable_grad():
+        theta = theta.clone().requires_grad_(True)
+        for phi, Y, noise in batches(theta):
+            value = part(phi, Y, noise)
+            if value.requires_grad:
+                (share,) = torch.autograd.grad(value, theta, allow_unused=True)
+                grad += 0 if share is None else share
+    return grad
+
+
+def _evaluation(
+    quadratic: float, log_det: float, n: int, t: int, grad: Tensor | None, jitter: float
+) -> CollapsedEvaluation:
+    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+    return CollapsedEvaluation(quadratic, log_det, value, grad, jitter)

@@ -1,0 +1,102 @@
+"""The log marginal likelihood from random features, made unbiased by one random correction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Generator, Tensor
+
+from ..features import PriorFeatures, sample_prior_features
+from ..truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
+from ._collapsed import collapsed_marginal_likelihood
+from ._marginal_likelihood import exact_marginal_likelihood
+from ._problem import GPProblem
+
+
+@dataclass(frozen=True)
+class FeatureLevels:
+    """The series log|K_base| + sum_j (log|K_j| - log|K_{j-1}|), whose last matrix is the exact one.
+
+    Level j has ``j * step`` features, the first ones of one draw.
+
+    Attributes
+    ----------
+    step : int
+        Features from one level to the next.
+    truncation : Truncation or None
+        Of the level whose increment is computed; None where there are so few rows that the exact
+        matrix costs no more than the first level.
+    """
+
+    step: int
+    truncation: Truncation | None
+
+    @classmethod
+    def of(
+        cls, n: int, min_features: int, step: int, truncation: TruncationDistribution
+    ) -> FeatureLevels:
+        """The levels for n rows; features beyond n would make the increments cost more than H."""
+        if isinstance(truncation, FixedTruncation):
+            raise ValueError(
+                "truncation=FixedTruncation() computes one increment only and leaves the others "
+                "out: use ReciprocalTruncation(), or RFFRegressor for a fixed number of features."
+            )
+        base, last = -(-min_features // step), -(-n // step)
+        if base >= last:
+            return cls(step, None)
+        return cls(step, truncation.on(last, start=base + 1))
+
+    def n_pairs(self, level: int) -> int:
+        """Sine and cosine pairs of a level."""
+        return max(1, level * self.step // 2)
+
+
+def level_terms(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    levels: FeatureLevels,
+    features: PriorFeatures | None,
+    level: int,
+) -> Float64[Tensor, " p2"]:
+    """Quadratic term, log determinant and gradient at one level, in one vector."""
+    if levels.truncation is None or level == levels.truncation.high:
+        result = exact_marginal_likelihood(problem, theta)
+        n, t = problem.Y.shape
+        quadratic = float((problem.Y.double() * result.weights.double()).sum())
+        log_det = float(2 * result.factor.diagonal().double().log().sum())
+    else:
+        nested = features.head(levels.n_pairs(level))
+        result = collapsed_marginal_likelihood(problem, theta, nested)
+        quadratic, log_det = result.quadratic, result.log_det
+    return torch.cat([torch.tensor([quadratic, log_det]).double(), result.grad.cpu()])
+
+
+def single_sample_terms(
+    problem: GPProblem, theta: Float[Tensor, " p"], levels: FeatureLevels, generator: Generator
+) -> Float64[Tensor, " p2"]:
+    """Unbiased quadratic term, log determinant and gradient, in one vector.
+
+    Notes
+    -----
+    Potapczynski et al. (2021), section 4.2: three evaluations, at the base, the drawn level and the
+    one below. O(n (J step)^2), O(n^3) where the last level is drawn.
+    """
+    truncation = levels.truncation
+    if truncation is None:
+        return level_terms(problem, theta, levels, None, 0)
+    draw = int(truncation.sample(1, generator))
+    most = levels.n_pairs(max(draw, truncation.low - 1))
+    d = problem.X.shape[1]
+    features = sample_prior_features(
+        problem.kernel, d, most, generator, torch.float64, problem.X.device
+    )
+    known: dict[int, Tensor] = {}
+
+    def at(level: int) -> Tensor:
+        if level not in known:
+            known[level] = level_terms(problem, theta, levels, features, level)
+        return known[level]
+
+    return single_sample(at(truncation.low - 1), lambda j: at(j) - at(j - 1), truncation, draw)

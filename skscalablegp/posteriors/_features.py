@@ -1,0 +1,96 @@
+"""The posterior of a finite feature map, in weight space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from ..features import PriorFeatures
+from ..kernels import TorchKernel
+from ..objectives import FeatureWeights
+from ._base import Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSpace:
+    """What a posterior in weight space knows in the place of an operator over the rows.
+
+    Attributes
+    ----------
+    kernel : TorchKernel
+        For its white noise.
+    theta : Tensor of shape (p,)
+    features : PriorFeatures
+    device : torch.device
+    """
+
+    kernel: TorchKernel
+    theta: Float64[Tensor, " p"]
+    features: PriorFeatures
+    device: torch.device
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.features.n_features, self.features.n_features
+
+
+class FeaturePosterior(Posterior):
+    """f(x) = phi(x)' w with w ~ N(mean, (L L')^-1); holds no training rows.
+
+    Parameters
+    ----------
+    operator : FeatureSpace
+        The map at the trained hyperparameters.
+    weights : FeatureWeights
+        Mean and factor of the weights' posterior.
+
+    Notes
+    -----
+    A mean costs O(m) a row, a variance O(m^2); variances are sums of squares and never negative.
+    """
+
+    operator: FeatureSpace
+
+    def __init__(self, operator: FeatureSpace, weights: FeatureWeights):
+        self.operator = operator
+        self.weights = weights.mean
+        self.factor = weights.factor
+
+    def _phi(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
+        with torch.no_grad():
+            return self.operator.features.evaluate(self.operator.theta, X.double())
+
+    def _whitened(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "q m"]:
+        return torch.linalg.solve_triangular(self.factor, self._phi(X).T, upper=False)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self._phi(X) @ self.weights
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self._whitened(X).square().sum(0)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        V = self._whitened(X)
+        return V.T @ V
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        with torch.no_grad():
+            return self.operator.kernel.noise(self.operator.theta, X.double())
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Draws of the weights, hence of whole functions: O(m^2) a draw, O(m) a further row."""
+        (q, t), device = self.weights.shape, self.operator.device
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        eps = torch.randn(q, t * n_samples, generator=generator, dtype=torch.float64).to(device)
+        deviations = torch.linalg.solve_triangular(self.factor.T, eps, upper=True)
+        w = self.weights[:, :, None] + deviations.reshape(q, t, n_samples)
+        f = (self._phi(X) @ w.flatten(1)).reshape(len(X), t, n_samples)
+        white = torch.randn(f.shape, generator=generator, dtype=torch.float64).to(device)
+        return f + white * self.noise(X).sqrt()[:, None, None]

@@ -1,0 +1,297 @@
+"""RFFRegressor and SSRFFRegressor: the collapsed likelihood, its bias, and how it is removed."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from oracles import generator, normal, z_score
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skscalablegp import RFFRegressor, SSRFFRegressor
+from skscalablegp.features import NoSpectralDensity, sample_prior_features
+from skscalablegp.gradients import GradientState, SingleSampleGradient
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.objectives import (
+    FeatureLevels,
+    GPProblem,
+    collapsed_marginal_likelihood,
+    exact_marginal_likelihood,
+    level_terms,
+    single_sample_terms,
+)
+from skscalablegp.truncation import (
+    ExponentialTruncation,
+    FixedTruncation,
+    ReciprocalTruncation,
+    single_sample,
+)
+
+C, W = ConstantKernel, WhiteKernel
+RICH = C(1.3) * RBF([0.8, 1.4]) + RationalQuadratic(0.7, 1.1) + DotProduct(0.3) + W(0.1)
+
+
+def problem(n=20, t=1, kernel=None):
+    X = normal(n, 2, seed=5)
+    Y = torch.sin(2 * X[:, :1]) + 0.2 * normal(n, t, seed=6)
+    return GPProblem(compile_kernel(kernel or C(1.2) * RBF([0.8, 1.4]) + W(0.1), 2), X, Y)
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.1 * rng.standard_normal(n)
+
+
+# ---------------------------------------------------------------- the collapsed likelihood
+
+
+@pytest.mark.parametrize("n_pairs", [3, 30])
+@pytest.mark.parametrize("batch_rows", [7, 1000])
+def test_value_and_gradient_are_those_of_dense_algebra(n_pairs, batch_rows):
+    ours = problem(30, 2, RICH)
+    features = sample_prior_features(ours.kernel, 2, n_pairs, generator(3))
+    theta = ours.kernel.theta0.clone().requires_grad_(True)
+    phi = features.evaluate(theta, ours.X)
+    H = phi @ phi.T + torch.diag(ours.kernel.noise(theta, ours.X))
+    normal_ = torch.distributions.MultivariateNormal(torch.zeros(30).double(), H)
+    value = normal_.log_prob(ours.Y.T).sum()
+    (grad,) = torch.autograd.grad(value, theta)
+    result = collapsed_marginal_likelihood(
+        ours, ours.kernel.theta0, features, batch_rows=batch_rows
+    )
+    assert result.value == pytest.approx(float(value.detach()), rel=1e-9)
+    torch.testing.assert_close(result.grad, grad, rtol=1e-7, atol=1e-8)
+
+
+def test_nested_features_are_the_first_of_one_draw():
+    ours = problem(kernel=RICH)
+    theta, X = ours.kernel.theta0, ours.X
+    many = sample_prior_features(ours.kernel, 2, 50, generator(3))
+    few = many.head(20)
+    full, part = many.evaluate(theta, X), few.evaluate(theta, X)
+    assert part.shape[1] == few.n_features == many.n_features - 2 * 2 * 30
+    torch.testing.assert_close(part[:, :20], full[:, :20] * (50 / 20) ** 0.5)
+    assert many.head(50).n_features == many.n_features
+    with pytest.raises(ValueError, match="n_pairs must be at least 1"):
+        many.head(0)
+
+
+def feature_terms(ours, n_pairs, n_draws):
+    theta = ours.kernel.theta0
+    results = [
+        collapsed_marginal_likelihood(
+            ours, theta, sample_prior_features(ours.kernel, 2, n_pairs, generator(k)), False
+        )
+        for k in range(n_draws)
+    ]
+    return torch.tensor([[r.quadratic, r.log_det] for r in results]).double()
+
+
+def exact_terms(ours):
+    levels = FeatureLevels(2, None)
+    return level_terms(ours, ours.kernel.theta0, levels, None, 0)
+
+
+def test_random_features_have_the_bias_of_theory():
+    ours = problem()
+    quadratic, log_det = feature_terms(ours, 6, 300).T
+    exact = exact_terms(ours)
+    assert z_score(quadratic, float(exact[0])) > 4
+    assert z_score(log_det, float(exact[1])) < -4
+
+
+# ---------------------------------------------------------------- single samples
+
+
+def single_sample_estimates(ours, levels, n_frequencies, n_levels):
+    """Estimates for n_levels draws of the level with each of n_frequencies sets of frequencies."""
+    theta, truncation, g = ours.kernel.theta0, levels.truncation, generator(9)
+    out = []
+    for _ in range(n_frequencies):
+        features = sample_prior_features(ours.kernel, 2, levels.n_pairs(truncation.high), g)
+        known = {
+            level: level_terms(ours, theta, levels, features, level)
+            for level in range(truncation.low - 1, truncation.high + 1)
+        }
+        base = known[truncation.low - 1]
+        increments = {j: known[j] - known[j - 1] for j in known if j - 1 in known}
+        out += [
+            single_sample(base, increments.__getitem__, truncation, int(draw))
+            for draw in truncation.sample(n_levels, g)
+        ]
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(
+    "truncation", [ReciprocalTruncation(), ExponentialTruncation(0.1, min_iter=1)], ids=str
+)
+def test_single_sample_terms_and_gradient_are_unbiased(truncation):
+    """Given frequencies every mean is exact, so that all 10,000 estimates are uncorrelated."""
+    ours = problem()
+    levels = FeatureLevels.of(len(ours.X), 6, 2, truncation)
+    values = single_sample_estimates(ours, levels, 100, 100)
+    assert len(values) == 10_000
+    for component, expected in zip(values.T, exact_terms(ours), strict=True):
+        assert abs(z_score(component, float(expected))) < 4
+
+
+def test_the_series_telescopes_for_every_draw_of_frequencies():
+    ours = problem()
+    levels = FeatureLevels.of(len(ours.X), 6, 4, ReciprocalTruncation())
+    truncation = levels.truncation
+    assert (truncation.low, truncation.high) == (3, 5)
+    theta = ours.kernel.theta0
+    features = sample_prior_features(ours.kernel, 2, 10, generator(1))
+    known = [level_terms(ours, theta, levels, features, j) for j in range(6)]
+    mean = sum(
+        float(truncation.pmf(j))
+        * single_sample(known[2], lambda i: known[i] - known[i - 1], truncation, j)
+        for j in range(3, 6)
+    )
+    torch.testing.assert_close(mean, exact_terms(ours))
+
+
+def test_the_gradient_estimator_draws_it_all_itself():
+    ours = problem()
+    theta, g = ours.kernel.theta0, generator(3)
+    estimator = SingleSampleGradient(min_features=6, step=4)
+    grads = torch.stack(
+        [estimator.estimate(ours, theta, GradientState(), g)[0].grad for _ in range(400)]
+    )
+    for component, expected in zip(grads.T, exact_terms(ours)[2:], strict=True):
+        assert abs(z_score(component, float(expected))) < 4
+
+
+def test_few_rows_are_trained_exactly():
+    ours = problem()
+    levels = FeatureLevels.of(20, 500, 100, ReciprocalTruncation())
+    assert levels.truncation is None
+    terms = single_sample_terms(ours, ours.kernel.theta0, levels, generator())
+    exact = exact_marginal_likelihood(ours, ours.kernel.theta0)
+    torch.testing.assert_close(terms[2:], exact.grad)
+
+
+# ---------------------------------------------------------------- the estimators
+
+
+def test_many_features_give_the_exact_process():
+    X, y = table()
+    kernel = C(1.0) * RBF([1.0, 1.0]) + W(0.1)
+    ours = RFFRegressor(kernel, n_features=4000, optimizer=None, random_state=0).fit(X, y)
+    exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+    X_new = table(40, seed=1)[0]
+    for a, b in zip(
+        ours.predict(X_new, return_std=True), exact.predict(X_new, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=0.05)
+
+
+def test_an_exact_feature_map_gives_the_exact_process():
+    X, y = table()
+    kernel = DotProduct(0.7) * C(2.0) + W(0.2)
+    ours = RFFRegressor(kernel, optimizer=None, random_state=0).fit(X, y)
+    exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+    for a, b in zip(
+        ours.predict(X, return_std=True), exact.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_
+    )
+    value, grad = ours.log_marginal_likelihood(kernel.theta, eval_gradient=True)
+    expected = exact.log_marginal_likelihood(kernel.theta, eval_gradient=True)
+    assert value == pytest.approx(expected[0])
+    np.testing.assert_allclose(grad, expected[1], rtol=1e-6, atol=1e-6)
+
+
+def test_training_more_rows_than_features():
+    X, y = table(400)
+    model = RFFRegressor(n_features=100, random_state=0, normalize_y=True).fit(X, y)
+    assert model.score(X, y) > 0.97
+    assert model.coef_.shape == (100, 1) and model.coef_cholesky_.shape == (100, 100)
+    assert model.log_marginal_likelihood(model.kernel_.theta) == pytest.approx(
+        model.log_marginal_likelihood_value_
+    )
+
+
+def test_samples_follow_the_posterior():
+    X, y = table()
+    model = RFFRegressor(n_features=60, max_iter=5, random_state=0).fit(X, y)
+    X_new = table(5, seed=1)[0]
+    draws = model.sample_y(X_new, 4000, random_state=0)
+    mean, cov = model.predict(X_new, return_cov=True)
+    spread = np.sqrt(np.diag(cov))
+    assert np.abs((draws.mean(1) - mean) / (spread / 4000**0.5)).max() < 4
+    np.testing.assert_allclose(np.cov(draws), cov, atol=0.1 * spread.max() ** 2)
+
+
+def test_single_samples_train_towards_the_exact_optimum():
+    X, y = table(60)
+    kernel = C(1.0, "fixed") * RBF(0.2) + W(0.1, "fixed")
+    exact = GaussianProcessRegressor(kernel).fit(X, y)
+    ours = SSRFFRegressor(
+        kernel, min_features=20, step=10, max_iter=300, learning_rate=0.03, random_state=0
+    ).fit(X, y)
+    start = exact.log_marginal_likelihood(kernel.theta)
+    gained = ours.log_marginal_likelihood_value_ - start
+    assert gained > 0.5 * (exact.log_marginal_likelihood_value_ - start)
+    reference = GaussianProcessRegressor(ours.kernel_, optimizer=None).fit(X, y)
+    np.testing.assert_allclose(ours.predict(X), reference.predict(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model, error, message",
+    [
+        (RFFRegressor(n_features=1), ValueError, "n_features"),
+        (
+            RFFRegressor(n_features=10**6, memory_budget=1e8),
+            MemoryError,
+            r"for example n_features=",
+        ),
+        (RFFRegressor(ExpSineSquared() + W()), NoSpectralDensity, "ExpSineSquared.*RBF"),
+        (RFFRegressor(RBF(), n_features=10, alpha=0.0), ValueError, "alpha"),
+        (SSRFFRegressor(min_features=1), ValueError, "min_features"),
+        (SSRFFRegressor(step=0), ValueError, "step"),
+        (
+            SSRFFRegressor(min_features=10**6, memory_budget=1e5),
+            MemoryError,
+            "RFFRegressor|min_features",
+        ),
+        (
+            SSRFFRegressor(min_features=10, step=10, truncation=FixedTruncation(3)),
+            ValueError,
+            r"ReciprocalTruncation\(\)",
+        ),
+        (
+            SSRFFRegressor(min_features=10, step=10, truncation=ReciprocalTruncation(min_iter=99)),
+            ValueError,
+            "at most min_iter=12",
+        ),
+        (SSRFFRegressor(optimizer="lbfgs"), ValueError, "optimizer='adam'"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(model, error, message):
+    X, y = table()
+    with pytest.raises(error, match=message):
+        model.fit(X, y)
+
+
+def test_the_number_of_features_that_an_error_names_works():
+    X, y = table()
+    model = RFFRegressor(n_features=10**5, memory_budget=1e7, optimizer=None)
+    with pytest.raises(MemoryError) as caught:
+        model.fit(X, y)
+    fits = int(str(caught.value).rpartition("n_features=")[2].rstrip("."))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.set_params(n_features=fits).fit(X, y)
