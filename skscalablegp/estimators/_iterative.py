@@ -22,7 +22,9 @@ from ..features import NoSpectralDensity, sample_prior_features, to_numpy, to_to
 from ..gradients import (
     ExactGradient,
     GradientEstimator,
+    GradientState,
     PathwiseGradient,
+    PathwiseProbes,
     StandardGradient,
     built_preconditioner,
 )
@@ -103,16 +105,19 @@ class IterativeGPRegressor(GPRegressorBase):
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
         Seed of subsets, probes and restarts. None draws a new one at each fit.
-    solver : {"auto", "cholesky", "cg"} or solver object, default="auto"
+    solver : {"auto", "cholesky", "cg", "block_cg", "ap", "sgd", "sdd", "adasap"} or solver \
+            object, default="auto"
         What solves the systems of a training step. "auto" decides by the number of rows from
-        measured times and says what it took in `solver_`.
+        measured times and says what it took in `solver_`. "block_cg" shares directions among the
+        right-hand sides and needs the fewest epochs; "ap" and "adasap" read blocks of rows and
+        stand small budgets best.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
         How the gradient is estimated. "auto": exact with Cholesky, else pathwise where the kernel
         has a spectral density, else standard.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        "auto" is randomly pivoted Cholesky for "cg" by name and what a solver object's own settings
-        say otherwise. Solvers without a preconditioner ignore it.
+        "auto" is randomly pivoted Cholesky for "cg" and "block_cg" by name and what a solver
+        object's own settings say otherwise. Solvers without a preconditioner ignore it.
     n_probes : int or "auto", default="auto"
         Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
         is 16 where only gradients come from them and 64 where variances do.
@@ -392,11 +397,11 @@ class IterativeGPRegressor(GPRegressorBase):
         return math.inf if free is None else float(free)
 
     def _preconditioner(self, plan: Plan) -> Any:
-        """What the user asked for; "auto" is randomly pivoted Cholesky for "cg" by name."""
+        """What the user asked for; "auto" is randomly pivoted Cholesky for CG by name."""
         if self.preconditioner != "auto":
             return resolve_preconditioner(self.preconditioner)
         # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
-        by_name = isinstance(plan.solver, str) and plan.solver == "cg"
+        by_name = isinstance(plan.solver, str) and plan.solver in ("cg", "block_cg")
         return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
 
     def _n_probes(self, plan: Plan) -> int:
@@ -463,7 +468,8 @@ class IterativeGPRegressor(GPRegressorBase):
         if plan.posterior == "exact":
             solution, jitter = self._finish_exact(theta)
         else:
-            solution, jitter = self._finish_iterative(theta, plan, generator)
+            state = None if result is None else result.state
+            solution, jitter = self._finish_iterative(theta, plan, generator, state)
         solves = list(monitor.solutions)
         if solution is not None:
             solves.append(
@@ -493,9 +499,13 @@ class IterativeGPRegressor(GPRegressorBase):
         return None, evaluation.jitter
 
     def _finish_iterative(
-        self, theta: torch.Tensor, plan: Plan, generator: torch.Generator
+        self,
+        theta: torch.Tensor,
+        plan: Plan,
+        generator: torch.Generator,
+        state: GradientState | None,
     ) -> tuple[Solution, float]:
-        """One more solve at the final hyperparameters, with the posterior's samples."""
+        """The posterior's samples: those of a pathwise training, moved to the final theta."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, plan.dtype, plan.device, plan.keep)
         operator = problem.operator(theta)
@@ -505,9 +515,12 @@ class IterativeGPRegressor(GPRegressorBase):
             max_epochs=self.max_epochs,
         )
         t = problem.Y.shape[1]
-        B, probes = problem.Y, None
+        B, probes, x0 = problem.Y, None, None
         if plan.posterior == "pathwise":
-            probes = estimator.draw(problem, generator)
+            if self.warm_start_solver and _continues(state, problem, estimator.n_probes):
+                probes, x0 = state.probes, state.previous
+            else:
+                probes = estimator.draw(problem, generator)
             B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
         preconditioner = built_preconditioner(self._preconditioner(plan), operator, generator)
         solution = solve(
@@ -515,6 +528,7 @@ class IterativeGPRegressor(GPRegressorBase):
             B,
             resolve_solver(plan.solver),
             stopping=estimator.stopping(t),
+            x0=x0,
             preconditioner=preconditioner,
         )
         self.alpha_ = self._like_y(solution.value[:, :t])
@@ -626,3 +640,15 @@ class IterativeGPRegressor(GPRegressorBase):
             solver=resolve_solver("cg" if named and self.solver == "auto" else self.solver),
             stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
         )
+
+
+def _continues(state: GradientState | None, problem: GPProblem, n_probes: int) -> bool:
+    """Whether training ended with pathwise probes that fit this problem."""
+    probes = None if state is None else state.probes
+    return (
+        isinstance(probes, PathwiseProbes)
+        and state.previous is not None
+        and probes.noise.shape == (len(problem.X), n_probes)
+        and probes.noise.dtype == problem.X.dtype
+        and probes.noise.device == problem.X.device
+    )

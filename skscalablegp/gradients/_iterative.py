@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ class _IterativeGradient(GradientEstimator):
     solver : str or solver object, default="cg"
         Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
     preconditioner : str, object or None, default=None
-        Takes the place of the one in the solver's own settings.
+        Takes the place of the one in the solver's own settings; its entries of H are counted.
+        Solvers that use none ignore it.
     n_probes : int, default=64
         Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
     tol : float, default=0.01
@@ -89,14 +90,20 @@ class _IterativeGradient(GradientEstimator):
         probes = state.probes if frozen else self.draw(problem, generator)
         columns = self.right_hand_sides(problem, operator, probes)
         B = torch.cat([problem.Y, columns], 1)
+        solver = resolve_solver(self.solver)
+        before, preconditioner = operator.epochs, None
+        if hasattr(solver, "preconditioner"):
+            preconditioner = built_preconditioner(self.preconditioner, operator, generator)
+        build = operator.epochs - before
         solution = solve(
             operator,
             B,
-            resolve_solver(self.solver),
+            solver,
             stopping=self.stopping(problem.Y.shape[1]),
             x0=state.previous if self.warm_start else None,
-            preconditioner=built_preconditioner(self.preconditioner, operator, generator),
+            preconditioner=preconditioner,
         )
+        solution = replace(solution, epochs=solution.epochs + build)
         grad = self._gradient(problem, operator, B, solution.value)
         state = GradientState(probes, solution.value, B, state.extra)
         return GradientEstimate(grad, None, solution), state
