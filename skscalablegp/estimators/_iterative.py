@@ -120,7 +120,7 @@ class IterativeGPRegressor(GPRegressorBase):
         object's own settings say otherwise. Solvers without a preconditioner ignore it.
     n_probes : int or "auto", default="auto"
         Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
-        is 16 where only gradients come from them and 64 where variances do.
+        is 32 where only gradients come from them and 64 where variances do.
     tol : float, default=0.01
         Relative residual at which a solve ends.
     max_epochs : float, default=1000
@@ -407,7 +407,7 @@ class IterativeGPRegressor(GPRegressorBase):
     def _n_probes(self, plan: Plan) -> int:
         if self.n_probes != "auto":
             return int(self.n_probes)
-        return 64 if plan.posterior == "pathwise" else 16
+        return 64 if plan.posterior == "pathwise" else 32
 
     def _train(
         self,

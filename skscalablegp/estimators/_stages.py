@@ -24,7 +24,11 @@ from ..training import (
 # Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
 _EXACT_STEPS = 100
 # Steps that refine a subset's optimum, where its curvature is known.
-_REFINING_STEPS = 15
+_REFINING_STEPS = 25
+# Solver epochs that such a refinement may take in all: hard systems take fewer, longer steps.
+_REFINING_EPOCHS = 600
+# Ways to end that are not the user's or the machine's doing.
+_DONE = ("converged", "max_iter", "max_epochs")
 # Steps of Adam without an initialisation (Lin et al. 2024), and after one.
 _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
@@ -105,7 +109,7 @@ def fit_hyperparameters(
     if settings.subset_size is not None:
         start = _initialise(problem, theta, run)
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
-        if start.stop_reason not in ("converged", "max_iter"):
+        if start.stop_reason not in _DONE:
             return start
     starts = [theta]
     if estimator.exact:
@@ -125,7 +129,7 @@ def fit_hyperparameters(
         n_iter += result.n_iter
         if k == 0 or result.value > best.value:
             best = result
-        if result.stop_reason not in ("converged", "max_iter"):
+        if result.stop_reason not in _DONE:
             break
     return replace(best, n_iter=n_iter)
 
@@ -177,6 +181,7 @@ def _stage(
         tol=run.settings.tol,
         average=5 if patient else 1,
         metric=metric,
+        max_epochs=_REFINING_EPOCHS if metric is not None else None,
     )
 
 
@@ -233,7 +238,7 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResu
         )
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter
-        if result.stop_reason not in ("converged", "max_iter"):
+        if result.stop_reason not in _DONE:
             break
         if metric is not None:
             metric = metric * (size / min(size * _GROWTH, n))
@@ -260,7 +265,7 @@ def _average_neighbourhoods(problem: GPProblem, theta: np.ndarray, run: Run) -> 
             None,
         )
         results.append(result)
-        if result.stop_reason not in ("converged", "max_iter"):
+        if result.stop_reason not in _DONE:
             break
     mean = np.mean([r.theta for r in results], axis=0)
     n_iter = sum(r.n_iter for r in results)

@@ -31,7 +31,8 @@ class TrainingResult:
     n_iter : int
         Evaluations made.
     stop_reason : str
-        "converged", "max_iter", "max_seconds", "callback", "diverged" or "interrupted".
+        "converged", "max_iter", "max_epochs", "max_seconds", "callback", "diverged" or
+        "interrupted".
     metric : ndarray of shape (p, p) or None
         Inverse Hessian of the negative objective, where the optimiser has one.
     exact : bool
@@ -53,11 +54,15 @@ class TrainingResult:
 class _Run:
     """One start of the optimiser: keeps the best and the latest state whatever happens."""
 
-    def __init__(self, problem, estimator, state, generator, monitor, patience, tol):
+    def __init__(
+        self, problem, estimator, state, generator, monitor, patience, tol, max_epochs=None
+    ):
         self.problem, self.estimator = problem, estimator
         self.state, self.generator, self.monitor = state, generator, monitor
         self.patience, self.tol = patience, tol
+        self.max_epochs, self.epochs = max_epochs, 0.0
         self.best_theta, self.best_value = None, -np.inf
+        self.chosen: np.ndarray | None = None
         self.iterates: list[np.ndarray] = []
         self.values: list[float] = []
 
@@ -83,6 +88,7 @@ class _Run:
         if value > self.best_value:
             self.best_value, self.best_theta = value, theta.copy()
         self.monitor.record(theta, estimate)
+        self.epochs += 0.0 if estimate.solution is None else estimate.solution.epochs
         self._check_progress()
         return value, grad
 
@@ -95,7 +101,9 @@ class _Run:
         return self.values[-1] - drop, 2 * drop * back / max(float(back @ back), 1e-300)
 
     def _check_progress(self) -> None:
-        """Early stopping: the iterates of `patience` steps stay within `tol` of each other."""
+        """The epoch budget, and early stopping: iterates that stay within `tol` of each other."""
+        if self.max_epochs is not None and self.epochs > self.max_epochs:
+            raise StopTraining("max_epochs")
         if self.patience is None or len(self.iterates) <= self.patience:
             return
         recent = np.array(self.iterates[-self.patience :])
@@ -108,6 +116,8 @@ class _Run:
         value = float("nan")
         if self.best_theta is not None:
             theta, value = self.best_theta, self.best_value
+        elif self.chosen is not None:
+            theta = self.chosen
         elif self.iterates:
             theta = np.mean(self.iterates[-average:], axis=0)
         else:
@@ -139,6 +149,7 @@ def train(
     tol: float = 1e-3,
     average: int = 1,
     metric: np.ndarray | None = None,
+    max_epochs: float | None = None,
 ) -> TrainingResult:
     """Maximise the log marginal likelihood from one starting point.
 
@@ -168,6 +179,8 @@ def train(
         Iterates in the final mean when no values are known.
     metric : ndarray of shape (p, p), optional
         Inverse Hessian to begin with, for optimisers that take one.
+    max_epochs : float, optional
+        Solver epochs after which no further step is begun.
 
     Returns
     -------
@@ -175,13 +188,22 @@ def train(
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
     run = _Run(
-        problem, estimator, state or GradientState(), generator, monitor, n_iter_no_change, tol
+        problem,
+        estimator,
+        state or GradientState(),
+        generator,
+        monitor,
+        n_iter_no_change,
+        tol,
+        max_epochs,
     )
     reason = "max_iter"
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
     try:
         optimum = optimizer.maximize(run.evaluate, start, bounds, max_iter, metric)
         metric = optimum.metric
+        # An optimiser with a metric knows which of its iterates is best; others may only wander.
+        run.chosen = None if metric is None else optimum.theta
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may end at a point that it never evaluated.
             run.evaluate(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))

@@ -14,6 +14,8 @@ _SUFFICIENT = 1e-4
 # In nats: at a hundred rows this still pins a log hyperparameter to a few thousandths.
 _SMALLEST_GAIN = 1e-4
 _MAX_BACKTRACKS = 8
+# A predicted gain so many times the smallest one seen: the steps no longer converge.
+_LOST = 30.0
 # How near to a bound counts as on it.
 _SLACK = 1e-10
 
@@ -58,10 +60,16 @@ class QuasiNewton(BaseEstimator):
         fresh = metric is None
         refining = not fresh or np.isnan(value)
         B = _first_metric(grad) if fresh else metric.copy()
-        small = 0
+        small, best = 0, (np.inf, theta, B)
         for _ in range(max_iter - 1):
             step, whole = _direction(B, theta, grad, bounds)
             predicted = float(grad @ step)
+            if np.isnan(value):
+                # Without values the predicted gain is all there is to judge an iterate by.
+                if predicted < best[0]:
+                    best = (predicted, theta, B)
+                elif predicted > _LOST * best[0]:
+                    break
             if not predicted > 0 or (refining and 0.5 * predicted < self.gain_tol):
                 break
             new_theta, new_value, new_grad = _search(
@@ -77,7 +85,7 @@ class QuasiNewton(BaseEstimator):
             small = small + 1 if whole and gain < max(self.tol * abs(value), _SMALLEST_GAIN) else 0
             if small == 2:
                 break
-        return Optimum(theta, B)
+        return Optimum(best[1], best[2]) if np.isnan(value) else Optimum(theta, B)
 
 
 def _first_metric(grad: np.ndarray) -> np.ndarray:
