@@ -118,28 +118,38 @@ def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
     return TorchKernel(kernel, n_features)
 
 
-def default_kernel(n_features: int) -> Kernel:
-    """Constant * Matern(nu=1.5, one length scale per column) + White, all 1 to begin with.
+def default_kernel(
+    n_features: int, length_scale: np.ndarray | float = 1.0, variance: float = 1.0
+) -> Kernel:
+    """Constant * Matern-3/2 (one length scale per column) + White.
 
-    The bounds are wide enough for inputs and targets in any sensible unit, with two exceptions
-    to scikit-learn's 1e-5 to 1e5. Length scales stay above 1e-3: starting from 1, an optimiser
-    that goes lower has lost sight of the other rows (every gradient is zero there) and does not
-    return. The noise variance stays above 1e-6: with less, a relative residual of float32 says
-    nothing about the solution, and a noise of a thousandth of the target's standard deviation is
-    all that this forbids.
+    Every bound is relative to its starting value, so that a change of units changes nothing. They
+    are scikit-learn's 1e-5 to 1e5 with two exceptions. Length scales stay above 1e-3 of theirs: an
+    optimiser that goes lower has lost sight of the other rows (every gradient is zero there) and
+    does not return. The noise variance stays above 1e-4, a deviation of a hundredth of the
+    target's: with less, single precision cannot tell the matrix from a singular one, and the
+    likelihood of a small subset is tempted to interpolate.
 
     Parameters
     ----------
     n_features : int
         Number of columns; a single one gets a scalar length scale.
+    length_scale : float or ndarray of shape (d,), default=1.0
+        Starting length scales.
+    variance : float, default=1.0
+        Starting variance of signal and noise each.
 
     Returns
     -------
     sklearn.gaussian_process.kernels.Kernel
     """
-    length_scale = np.ones(n_features) if n_features > 1 else 1.0
-    matern = Matern(length_scale=length_scale, length_scale_bounds=(1e-3, 1e5), nu=1.5)
-    return ConstantKernel(1.0, (1e-5, 1e5)) * matern + WhiteKernel(1.0, (1e-6, 1e5))
+    scale = np.broadcast_to(np.asarray(length_scale, dtype=float), (n_features,)).copy()
+    bounds = np.outer(scale, [1e-3, 1e5])
+    if n_features == 1:
+        scale, bounds = float(scale[0]), tuple(bounds[0])
+    matern = Matern(length_scale=scale, length_scale_bounds=bounds, nu=1.5)
+    signal = ConstantKernel(variance, (1e-5 * variance, 1e5 * variance))
+    return signal * matern + WhiteKernel(variance, (1e-4 * variance, 1e5 * variance))
 
 
 def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tensor) -> Tensor:
