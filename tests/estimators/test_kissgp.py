@@ -1,0 +1,193 @@
+"""KISSGPRegressor and LOVEPredictor against dense algebra and scikit-learn's exact regressor."""
+
+import numpy as np
+import pytest
+from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
+from sklearn.linear_model import LinearRegression
+
+from skscalablegp import IterativeGPRegressor, KISSGPRegressor, LOVEPredictor
+
+C, W = ConstantKernel, WhiteKernel
+
+
+def table(d=2, n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, d))
+    return (
+        X,
+        np.sin(6 * X[:, 0]) + X[:, -1] + 0.1 * rng.standard_normal(n),
+        rng.uniform(size=(50, d)),
+    )
+
+
+def fixed(d=2, **params):
+    kernel = C(1.0) * RBF([0.3] * d if d > 1 else 0.3) + W(0.01)
+    return KISSGPRegressor(kernel, optimizer=None, **params)
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_tends_to_the_exact_regressor_at_the_cubic_rate(d):
+    X, y, X_new = table(d)
+    exact = GaussianProcessRegressor(fixed(d).kernel, optimizer=None, alpha=0).fit(X, y)
+    mean, std = exact.predict(X_new, return_std=True)
+    errors = []
+    for size in (15, 25, 45):
+        model = fixed(d, grid_size=size, n_lanczos=None, alpha=0).fit(X, y)
+        m, s = model.predict(X_new, return_std=True)
+        errors.append([np.abs(m - mean).max(), np.abs(s**2 - std**2).max()])
+    ratios = np.array(errors[:-1]) / errors[1:]
+    assert (ratios.prod(0) ** 0.5 > 5).all() and errors[-1][0] < 2e-4
+
+
+@pytest.mark.parametrize("structure", ["product", "additive"])
+@pytest.mark.parametrize("noise", [None, "by row"])
+@pytest.mark.parametrize("spread", [1.0, 1.6])
+def test_partial_fit_is_exact(structure, noise, spread):
+    X, y, X_new = table()
+    known = None if noise is None else np.linspace(0.01, 0.5, 200)
+    X[150:] = 0.5 + spread * (X[150:] - 0.5)
+    first = slice(0, 150)
+    model = fixed(grid_size=20, structure=structure)
+    model.fit(X[first], y[first], None if known is None else known[first])
+    for part in (slice(150, 170), slice(170, 200)):
+        model.partial_fit(X[part], y[part], None if known is None else known[part])
+    whole = fixed(grid_size=20, structure=structure)
+    # On the same grid, which is what the first rows and the spacing made of it.
+    import skscalablegp.estimators._kissgp as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "plan_grid", lambda *args: model.grid_)
+        whole.fit(X, y, known)
+    for a, b in zip(model.predict(X_new, return_std=True), whole.predict(X_new, return_std=True),
+                    strict=True):  # fmt: skip
+        np.testing.assert_allclose(a, b, atol=1e-8)
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        whole.log_marginal_likelihood_value_
+    )
+    assert model.n_samples_seen_ == 200
+
+
+@pytest.mark.parametrize("structure", ["product", "additive"])
+def test_outside_the_grid(structure):
+    X, y, _ = table()
+    model = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
+    far = np.array([[1.3, 0.4], [0.2, -0.4], [40.0, 0.5]])
+    assert not model.grid_.covers(far).any()
+    mean, std = model.predict(far, return_std=True)
+    cov = model.predict(np.vstack([far, X[:2]]), return_cov=True)[1]
+    np.testing.assert_allclose(np.sqrt(np.diag(cov))[:3], std, rtol=1e-6)
+    if structure == "product":
+        assert mean[2] == pytest.approx(0, abs=1e-6) and std[2] ** 2 == pytest.approx(1.01, rel=2e-3)
+    # Rows beyond the edge see the same as on a grid that reaches there.
+    wider = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
+    wider.partial_fit(far[:2], [0.0, 0.0], noise_variance=1e12)
+    a, b = (m.predict(far[:2], return_std=True) for m in (model, wider))
+    np.testing.assert_allclose(a, b, atol=1e-6)
+    with pytest.raises(ValueError, match="3 of 3 rows lie outside the grid.*row 0.*extend"):
+        model.set_params(extrapolation="error").predict(far)
+
+
+def test_samples_have_the_posterior_covariance():
+    X, y, X_new = table()
+    model = fixed(grid_size=20).fit(X, y)
+    draws = model.sample_y(X_new, 20_000, random_state=0)
+    mean, cov = model.predict(X_new, return_cov=True)
+    np.testing.assert_allclose(draws.mean(1), mean, atol=0.01)
+    np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
+
+
+def test_likelihood_and_training():
+    X, y, _ = table()
+    model = KISSGPRegressor(grid_size=20).fit(X, y)
+    theta = model.kernel_.theta
+    value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(model.log_marginal_likelihood_value_)
+    assert np.abs(gradient).max() < 1
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, y)
+    assert value == pytest.approx(exact.log_marginal_likelihood_value_, abs=0.5)
+    with pytest.raises(ValueError, match="noise variances of their own"):
+        fixed(grid_size=20).fit(X, y, np.linspace(0.1, 1, 200)).log_marginal_likelihood(theta)
+
+
+def test_deep_features():
+    X, y, X_new = table(5, 300)
+    model = KISSGPRegressor(feature_extractor=(16, 1), random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.8
+    assert model.grid_.n_features == 1
+    model.partial_fit(X_new, np.zeros(50))
+    for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "widths"), ((), "widths")]:
+        with pytest.raises(ValueError, match=message):
+            KISSGPRegressor(feature_extractor=wrong).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("d", "params", "error", "message"),
+    [
+        (
+            6,
+            {"structure": "product"},
+            MemoryError,
+            "6 columns.*points.*additive.*feature_extractor",
+        ),
+        (2, {"kernel": Matern()}, ValueError, "not a product over columns.*additive"),
+        (2, {"kernel": DotProduct()}, ValueError, "not stationary"),
+        (2, {"grid_size": [9, 9, 9]}, ValueError, "one for each of the 2 columns"),
+        (2, {"grid_size": [9, 3]}, ValueError, "at least 6"),
+    ],
+)
+def test_wrong_input(d, params, error, message):
+    X, y, _ = table(d)
+    with pytest.raises(error, match=message):
+        KISSGPRegressor(**params, memory_budget=2**32).fit(X, y)
+
+
+def test_constant_columns_are_named():
+    X, y, _ = table()
+    X[:, 1] = 3.0
+    with pytest.warns(UserWarning, match=r"Constant columns.*\[1\]"):
+        KISSGPRegressor().fit(X, y)
+    with pytest.raises(ValueError, match="All columns of X are constant"):
+        KISSGPRegressor().fit(np.ones((5, 2)), np.arange(5.0))
+
+
+class TestLOVE:
+    @pytest.mark.parametrize("below", [fixed(grid_size=25), None], ids=["grid", "rows"])
+    def test_error_is_measured_and_falls_with_the_rank(self, below):
+        X, y, X_new = table()
+        if below is None:
+            below = IterativeGPRegressor(fixed().kernel, optimizer=None, tol=1e-6)
+        below = below.fit(X, y)
+        if isinstance(below, KISSGPRegressor):
+            exact = fixed(grid_size=25, n_lanczos=None).fit(X, y).predict_std(X_new) ** 2
+        else:
+            exact = below.predict_std(X_new) ** 2
+        errors = []
+        for rank in (5, 20, 60):
+            love = LOVEPredictor(FrozenEstimator(below), rank=rank, max_rank=rank, tol=1.0)
+            variance = love.fit(X, y).predict_std(X_new) ** 2
+            assert (variance > exact - 1e-6).all()  # a projection errs upwards
+            errors.append(np.abs(variance - exact).mean())
+            assert love.variance_error_ * np.mean(y**2) == pytest.approx(
+                errors[-1], rel=2, abs=1e-6
+            )
+            assert love.rank_ == rank
+        assert errors[0] > 3 * errors[1] > 9 * errors[2]
+        assert love.estimator_ is below
+
+    def test_the_rank_grows_until_the_error_is_small(self):
+        X, y, _ = table()
+        for below in (fixed(grid_size=25), IterativeGPRegressor(fixed().kernel, optimizer=None)):
+            love = LOVEPredictor(below, rank=3, tol=1e-5).fit(X, y)
+            assert love.rank_ > 3 and love.variance_error_ <= 1e-5
+
+    def test_says_when_it_cannot(self):
+        X, y, _ = table()
+        with pytest.warns(UserWarning, match="above tol=1e-12 at rank 4: raise max_rank"):
+            LOVEPredictor(fixed(grid_size=25), rank=4, max_rank=4, tol=1e-12).fit(X, y)
+
+    def test_needs_fast_products(self):
+        X, y, _ = table()
+        with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
+            LOVEPredictor(LinearRegression()).fit(X, y)
