@@ -70,13 +70,10 @@ class OperatorRow:
     ----------
     make : callable
         (problem, dtype) -> operator.
-    weights : bool
-        Whether ``bilinear_grad`` takes one symmetric matrix of weights, too.
     """
 
     name: str
     make: Callable[[OperatorProblem, torch.dtype], LinearOperator]
-    weights: bool = True
 
 
 C, W = ConstantKernel, WhiteKernel
@@ -216,8 +213,6 @@ class OperatorContract:
     @pytest.mark.parametrize(("problem", "dtype"), cases(single=False))
     def test_gradient_against_symmetric_weights(self, row, problem, dtype):
         """Only the sum of a weight and its mirror image counts, so weights must be symmetric."""
-        if not row.weights:
-            pytest.skip("takes pairs of columns only")
         operator = row.make(problem, dtype)
         A = normal(len(problem.H), len(problem.H), seed=4)
         weights = A + A.T

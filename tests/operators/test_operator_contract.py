@@ -23,7 +23,7 @@ def from_kernel(keep: bool):
 
 
 ROWS = [
-    OperatorRow("dense", dense, weights=False),
+    OperatorRow("dense", dense),
     OperatorRow("kept", from_kernel(True)),
     OperatorRow("tiled", from_kernel(False)),
 ]
