@@ -55,6 +55,10 @@ def main(argv=None):
     def report(cell, line):
         print(json.dumps(uci.plain({**cell, **line, **shared}), allow_nan=False), flush=True)
 
+    if args.cold_at:
+        for line in cold_solves(args, data):
+            report({}, line)
+        return
     exact = exact_theta(args.exact_from)
     if exact is None:
         _, line = run(args, data, solver="cholesky", gradient="exact", warm=False)
@@ -89,6 +93,13 @@ def parse_args(argv):
     parser.add_argument("--max-seconds", type=float, default=None, help="of one cell's training")
     parser.add_argument("--n-probes", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=250, help="also of batches")
+    parser.add_argument(
+        "--cold-at",
+        nargs="+",
+        type=int,
+        metavar="STEP",
+        help="only solve afresh at these steps of one training by block CG: a sample of cold cells",
+    )
     parser.add_argument("--exact-from", metavar="FILE", help="lines with the exact cell")
     parser.add_argument("--dtype", default="float64", choices=["float32", "float64"])
     parser.add_argument("--threads", type=int, default=2)
@@ -128,6 +139,43 @@ def make_solver(name, block_size):
             f"Unknown solver {name!r}: use one of {', '.join(table)}, cg-rpN, block-cg-rpN."
         )
     return table[name]()
+
+
+def cold_solves(args, data):
+    """Epochs of single cold solves for standard normal probes along one training's path."""
+    import torch
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    from skscalablegp.gradients import StandardGradient
+    from skscalablegp.kernels import compile_kernel
+    from skscalablegp.operators import DenseOperator, KernelOperator
+    from skscalablegp.solvers import solve
+
+    model, _ = run(args, data, make_solver("block-cg-rp200", 0), "pathwise", warm=True)
+    X, y = torch.as_tensor(data[0]), torch.as_tensor(data[2])
+    form = ConstantKernel() * Matern([1.0] * X.shape[1], nu=1.5) + WhiteKernel()
+    generator = torch.Generator().manual_seed(args.seed)
+    probes = torch.randn(len(X), args.n_probes, generator=generator, dtype=torch.float64)
+    B = torch.cat([y[:, None], probes], 1)
+    rule = StandardGradient(n_probes=args.n_probes, tol=args.tol, max_epochs=args.max_epochs)
+    for step in args.cold_at:
+        theta = torch.as_tensor(model.history_["theta"][step - 1])
+        kernel = compile_kernel(form.clone_with_theta(theta.numpy()), X.shape[1])
+        H = KernelOperator(kernel, theta, X).to_dense()
+        for name in args.solvers:
+            solver = make_solver(name, args.block_size)
+            solution = solve(DenseOperator(H), B, solver, stopping=rule.stopping(1))
+            yield dict(
+                solver=name,
+                gradient="standard",
+                warm=False,
+                step=step,
+                epochs=round(solution.epochs, 1),
+                status=solution.status.value,
+                residual_target=round(float(solution.residuals[0]), 4),
+                residual_probes=round(float(solution.residuals[1:].mean()), 4),
+                seconds=round(solution.stats["seconds"], 1),
+            )
 
 
 def run(args, data, solver, gradient, warm):

@@ -108,7 +108,7 @@ for (top, bottom), title in zip(axes.T, titles, strict=True):
     bottom.set(xlabel="epochs, at most ten a step")
 axes[0, 0].set_ylabel("test NLL of the hyperparameters")
 axes[1, 0].set_ylabel("largest relative residual")
-axes[0, 0].legend(fontsize="small")
+figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
 
 # %%
 # What ten epochs do to predictions

@@ -23,6 +23,8 @@ class APState(RowState):
         Cholesky factors of the blocks visited so far, as far as the budget goes.
     weights : Tensor of shape (s,)
         1 / |b|^2, so that every column counts alike.
+    owner : Tensor of shape (n,)
+        The block of each row.
     chosen : int
         The block of the step under way.
     room : float
@@ -31,6 +33,7 @@ class APState(RowState):
 
     factors: dict = field(default_factory=dict)
     weights: Tensor = None
+    owner: Tensor = None
     chosen: int = 0
     room: float = 0.0
 
@@ -77,15 +80,17 @@ class AP(RowSolver):
         state.blocks = list(rows.tensor_split(n_blocks(n, self.block_size)))
         squares = state.b_norms.square()
         state.weights = torch.where(squares > 0, 1 / squares, 0.0)
+        sizes = torch.tensor([len(block) for block in state.blocks], device=rows.device)
+        state.owner = torch.arange(len(sizes), device=rows.device).repeat_interleave(sizes)
         state.room = float(self.factor_memory)
         state.stats["jitter"] = 0.0
 
     def _choose(self, state: APState) -> Int[Tensor, " b"]:
         if len(state.blocks) == 1:
             return state.blocks[0]
-        # in float64, since 1 / |b|^2 may be out of float32's range
+        # scaled, since 1 / |b|^2 may be out of float32's range
         mass = state.R.square() @ (state.weights / state.weights.max()).to(state.R.dtype)
-        sums = torch.stack([part.sum() for part in mass.tensor_split(len(state.blocks))])
+        sums = mass.new_zeros(len(state.blocks)).index_add_(0, state.owner, mass)
         state.chosen = int(sums.argmax())
         return state.blocks[state.chosen]
 

@@ -97,6 +97,16 @@ def test_a_step_that_diverges_is_halved_and_reported(solver):
     assert float(problem.relative_residuals(solution.value).max()) <= 1e-2
 
 
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
+@pytest.mark.parametrize("duplicates", [False, True])
+def test_projections_solve_kernel_matrices(duplicates, tol):
+    problem = kernel_problem(noise=0.1, duplicates=duplicates)
+    stopping = RelativeResidual(tol) | MaxEpochs(2000)
+    solution = solve(problem.operator(), problem.B, AP(20), stopping=stopping)
+    assert solution.converged
+    assert float(problem.relative_residuals(solution.value).max()) <= 1.01 * tol
+
+
 def test_acceleration_pays():
     problem = spectrum_problem(1e4)
     stopping = RelativeResidual(1e-2) | MaxEpochs(1000)

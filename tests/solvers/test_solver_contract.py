@@ -15,7 +15,7 @@ ROWS = [
     SolverRow("block-cg", lambda: BlockCG()),
     SolverRow("block-cg-rpcholesky", lambda: BlockCG(PivotedCholesky(rank=10, randomized=True))),
     SolverRow("cholesky", lambda: Cholesky(), direct=True),
-    SolverRow("ap", lambda: AP(block_size=20), max_condition=1e5, max_epochs=20_000),
+    SolverRow("ap", lambda: AP(block_size=20), max_condition=1.5e3),
     SolverRow("ap-one-block", lambda: AP(), direct=True),
     SolverRow("sgd", lambda: SGD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
     SolverRow("sdd", lambda: SDD(batch_size=20), max_condition=1e5, smallest_tol=1e-4),
