@@ -89,8 +89,9 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         Returns
         -------
         kernel : SpectralMixture
-            Frequencies at the highest peaks, weights that add up to the variance of y, and bounds
-            from a fraction of the lowest visible frequency to the Nyquist frequency.
+            The last component is a trend; the others start at the highest peaks of what a straight
+            line leaves, with weights that add up to the variance of y. Bounds reach from a fraction
+            of the lowest visible frequency to the Nyquist frequency.
         """
         X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
         peaks = [_periodogram_peaks(x, y, n_components) for x in X.T]
@@ -100,11 +101,15 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         highest = max(found[3] for found in peaks)
         variance = max(float(np.var(y)), 1e-12)
         weights = variance * power / power.sum()
+        scales = np.full(frequencies.shape, lowest / 25)
+        if n_components > 1:
+            # A trend is a bump at frequency zero, narrower than the record can tell.
+            frequencies[-1], scales[-1], weights[-1] = lowest / 20, lowest / 25, variance
         return cls(
             n_components,
             weights,
-            np.maximum(frequencies, lowest / 10).ravel(),
-            np.full(frequencies.size, lowest / 2),
+            np.maximum(frequencies, lowest / 20).ravel(),
+            scales.ravel(),
             weights_bounds=(1e-6 * variance, 1e4 * variance),
             means_bounds=(lowest / 100, highest),
             scales_bounds=(lowest / 100, highest),
@@ -199,7 +204,7 @@ def _periodogram_peaks(
     lowest = 1 / span if span > 0 else 1.0
     highest = lowest * max(n - 1, 2) / 2
     frequencies = np.arange(0.5, min(highest / lowest, 1000) + 0.5, 0.25) * lowest
-    centred = y - y.mean()
+    centred = y - np.polyval(np.polyfit(x, y, min(1, n - 1)), x)
     phases = np.exp(-2j * np.pi * np.outer(frequencies, x))
     power = np.abs(phases @ centred) ** 2 + 1e-300
     padded = np.concatenate([[0], power, [0]])

