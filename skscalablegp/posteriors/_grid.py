@@ -161,13 +161,18 @@ class GridPosterior(Posterior):
         if not inside.all():
             return joint_normal(self, X, n_samples, random_state)
         t = self.weights.shape[1]
-        z = torch.from_numpy(random_state.standard_normal((self.root.shape[1], t * n_samples)))
-        deviations = self.interpolate(rows, self.root @ z).reshape(len(rows), t, n_samples)
+        # Ten million normal numbers take longer than anything else here.
+        rng = np.random.default_rng(random_state.randint(2**31 - 1))
+        z = torch.from_numpy(rng.standard_normal((self.root.shape[1], t * n_samples)))
+        if self.root.shape[1] < t * n_samples:
+            deviations = self._interpolated_root(rows) @ z
+        else:
+            deviations = self.interpolate(rows, self.root @ z)
         noise = float(self.noise(X[:1])[0])
         if noise > 0:
-            white = random_state.standard_normal(tuple(deviations.shape))
-            deviations += noise**0.5 * torch.from_numpy(white)
-        return self.mean(X)[:, :, None] + deviations
+            white = rng.standard_normal(tuple(deviations.shape), dtype=np.float32)
+            deviations.add_(torch.from_numpy(white), alpha=noise**0.5)
+        return deviations.reshape(len(rows), t, n_samples).add_(self.mean(X)[:, :, None])
 
     def noise(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         with torch.no_grad():
