@@ -96,18 +96,18 @@ def _check_product(sizes: list[int], budget: float | None) -> None:
     )
 
 
-def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid) -> Kernel:
+def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: float = 0.0) -> Kernel:
     """Constant * RBF (one length scale per column) + White, in the units of the table.
 
     As `data_scaled_kernel`, with a smooth kernel, which interpolation needs, and length scales no
-    shorter than a step of the grid, which could not show them.
+    shorter than a step of the grid, which could not show them, or than `shortest`.
     """
     scaled = data_scaled_kernel(X, y)
     matern, white = scaled.k1.k2, scaled.k2
     bounds = np.array(np.broadcast_to(matern.length_scale_bounds, (X.shape[1], 2)))
     for axes in grid.components:
         for axis in axes:
-            bounds[axis.column, 0] = max(bounds[axis.column, 0], axis.step)
+            bounds[axis.column, 0] = max(bounds[axis.column, 0], axis.step, shortest)
     scale = np.maximum(matern.length_scale, bounds[:, 0])
     unit = white.noise_level / len(grid.components)
     signal = ConstantKernel(unit, (1e-5 * unit, 1e5 * unit))

@@ -79,7 +79,9 @@ def test_outside_the_grid(structure):
     cov = model.predict(np.vstack([far, X[:2]]), return_cov=True)[1]
     np.testing.assert_allclose(np.sqrt(np.diag(cov))[:3], std, rtol=1e-6)
     if structure == "product":
-        assert mean[2] == pytest.approx(0, abs=1e-6) and std[2] ** 2 == pytest.approx(1.01, rel=2e-3)
+        assert mean[2] == pytest.approx(0, abs=1e-6) and std[2] ** 2 == pytest.approx(
+            1.01, rel=2e-3
+        )
     # Rows beyond the edge see the same as on a grid that reaches there.
     wider = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
     wider.partial_fit(far[:2], [0.0, 0.0], noise_variance=1e12)
@@ -191,3 +193,22 @@ class TestLOVE:
         X, y, _ = table()
         with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
             LOVEPredictor(LinearRegression()).fit(X, y)
+
+
+def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
+    columns = np.loadtxt(data_folder / "uci" / "airfoil" / "data.csv.gz", delimiter=",")
+    test = np.loadtxt(data_folder / "uci" / "airfoil" / "test_mask.csv.gz", delimiter=",")[:, 0] > 0
+    columns = (columns - columns[~test].mean(0)) / columns[~test].std(0)
+    X, y = columns[:, :-1], columns[:, -1]
+    model = KISSGPRegressor(
+        feature_extractor=(64, 32, 2), grid_size=40, n_lanczos=None, max_iter=30, random_state=0
+    ).fit(X[~test], y[~test])
+    love = LOVEPredictor(FrozenEstimator(model), rank=50, max_rank=50, tol=1e-3)
+    love.fit(X[~test], y[~test])
+    found = love.predict_std(X[test]) ** 2
+    without = model.predict_std(X[test]) ** 2
+    assert np.abs(found - without).mean() <= 1e-4 * y[test].var()
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    exact.fit(model._features(X[~test]), y[~test])
+    std = exact.predict(model._features(X[test]), return_std=True)[1]
+    assert np.abs(found - std**2).mean() <= 5e-3 * y[test].var()
