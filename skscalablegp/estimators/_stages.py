@@ -34,8 +34,9 @@ _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
 # Large tables take smaller Adam steps (Lin et al. 2024, appendix B).
 _LARGE_ROWS = 50_000
-# A subset's optimum is a start: gains below so much of the likelihood are left to the next stage.
-_SUBSET_TOL = 1e-5
+# A subset's optimum is a start: gains below so much of the likelihood are left to the next stage,
+# the more of them where that stage sees exact values.
+_SUBSET_TOL = {True: 1e-4, False: 1e-5}
 # In nats a row: a predicted gain below it is not worth another step on the rows at hand.
 _GAIN_PER_ROW = 1e-4
 # Each random subset is so many times larger than the one before.
@@ -107,7 +108,7 @@ def fit_hyperparameters(
     settings = run.settings
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
-        start = _initialise(problem, theta, run)
+        start = _initialise(problem, theta, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
         if start.stop_reason not in _DONE:
             return start
@@ -215,11 +216,11 @@ def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
     return _REFINING_STEPS if initialised else _EXACT_STEPS
 
 
-def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResult:
+def _initialise(problem: GPProblem, theta: np.ndarray, run: Run, tol: float) -> TrainingResult:
     """Exact maximum likelihood on nested random subsets, or averaged over neighbourhoods."""
     settings, n = run.settings, len(problem.X)
     if settings.n_subsets > 1:
-        return _average_neighbourhoods(problem, theta, run)
+        return _average_neighbourhoods(problem, theta, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
     while result is None or (size * 1.5 < n and size <= settings.exact_rows):
@@ -230,7 +231,7 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResu
             f"{size}",
             part,
             ExactGradient(),
-            QuasiNewton(_SUBSET_TOL, gain_tol=_worthwhile(size)),
+            QuasiNewton(tol, gain_tol=_worthwhile(size)),
             theta,
             run,
             steps,
@@ -248,7 +249,9 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResu
     return replace(result, n_iter=n_iter, metric=metric, value=float("nan"))
 
 
-def _average_neighbourhoods(problem: GPProblem, theta: np.ndarray, run: Run) -> TrainingResult:
+def _average_neighbourhoods(
+    problem: GPProblem, theta: np.ndarray, run: Run, tol: float
+) -> TrainingResult:
     settings = run.settings
     subsets = centroid_subsets(problem.X, settings.n_subsets, settings.subset_size, run.generator)
     results = []
@@ -258,7 +261,7 @@ def _average_neighbourhoods(problem: GPProblem, theta: np.ndarray, run: Run) -> 
             f"neighbourhood {k + 1}",
             part,
             ExactGradient(),
-            QuasiNewton(_SUBSET_TOL),
+            QuasiNewton(tol),
             theta,
             run,
             _EXACT_STEPS,

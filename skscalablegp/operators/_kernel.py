@@ -123,8 +123,8 @@ class KernelOperator(LinearOperator):
 
     def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
         self._count(len(idx) * self.shape[0])
-        if self._H is not None:
-            return self._H[idx]
+        if self._keep or self._H is not None:
+            return self._kept()[idx]
         chosen = self._rows[idx]
         out = torch.empty(len(idx), self.shape[0], dtype=self.dtype, device=self.device)
         for right in self._slices:
