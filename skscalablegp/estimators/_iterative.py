@@ -6,17 +6,13 @@ Longer than most files here: a third of it documents the parameters.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 
-from .._compat import FitEvents, HasMethods, Interval, StrOptions, fit_context
+from .._compat import FitEvents, HasMethods, fit_context
 from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
 from ..features import NoSpectralDensity, sample_prior_features, to_numpy, to_torch
 from ..gradients import (
@@ -44,37 +40,9 @@ from ..solvers import (
 )
 from ..training import Monitor, SolveSummary, TrainingResult
 from ._base import GPRegressorBase
+from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
 from ._plan import AUTO_RANK, FLOAT64_ROWS, SOLVED_VARIANCE_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters
-
-_PARAMETERS = {
-    "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
-    "alpha": [Interval(Real, 0, None, closed="left"), "array-like"],
-    "optimizer": [str, callable, HasMethods(["maximize"]), None],
-    "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
-    "normalize_y": ["boolean"],
-    "copy_X_train": ["boolean"],
-    "n_targets": [Interval(Integral, 1, None, closed="left"), None],
-    "random_state": ["random_state"],
-    "solver": [str, HasMethods(["init", "step"])],
-    "gradient": [str, HasMethods(["estimate"])],
-    "preconditioner": [str, None, HasMethods(["build"]), HasMethods(["solve"])],
-    "n_probes": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "tol": [Interval(Real, 0, None, closed="neither")],
-    "max_epochs": [Interval(Real, 0, None, closed="neither")],
-    "warm_start_solver": ["boolean"],
-    "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-    "max_iter": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-    "n_iter_no_change": [Interval(Integral, 2, None, closed="left"), None],
-    "subset_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"}), None],
-    "posterior": [StrOptions({"auto", "exact", "pathwise", "solve"})],
-    "memory_budget": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-    "device": [str],
-    "dtype": [StrOptions({"auto", "float32", "float64"})],
-    "callbacks": ["array-like", callable, None],
-    "max_seconds": [Interval(Real, 0, None, closed="neither"), None],
-    "verbose": ["verbose"],
-}
 
 
 class IterativeGPRegressor(GPRegressorBase):
@@ -207,7 +175,11 @@ class IterativeGPRegressor(GPRegressorBase):
     True
     """
 
-    _parameter_constraints = _PARAMETERS
+    _parameter_constraints = PARAMETERS | {
+        "solver": [str, HasMethods(["init", "step"])],
+        "gradient": [str, HasMethods(["estimate"])],
+        "warm_start_solver": ["boolean"],
+    }
 
     def __init__(
         self,
@@ -294,15 +266,14 @@ class IterativeGPRegressor(GPRegressorBase):
         MemoryError
             When the work would not fit, before it starts.
         """
-        monitor = self._monitor()
+        monitor = make_monitor(self)
         table = self._read_table(X, y, noise_variance)
         kernel = self._compile_kernel(table)
         table.check_separable(kernel)
         plan = self._plan(kernel, len(table.X))
         estimator = self._gradient_estimator(kernel, plan, len(table.X))
         self._preconditioner(plan)
-        random_state = check_random_state(self.random_state)
-        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        random_state, generator = seeded(self.random_state)
         events = FitEvents(self, table.X, table.y)
         monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
         problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
@@ -316,19 +287,11 @@ class IterativeGPRegressor(GPRegressorBase):
         events.end()
         return self
 
-    def _monitor(self) -> Monitor:
-        callbacks = self.callbacks if self.callbacks is not None else []
-        callbacks = [callbacks] if callable(callbacks) else list(callbacks)
-        for callback in callbacks:
-            if not callable(callback):
-                raise TypeError(f"callbacks must be callable, got {callback!r}.")
-        return Monitor(callbacks, self.max_seconds, int(self.verbose))
-
     def _plan(self, kernel: TorchKernel, n: int) -> Plan:
         if not (isinstance(self.solver, str) and self.solver == "auto"):
             resolve_solver(self.solver)
         device = resolve_device(self.device)
-        budget = None if self.memory_budget == "auto" else float(self.memory_budget)
+        budget = budget_of(self.memory_budget)
         exact_needed = self.gradient == "exact" or (
             callable(self.optimizer) or self.optimizer in ("fmin_l_bfgs_b", "lbfgs")
         )
@@ -569,18 +532,7 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _warn(self, failed: list[SolveSummary], reason: str) -> None:
         """One ConvergenceWarning a fit, whatever went wrong."""
-        messages = []
-        if reason in ("max_seconds", "interrupted", "diverged"):
-            text = {
-                "max_seconds": f"The time budget max_seconds={self.max_seconds} ended training",
-                "interrupted": "Training was interrupted",
-                "diverged": "A linear solve broke down or the gradient was not finite: training "
-                "stopped",
-            }[reason]
-            messages.append(
-                f"{text} after {self.n_iter_} gradient evaluations; the best hyperparameters so "
-                "far are kept."
-            )
+        messages = unfinished(reason, self, f"{self.n_iter_} gradient evaluations")
         if failed:
             last = failed[-1]
             messages.append(
@@ -588,15 +540,9 @@ class IterativeGPRegressor(GPRegressorBase):
                 f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
                 f"{last.status.remedy}"
             )
-        if messages:
-            warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=5)
+        warn_once(messages)
 
     # ------------------------------------------------------------------ posterior
-
-    def _fit_device(self) -> torch.device:
-        """The device of the fit where there still is one, else the CPU."""
-        device = torch.device(getattr(self, "device_", "cpu"))
-        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
 
     def _prediction_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype == "float32" else torch.float64
@@ -613,7 +559,7 @@ class IterativeGPRegressor(GPRegressorBase):
             f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
             "evaluate it on fewer rows, or read log_marginal_likelihood_value_, an estimate "
             "that needs no matrix",
-            None if self.memory_budget == "auto" else float(self.memory_budget),
+            budget_of(self.memory_budget),
             device=self._fit_device(),
         )
 

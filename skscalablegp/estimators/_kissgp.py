@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import FitEvents, HasMethods, Interval, StrOptions, fit_context
+from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
 from ..features import Grid, grid_moments
 from ..gradients import GridGradient
@@ -31,6 +28,7 @@ from ..posteriors import GridPosterior
 from ..training import Monitor, TrainingResult
 from ._base import GPRegressorBase
 from ._deep import apply_network, check_layers, train_network
+from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
 from ._grid_plan import grid_default_kernel, plan_grid
 from ._stages import Run, StageSettings, fit_hyperparameters
 from ._table import Table
@@ -38,26 +36,6 @@ from ._table import Table
 # Shortest length scale of the default kernel on a network's features; at rank 50 low-rank variances
 # of the airfoil set are then within 1e-4, at a better likelihood of new rows than with shorter.
 _FEATURE_LENGTH = 0.7
-
-_PARAMETERS = {
-    "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
-    "alpha": [Interval(Real, 0, None, closed="left"), "array-like"],
-    "grid_size": [StrOptions({"auto"}), Interval(Integral, 6, None, closed="left"), "array-like"],
-    "structure": [StrOptions({"auto", "product", "additive"})],
-    "feature_extractor": [None, "array-like"],
-    "n_lanczos": [Interval(Integral, 1, None, closed="left"), None],
-    "extrapolation": [StrOptions({"extend", "error"})],
-    "optimizer": [str, callable, HasMethods(["maximize"]), None],
-    "n_restarts_optimizer": [Interval(Integral, 0, None, closed="left")],
-    "normalize_y": ["boolean"],
-    "n_targets": [Interval(Integral, 1, None, closed="left"), None],
-    "random_state": ["random_state"],
-    "max_iter": [Interval(Integral, 1, None, closed="left")],
-    "memory_budget": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-    "callbacks": ["array-like", callable, None],
-    "max_seconds": [Interval(Real, 0, None, closed="neither"), None],
-    "verbose": ["verbose"],
-}
 
 
 class KISSGPRegressor(GPRegressorBase):
@@ -157,7 +135,30 @@ class KISSGPRegressor(GPRegressorBase):
     True
     """
 
-    _parameter_constraints = _PARAMETERS
+    _parameter_constraints = shared_parameters(
+        "kernel",
+        "alpha",
+        "optimizer",
+        "n_restarts_optimizer",
+        "normalize_y",
+        "n_targets",
+        "random_state",
+        "memory_budget",
+        "callbacks",
+        "max_seconds",
+        "verbose",
+    ) | {
+        "grid_size": [
+            StrOptions({"auto"}),
+            Interval(Integral, 6, None, closed="left"),
+            "array-like",
+        ],
+        "structure": [StrOptions({"auto", "product", "additive"})],
+        "feature_extractor": [None, "array-like"],
+        "n_lanczos": [Interval(Integral, 1, None, closed="left"), None],
+        "extrapolation": [StrOptions({"extend", "error"})],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+    }
     # Rows are summed up, never kept.
     copy_X_train = False
 
@@ -228,9 +229,9 @@ class KISSGPRegressor(GPRegressorBase):
         MemoryError
             For a grid that would not fit, before any work.
         """
-        monitor = Monitor(self._callbacks(), self.max_seconds, int(self.verbose))
+        monitor = make_monitor(self)
         table = self._read_table(X, y, noise_variance)
-        random_state = check_random_state(self.random_state)
+        random_state, generator = seeded(self.random_state)
         layers = check_layers(self.feature_extractor)
         if layers is not None:
             network = train_network(table.X, table.targets, layers, random_state)
@@ -239,14 +240,14 @@ class KISSGPRegressor(GPRegressorBase):
             )
         else:
             network = None
-        grid = plan_grid(table.X, self.grid_size, self.structure, self._budget())
+        grid = plan_grid(table.X, self.grid_size, self.structure, budget_of(self.memory_budget))
         kernel = self._grid_kernel(table, grid)
         rows = self._summed(table, kernel)
         problem = GridProblem.make(kernel.kernel, kernel, rows, len(table.X))
         events = FitEvents(self, table.X, table.y)
         monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
         try:
-            result = self._train(problem, monitor, random_state)
+            result = self._train(problem, monitor, random_state, generator)
         finally:
             monitor.close()
         self._remember(None)
@@ -316,17 +317,6 @@ class KISSGPRegressor(GPRegressorBase):
         self._moments = old + grid_moments(grid, X, Y, 1 / D)
         self._log_det_noise += float(np.log(D).sum())
 
-    def _callbacks(self) -> list:
-        callbacks = self.callbacks if self.callbacks is not None else []
-        callbacks = [callbacks] if callable(callbacks) else list(callbacks)
-        for callback in callbacks:
-            if not callable(callback):
-                raise TypeError(f"callbacks must be callable, got {callback!r}.")
-        return callbacks
-
-    def _budget(self) -> float | None:
-        return None if self.memory_budget == "auto" else float(self.memory_budget)
-
     def _grid_kernel(self, table: Table, grid: Grid) -> GridKernel:
         if self.kernel is None:
             # Features fill (-1, 1), and bending is the network's part: what is left is smooth.
@@ -347,7 +337,11 @@ class KISSGPRegressor(GPRegressorBase):
         return CommonNoise(moments, grid.shapes, grid.starts, float(known[0]))
 
     def _train(
-        self, problem: GridProblem, monitor: Monitor, random_state: np.random.RandomState
+        self,
+        problem: GridProblem,
+        monitor: Monitor,
+        random_state: np.random.RandomState,
+        generator: torch.Generator,
     ) -> TrainingResult | None:
         kernel = problem.kernel
         if self.optimizer is None or kernel.n_params == 0:
@@ -365,7 +359,6 @@ class KISSGPRegressor(GPRegressorBase):
             adapt_dtype=False,
             factor_if_ill_conditioned=False,
         )
-        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
         return fit_hyperparameters(problem, GridGradient(), kernel.theta0.numpy(), run)
 
@@ -388,21 +381,7 @@ class KISSGPRegressor(GPRegressorBase):
         reason = "nothing to train" if result is None else result.stop_reason
         self.solver_info_ = {"stop_reason": reason}
         self._set_likelihood()
-        self._warn_stopped(reason)
-
-    def _warn_stopped(self, reason: str) -> None:
-        said = {
-            "max_seconds": f"The time budget max_seconds={self.max_seconds} ended training",
-            "interrupted": "Training was interrupted",
-            "diverged": "The gradient was not finite: training stopped",
-        }.get(reason)
-        if said is not None:
-            warnings.warn(
-                f"{said} after {self.n_iter_} gradient evaluations; the best hyperparameters so "
-                "far are kept.",
-                ConvergenceWarning,
-                stacklevel=5,
-            )
+        warn_once(unfinished(reason, self, f"{self.n_iter_} gradient evaluations"))
 
     def _set_likelihood(self) -> None:
         posterior = self._build_posterior()
@@ -439,7 +418,7 @@ class KISSGPRegressor(GPRegressorBase):
             30.0 * grid.n_points * 7**widest,
             f"The grid extended to the new rows ({grid.n_points:,} points)",
             "leave out rows far away from the others, or fit again with a smaller grid_size",
-            self._budget(),
+            budget_of(self.memory_budget),
         )
 
     def _n_outputs(self) -> int:
@@ -475,7 +454,7 @@ class KISSGPRegressor(GPRegressorBase):
             24.0 * m * m,
             f"{what} for {m} rows (an {m} x {m} covariance)",
             "ask for fewer rows at a time, or for return_std",
-            self._budget(),
+            budget_of(self.memory_budget),
         )
 
     def log_marginal_likelihood(

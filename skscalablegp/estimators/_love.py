@@ -23,8 +23,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import HasMethods, Interval, fit_context
 from ..posteriors import GridPosterior, LOVEPosterior, Posterior, love
-from ._base import GPRegressorBase, _squeeze
 from ._kissgp import KISSGPRegressor
+from ._prediction import GPPredictionBase, squeeze
 
 _CACHES: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
 
@@ -177,7 +177,7 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
 
     def _inner(
         self, X: Any, y: Any, noise_variance: Any, random_state: np.random.RandomState
-    ) -> GPRegressorBase:
+    ) -> GPPredictionBase:
         """The fitted regressor below."""
         if isinstance(self.estimator, FrozenEstimator):
             inner = self.estimator.estimator
@@ -250,7 +250,7 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
             covariance = posterior.covariance(rows).clone()
             covariance.diagonal().add_(posterior.noise(rows))
             covariance = covariance.cpu().double().numpy()
-            return mean, _squeeze(covariance[:, :, None] * np.square(inner._y_train_std))
+            return mean, squeeze(covariance[:, :, None] * np.square(inner._y_train_std))
         return mean
 
     def predict_std(self, X: Any, include_noise: bool = True) -> np.ndarray:
@@ -307,7 +307,7 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
 
 
 def _check_supported(inner: Any) -> None:
-    if not isinstance(inner, GPRegressorBase):
+    if not isinstance(inner, GPPredictionBase):
         raise TypeError(
             f"{type(inner).__name__} has no fast products with its covariance matrix, which "
             "LOVEPredictor needs: wrap KISSGPRegressor, IterativeGPRegressor or another "
@@ -315,12 +315,12 @@ def _check_supported(inner: Any) -> None:
         )
 
 
-def _as_seen(inner: GPRegressorBase, X: np.ndarray) -> np.ndarray:
+def _as_seen(inner: GPPredictionBase, X: np.ndarray) -> np.ndarray:
     """Rows as the posterior sees them, behind a network where there is one."""
     return inner._seen(X) if hasattr(inner, "_seen") else X
 
 
-def _mean_square(inner: GPRegressorBase) -> float:
+def _mean_square(inner: GPPredictionBase) -> float:
     """Of the target as the posterior sees it."""
     if isinstance(inner, KISSGPRegressor):
         return inner._target_square

@@ -23,7 +23,8 @@ from ..objectives import (
 )
 from ..posteriors import FeaturePosterior, FeatureSpace
 from ..training import Monitor, TrainingResult
-from ._iterative import _PARAMETERS, IterativeGPRegressor
+from ._fitting import budget_of, shared_parameters
+from ._iterative import IterativeGPRegressor
 from ._plan import Plan
 from ._rrcg import TruncatedGPRegressor
 
@@ -49,7 +50,7 @@ _FEATURES = [Interval(Integral, 2, None, closed="left")]
 
 def _check_features(n_features: int, name: str, columns: int, n: int, budget: Any, device) -> None:
     """Refuse m x m matrices that do not fit; columns is what n_features become in this kernel."""
-    limit = None if budget == "auto" else float(budget)
+    limit = budget_of(budget)
     need = 8 * (4 * columns**2 + 4 * columns * min(n, 2048))
     try:
         check_memory(need, "", "", limit, device=device)
@@ -170,9 +171,8 @@ class RFFRegressor(IterativeGPRegressor):
     warm_start_solver = False
     n_probes = 1
 
-    _parameter_constraints = {name: _PARAMETERS[name] for name in _COMMON} | {
+    _parameter_constraints = shared_parameters(*_COMMON, "n_restarts_optimizer") | {
         "n_features": _FEATURES,
-        "n_restarts_optimizer": _PARAMETERS["n_restarts_optimizer"],
     }
 
     def __init__(
@@ -458,7 +458,7 @@ class SSRFFRegressor(TruncatedGPRegressor):
     max_epochs = 1000
     n_probes = 1
 
-    _parameter_constraints = {name: _PARAMETERS[name] for name in _COMMON} | {
+    _parameter_constraints = shared_parameters(*_COMMON) | {
         "min_features": _FEATURES,
         "step": _FEATURES,
         "truncation": [HasMethods(["on"]), None],
@@ -511,7 +511,7 @@ class SSRFFRegressor(TruncatedGPRegressor):
             24 * n * n,
             f"The exact last term of the series for {n} rows (three {n} x {n} matrices)",
             "use RFFRegressor or RRCGRegressor, whose memory is linear in the rows, or fewer rows",
-            None if self.memory_budget == "auto" else float(self.memory_budget),
+            budget_of(self.memory_budget),
             device=resolve_device(self.device),
         )
         return replace(super()._plan(kernel, n), solver="features")

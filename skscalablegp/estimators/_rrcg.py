@@ -13,7 +13,8 @@ from ..gradients import GradientEstimator, TruncatedGradient
 from ..kernels import TorchKernel
 from ..objectives import GPProblem
 from ..training import Monitor, TrainingResult
-from ._iterative import _PARAMETERS, IterativeGPRegressor
+from ._fitting import shared_parameters
+from ._iterative import IterativeGPRegressor
 from ._plan import Plan
 
 
@@ -198,7 +199,7 @@ class RRCGRegressor(TruncatedGPRegressor):
     True
     """
 
-    _parameter_constraints = {name: _PARAMETERS[name] for name in _SHARED} | {
+    _parameter_constraints = shared_parameters(*_SHARED) | {
         "truncation": [HasMethods(["on"]), None],
         "n_probes": [Interval(Integral, 1, None, closed="left")],
         "optimizer": [str, HasMethods(["maximize"]), None],

@@ -27,6 +27,20 @@ class Posterior(ABC):
         self.operator = operator
         self.weights = weights
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows that it takes."""
+        return self.operator.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.operator.device
+
+    @property
+    def width(self) -> int:
+        """Numbers held for each row of a prediction."""
+        return self.operator.shape[0]
+
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
         """k(X, training rows)."""
         return self.operator.cross(X)

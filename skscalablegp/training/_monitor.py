@@ -24,7 +24,8 @@ class TrainingStep:
     Attributes
     ----------
     stage : str
-        "subset" while initialising on some of the rows, "full" afterwards.
+        "subset" while initialising on some of the rows, "full" afterwards; "batches" where every
+        step sees a random batch.
     iteration : int
         Evaluations so far in this stage, from 1.
     theta : ndarray of shape (p,)
@@ -32,11 +33,12 @@ class TrainingStep:
     grad : ndarray of shape (p,)
         The (estimated) gradient of the log marginal likelihood.
     objective : float
-        The log marginal likelihood, NaN where the estimator does not know it.
+        The log marginal likelihood, NaN where the estimator does not know it; with random batches
+        the score, which is minimised.
     residual : float
         Largest relative residual of the linear solve, 0 for direct methods.
     epochs : float
-        Epochs of that solve.
+        Epochs of that solve; with random batches, passes over the data so far.
     seconds : float
         Since the fit began.
     """
@@ -113,14 +115,32 @@ class Monitor:
             epochs=0.0 if solution is None else float(solution.epochs),
             seconds=time.perf_counter() - self.started,
         )
-        self.steps.append(step)
         self.note(estimate)
+        self._announce(step, self._summary(step))
+
+    def _announce(self, step: TrainingStep, summary: dict[str, str]) -> None:
+        self.steps.append(step)
         if self._bar is not None:
-            self._bar.set_postfix(self._summary(step), refresh=False)
+            self._bar.set_postfix(summary, refresh=False)
             self._bar.update()
         if any([callback(step) for callback in self.callbacks]):
             raise StopTraining("callback")
         self.check_time()
+
+    def record_score(self, theta: np.ndarray, score: float, epochs: float) -> None:
+        """Append one score of a run of random batches; raises StopTraining as `record` does."""
+        self._iteration += 1
+        step = TrainingStep(
+            stage=self._stage,
+            iteration=self._iteration,
+            theta=theta.copy(),
+            grad=np.empty(0),
+            objective=score,
+            residual=0.0,
+            epochs=epochs,
+            seconds=self.seconds,
+        )
+        self._announce(step, {"score": f"{score:.4g}"})
 
     def note(self, estimate: GradientEstimate) -> None:
         """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""

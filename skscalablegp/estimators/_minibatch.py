@@ -1,0 +1,152 @@
+"""What the estimators share that learn from random batches and keep no training rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .._compat import CallbackMixin
+from .._validation import check_n_targets, resolve_device
+from ..training import BLOCK_ROWS, RowSource, Scaling, column_moments
+from ._prediction import GPPredictionBase
+
+# Large tables stay in the precision they come in: nothing copies them.
+_KEPT = [np.float64, np.float32]
+
+
+def training_device(device: Any) -> torch.device:
+    """Where batches go: a GPU where there is one."""
+    return resolve_device(device)
+
+
+def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
+    """Standardised columns, and targets too where asked for; one pass over the data."""
+    t = Y.shape[1]
+    moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
+    return Scaling(*column_moments(X), *moments)
+
+
+class MinibatchGPRegressorBase(GPPredictionBase):
+    """Regressors whose posterior needs no training rows: inputs are standardised on the way in.
+
+    A subclass sets ``_scaling`` (from `_read_rows`) when its training has succeeded.
+    """
+
+    def _read_rows(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Validated X and (n, t) targets; neither is copied where it is floating point already."""
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            multi_output=True,
+            y_numeric=True,
+            dtype=_KEPT,
+            ensure_min_samples=1,
+            reset=reset,
+        )
+        if hasattr(self, "n_targets"):
+            check_n_targets(self.n_targets, y)
+        return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+
+    def _source(self, X: np.ndarray, Y: np.ndarray, dtype: torch.dtype) -> RowSource:
+        """The rows in the units of this fit."""
+        scaling = input_scaling(X, Y, self.normalize_y)
+        return RowSource(X, Y, scaling, dtype, training_device(self.device))
+
+    def _keep_scaling(self, scaling: Scaling) -> None:
+        """Make the units part of the fitted model; single targets as scikit-learn has them."""
+        self._scaling = scaling
+        self._y_train_mean, self._y_train_std = scaling.y_mean, scaling.y_scale
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "n_iter_")
+        return validate_data(self, X, dtype=_KEPT, reset=False)
+
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        posterior = self._posterior()
+        return self._scaling.inputs(X, posterior.dtype, posterior.device)
+
+
+class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
+    """Labels in, probabilities out; a subclass answers `_probabilities` for scaled rows."""
+
+    def _read_rows(
+        self, X: Any, y: Any, reset: bool = True, classes: Any = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Validated X and class numbers (n,); sets ``classes_`` where `reset`.
+
+        Raises
+        ------
+        ValueError
+            For a single class, or for labels that `classes_` does not have.
+        """
+        X, y = validate_data(self, X, y, dtype=_KEPT, ensure_min_samples=1, reset=reset)
+        check_classification_targets(y)
+        if reset:
+            known = np.unique(y if classes is None else np.asarray(classes))
+            if len(known) < 2:
+                raise ValueError(
+                    f"{type(self).__name__} needs at least two classes, but y has one class: "
+                    f"{known[0]!r}."
+                )
+            self.classes_ = known
+        codes = np.searchsorted(self.classes_, y)
+        codes = np.minimum(codes, len(self.classes_) - 1)
+        unseen = self.classes_[codes] != y
+        if unseen.any():
+            raise ValueError(
+                f"y has labels that the model does not know: {np.unique(np.asarray(y)[unseen])[:5]}"
+                f"; its classes are {self.classes_}. Pass all of them as classes= to the first "
+                "partial_fit."
+            )
+        return X, codes
+
+    def _keep_scaling(self, scaling: Scaling) -> None:
+        self._scaling = scaling
+
+    @abstractmethod
+    def _probabilities(self, X: np.ndarray) -> np.ndarray:
+        """(m, c) for validated rows in their own units; never more than a block at a time."""
+
+    def _by_blocks(self, X: Any, answer: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Validated rows, a block at a time."""
+        check_is_fitted(self, "n_iter_")
+        X = validate_data(self, X, dtype=_KEPT, reset=False)
+        blocks = [answer(X[start : start + BLOCK_ROWS]) for start in range(0, len(X), BLOCK_ROWS)]
+        return np.concatenate(blocks)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Class probabilities, the uncertainty of the latent functions integrated out.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+
+        Returns
+        -------
+        probabilities : ndarray of shape (m, c)
+            In the order of `classes_`; rows sum to 1.
+        """
+        return self._by_blocks(X, self._probabilities)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+
+        Returns
+        -------
+        labels : ndarray of shape (m,)
+        """
+        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]

@@ -1,0 +1,205 @@
+"""What every Gaussian-process regressor answers: a posterior's predictions as arrays."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .._compat import CallbackMixin
+from .._validation import check_memory, check_return_flags
+from ..posteriors import Posterior
+from ._fitting import budget_of
+
+# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
+_POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
+
+# Bytes of k(X_new, X_train) evaluated at a time.
+_CHUNK_BYTES = 2**27
+
+
+class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstimator, ABC):
+    """Prediction and sampling over a posterior, in the target's own units.
+
+    A subclass trains (``fit``), sets ``_y_train_mean`` and ``_y_train_std`` of shape () or (t,),
+    and says how its posterior is rebuilt from fitted NumPy arrays (``_build_posterior``).
+    """
+
+    def _n_outputs(self) -> int:
+        """t, the number of targets."""
+        return np.size(self._y_train_mean)
+
+    @abstractmethod
+    def _build_posterior(self) -> Posterior:
+        """The posterior from fitted attributes alone."""
+
+    def _posterior(self) -> Posterior:
+        check_is_fitted(self, "n_iter_")
+        if self not in _POSTERIORS:
+            _POSTERIORS[self] = self._build_posterior()
+        return _POSTERIORS[self]
+
+    def _remember(self, posterior: Posterior | None) -> None:
+        """Keep what fit already computed; None forgets it."""
+        if posterior is None:
+            _POSTERIORS.pop(self, None)
+        else:
+            _POSTERIORS[self] = posterior
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "n_iter_")
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        """Validated rows as the posterior takes them."""
+        posterior = self._posterior()
+        return torch.tensor(X, dtype=posterior.dtype, device=posterior.device)
+
+    def _chunks(self, X: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:
+        step = max(1, _CHUNK_BYTES // (8 * max(self._posterior().width, 1)))
+        for start in range(0, len(X), step):
+            part = slice(start, start + step)
+            yield part, self._inputs(X[part])
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        """(m, t) in normalised units to (m,) or, for several targets, (m, t) in their own."""
+        return squeeze(values * self._y_train_std)
+
+    def _mean(self, X: np.ndarray) -> np.ndarray:
+        posterior = self._posterior()
+        out = np.empty((len(X), self._n_outputs()))
+        for part, rows in self._chunks(X):
+            out[part] = posterior.mean(rows).cpu().numpy()
+        return self._scaled(out) + squeeze(np.atleast_1d(self._y_train_mean))
+
+    def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
+        posterior = self._posterior()
+        variance = np.empty(len(X))
+        for part, rows in self._chunks(X):
+            v = posterior.variance(rows)
+            if include_noise:
+                v = v + posterior.noise(rows)
+            variance[part] = v.cpu().numpy()
+        t = self._n_outputs()
+        return self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
+        """Predict the mean of y, and on request its standard deviation or covariance.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+        return_std : bool, default=False
+            Also return standard deviations. They include the kernel's white noise and exclude
+            `alpha`, as in scikit-learn.
+        return_cov : bool, default=False
+            Also return the joint covariance of all m rows.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,) or (m, t)
+            In the target's own units.
+        std : ndarray of shape (m,) or (m, t)
+            Only with `return_std`.
+        cov : ndarray of shape (m, m) or (m, m, t)
+            Only with `return_cov`.
+
+        Raises
+        ------
+        RuntimeError
+            If both are requested.
+        NotFittedError
+            Before `fit`.
+        """
+        check_return_flags(return_std, return_cov)
+        X = self._rows(X)
+        if return_cov:
+            self._check_joint_memory(len(X), "return_cov=True")
+        mean = self._mean(X)
+        if return_std:
+            return mean, self._std(X, include_noise=True)
+        if return_cov:
+            return mean, self._covariance(X)
+        return mean
+
+    def predict_std(self, X: Any, include_noise: bool = True) -> np.ndarray:
+        """Predict standard deviations.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+        include_noise : bool, default=True
+            Whether the kernel's white noise counts: the deviation of a new observation, or of the
+            function behind it.
+
+        Returns
+        -------
+        std : ndarray of shape (m,) or (m, t)
+            In the target's own units.
+        """
+        return self._std(self._rows(X), include_noise)
+
+    def _fit_device(self) -> torch.device:
+        """The device of the fit where there still is one, else the CPU."""
+        device = torch.device(getattr(self, "device_", "cpu"))
+        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
+
+    def _check_joint_memory(self, m: int, what: str) -> None:
+        """Refuse m x m and m x n blocks that do not fit, before any work."""
+        n = self._posterior().width
+        check_memory(
+            8 * m * (3 * m + 2 * n),
+            f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
+            "ask for fewer rows at a time, or for return_std, which works in chunks",
+            budget_of(self.memory_budget),
+            device=self._fit_device(),
+        )
+
+    def _covariance(self, X: np.ndarray) -> np.ndarray:
+        posterior = self._posterior()
+        rows = self._inputs(X)
+        covariance = posterior.covariance(rows)
+        covariance.diagonal().add_(posterior.noise(rows))
+        covariance = covariance.cpu().double().numpy()
+        return squeeze(covariance[:, :, None] * np.square(self._y_train_std))
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Draw joint samples of y from the posterior.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows at which to sample.
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState instance or None, default=0
+            Seed of the draws.
+
+        Returns
+        -------
+        samples : ndarray of shape (m, n_samples) or (m, t, n_samples)
+            In the target's own units.
+        """
+        X = self._rows(X)
+        self._check_joint_memory(len(X), "sample_y")
+        posterior = self._posterior()
+        rows = self._inputs(X)
+        draws = posterior.sample(rows, n_samples, check_random_state(random_state))
+        draws = draws.cpu().double().numpy()
+        std, mean = np.atleast_1d(self._y_train_std), np.atleast_1d(self._y_train_mean)
+        draws = draws * std[:, None] + mean[:, None]
+        return draws[:, 0] if draws.shape[1] == 1 else draws
+
+
+def squeeze(values: np.ndarray) -> np.ndarray:
+    """A single target loses its axis, as in scikit-learn."""
+    return values[..., 0] if values.shape[-1] == 1 else values

@@ -1,0 +1,124 @@
+"""Training rows that may be larger than memory: scaled and handed out a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+# Rows that a pass over the data holds at a time.
+BLOCK_ROWS = 16_384
+# Tables up to this size are held as tensors; larger ones are read from where they are.
+_RESIDENT_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What turns a table's own units into those of a model.
+
+    Attributes
+    ----------
+    x_mean, x_scale : ndarray of shape (d,)
+        Column means and standard deviations, 1 for constant columns.
+    y_mean, y_scale : ndarray of shape (t,)
+        Of the targets; 0 and 1 where they are taken as they are.
+    """
+
+    x_mean: np.ndarray
+    x_scale: np.ndarray
+    y_mean: np.ndarray
+    y_scale: np.ndarray
+
+    def inputs(
+        self, X: np.ndarray, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "m d"]:
+        """Standardised rows."""
+        return torch.as_tensor((X - self.x_mean) / self.x_scale).to(device, dtype)
+
+
+def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the columns in one pass, 1 where a column is constant.
+
+    Blocks are merged by Chan, Golub and LeVeque's update, so that large means do not cancel.
+    """
+    n, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
+    for start in range(0, len(X), block):
+        part = np.asarray(X[start : start + block], dtype=np.float64)
+        m, part_mean = len(part), part.mean(0)
+        delta = part_mean - mean
+        squares += np.square(part - part_mean).sum(0) + np.square(delta) * (n * m / (n + m))
+        mean += delta * (m / (n + m))
+        n += m
+    std = np.sqrt(squares / n)
+    # What rounding leaves of a constant column is no scale.
+    constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)
+    return mean, np.where(constant, 1.0, std)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSource:
+    """The rows of one fit, in a model's units.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Inputs in their own units; may be an `np.memmap`, of which only batches are read.
+    Y : ndarray of shape (n, t)
+        Targets in their own units.
+    scaling : Scaling
+    dtype : torch.dtype
+        Of the tensors handed out.
+    device : torch.device
+    """
+
+    X: np.ndarray
+    Y: np.ndarray
+    scaling: Scaling
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    _resident: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def resident(self) -> RowSource:
+        """The same rows held as tensors where they are small enough: a batch is then one copy."""
+        size = torch.finfo(self.dtype).bits // 8
+        if self._resident is not None or (self.X.size + self.Y.size) * size > _RESIDENT_BYTES:
+            return self
+        return replace(self, _resident=self.rows(slice(None)))
+
+    def subset(self, index: np.ndarray) -> RowSource:
+        """Some of the rows, in the same units."""
+        return replace(self, X=self.X[index], Y=self.Y[index], _resident=None)
+
+    def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Scaled inputs (m, d) and targets (m, t) of some rows."""
+        if self._resident is not None:
+            X, Y = self._resident
+            if isinstance(index, slice):
+                return X[index], Y[index]
+            index = torch.as_tensor(index, device=self.device)
+            return X.index_select(0, index), Y.index_select(0, index)
+        if isinstance(index, Tensor):
+            index = index.cpu().numpy()
+        s = self.scaling
+        X = torch.as_tensor((self.X[index] - s.x_mean) / s.x_scale)
+        Y = torch.as_tensor((self.Y[index] - s.y_mean) / s.y_scale)
+        return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
+
+    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
+        """All rows in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
+
+    def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
+        """Row numbers of batches without end: epochs without replacement, whole batches only."""
+        size = min(batch_size, len(self))
+        while True:
+            order = torch.randperm(len(self), generator=generator)
+            yield from order[: len(order) - len(order) % size].split(size)

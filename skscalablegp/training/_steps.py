@@ -1,0 +1,146 @@
+"""The driver of methods that change their parameters in place, a random batch at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._monitor import Monitor, StopTraining
+
+
+class Stepper(ABC):
+    """Parameters and the rule that changes them; the driver owns budgets, stopping and the best.
+
+    A step may end in non-finite parameters; the driver then goes back to the best ones.
+    """
+
+    @abstractmethod
+    def step(self) -> None:
+        """Change the parameters by one random batch."""
+
+    @abstractmethod
+    def score(self) -> float:
+        """How good the parameters are, lower is better; NaN or infinite when they are useless."""
+
+    @abstractmethod
+    def theta(self) -> np.ndarray:
+        """Log hyperparameters for the history; empty where there are none."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """A copy of the parameters."""
+
+    @abstractmethod
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a copy."""
+
+
+@dataclass(frozen=True)
+class StepsResult:
+    """How a run of steps ended.
+
+    Attributes
+    ----------
+    score : float
+        Of the parameters that are kept, infinite if none were ever useful.
+    n_steps : int
+        Steps taken, those after the best ones included.
+    stop_reason : str
+        "max_iter", "converged", "max_seconds", "callback", "diverged" or "interrupted".
+    """
+
+    score: float
+    n_steps: int
+    stop_reason: str
+
+
+def train_steps(
+    stepper: Stepper,
+    *,
+    max_steps: int,
+    check_every: int,
+    monitor: Monitor,
+    n_iter_no_change: int | None = None,
+    tol: float = 0.0,
+    epochs_per_step: float = 0.0,
+    keep_best: bool = True,
+) -> StepsResult:
+    """Take steps until a budget or patience is spent, and leave the best parameters in place.
+
+    Parameters
+    ----------
+    stepper : Stepper
+        What is trained.
+    max_steps : int
+        Most steps.
+    check_every : int
+        Steps from one score to the next; a score is also taken before the first and after the last.
+    monitor : Monitor
+        History, progress, callbacks and time; sees one entry a score.
+    n_iter_no_change : int, optional
+        Stop after so many scores in a row that improve the best by less than `tol`.
+    tol : float, default=0.0
+        See `n_iter_no_change`; in units of the score.
+    epochs_per_step : float, default=0.0
+        Passes over the data in one step, for the history.
+    keep_best : bool, default=True
+        Whether the parameters of the best score are kept, or else the last finite ones.
+
+    Returns
+    -------
+    result : StepsResult
+        A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
+    """
+    run = _Run(stepper, monitor, tol, keep_best)
+    reason, done = "max_iter", 0
+    try:
+        run.check(0.0)
+        while done < max_steps:
+            for _ in range(min(check_every, max_steps - done)):
+                stepper.step()
+                done += 1
+                monitor.check_time()
+            run.check(done * epochs_per_step)
+            if n_iter_no_change is not None and run.stale >= n_iter_no_change:
+                reason = "converged"
+                break
+    except StopTraining as stop:
+        reason = str(stop)
+    except KeyboardInterrupt:
+        if run.kept is None:
+            raise
+        reason = "interrupted"
+    run.finish(done * epochs_per_step, reason)
+    return StepsResult(run.best, done, reason)
+
+
+class _Run:
+    """The best parameters so far, and how long they have been the best."""
+
+    def __init__(self, stepper: Stepper, monitor: Monitor, tol: float, keep_best: bool):
+        self.stepper, self.monitor, self.tol = stepper, monitor, tol
+        self.keep_best = keep_best
+        self.best, self.kept, self.stale = np.inf, None, 0
+        self.current = False
+
+    def check(self, epochs: float) -> None:
+        score = float(self.stepper.score())
+        if not np.isfinite(score):
+            raise StopTraining("diverged")
+        self.stale = 0 if score < self.best - self.tol else self.stale + 1
+        self.current = score < self.best or not self.keep_best
+        if self.current:
+            self.best, self.kept = score, self.stepper.snapshot()
+        self.monitor.record_score(self.stepper.theta(), score, epochs)
+
+    def finish(self, epochs: float, reason: str) -> None:
+        """Score what a budget or an interrupt left behind, then go back to the best."""
+        if reason in ("max_seconds", "interrupted"):
+            score = float(self.stepper.score())
+            if np.isfinite(score) and (score < self.best or not self.keep_best):
+                self.best, self.kept = score, self.stepper.snapshot()
+        if self.kept is not None:
+            self.stepper.restore(self.kept)

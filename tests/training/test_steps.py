@@ -1,0 +1,133 @@
+"""The driver of random batches: budgets, patience, divergence and the best parameters."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from skscalablegp.training import Monitor, RowSource, Scaling, Stepper, column_moments, train_steps
+
+
+class Walk(Stepper):
+    """A position that moves by one a step; its score follows a list."""
+
+    def __init__(self, scores, interrupt_at=None):
+        self.scores, self.interrupt_at = scores, interrupt_at
+        self.at = 0
+
+    def step(self):
+        if self.at == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.at += 1
+
+    def score(self):
+        return self.scores[self.at]
+
+    def theta(self):
+        return np.array([float(self.at)])
+
+    def snapshot(self):
+        return self.at
+
+    def restore(self, snapshot):
+        self.at = snapshot
+
+
+def run(walk, monitor=None, **settings):
+    settings = {"max_steps": len(walk.scores) - 1, "check_every": 1} | settings
+    return train_steps(walk, monitor=monitor or Monitor(), **settings)
+
+
+def test_the_best_parameters_stay():
+    walk, monitor = Walk([5.0, 3.0, 1.0, 2.0, 4.0]), Monitor()
+    result = run(walk, monitor, epochs_per_step=0.5)
+    assert (walk.at, result.score, result.n_steps, result.stop_reason) == (2, 1.0, 4, "max_iter")
+    assert monitor.history()["objective"] == walk.scores
+    assert monitor.history()["epochs"] == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_the_last_parameters_stay_where_scores_are_not_comparable():
+    walk = Walk([5.0, 3.0, 1.0, 2.0, 4.0])
+    run(walk, keep_best=False)
+    assert walk.at == 4
+
+
+def test_patience_counts_scores_without_a_gain():
+    walk = Walk([5.0, 4.0, 3.99, 3.98, 1.0, 0.0])
+    result = run(walk, n_iter_no_change=2, tol=0.1)
+    assert (walk.at, result.stop_reason) == (3, "converged")
+
+
+def test_divergence_goes_back_to_the_best():
+    walk = Walk([5.0, 4.0, float("nan"), 0.0])
+    result = run(walk)
+    assert (walk.at, result.score, result.stop_reason) == (1, 4.0, "diverged")
+
+
+def test_nothing_useful_is_said_not_hidden():
+    result = run(Walk([float("inf"), 1.0]))
+    assert result.stop_reason == "diverged" and result.score == np.inf
+
+
+def test_an_interrupt_scores_what_it_finds():
+    walk = Walk([5.0, 4.0, 3.0, 2.0, 1.0], interrupt_at=3)
+    result = run(walk, check_every=2)
+    assert (walk.at, result.score, result.stop_reason) == (3, 2.0, "interrupted")
+
+
+def test_an_interrupt_before_any_score_is_the_users():
+    class Early(Walk):
+        def score(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Early([1.0, 1.0]))
+
+
+def test_budgets_and_callbacks_stop_between_steps():
+    assert run(Walk([3.0, 2.0, 1.0]), Monitor(max_seconds=0.0)).stop_reason == "max_seconds"
+    stop = Monitor([lambda step: step.iteration == 2])
+    walk = Walk([3.0, 2.0, 1.0])
+    assert (run(walk, stop).stop_reason, walk.at) == ("callback", 1)
+
+
+@pytest.mark.parametrize("offset, scale", [(0.0, 1.0), (1e8, 1.0), (-3.0, 1e-12), (1e3, 1e9)])
+def test_column_moments_are_those_of_all_rows(offset, scale):
+    rng = np.random.default_rng(0)
+    X = offset + scale * rng.standard_normal((100, 3))
+    X[:, 1] = 0.1
+    mean, std = column_moments(X, block=7)
+    assert_allclose(mean, X.mean(0), rtol=1e-12)
+    assert_allclose(std[[0, 2]], X.std(0)[[0, 2]], rtol=1e-4)
+    assert std[1] == 1.0
+
+
+def make_source(n=10, dtype=torch.float64):
+    rng = np.random.default_rng(1)
+    X, Y = rng.uniform(5, 9, (n, 2)), rng.standard_normal((n, 3))
+    return RowSource(X, Y, Scaling(*column_moments(X), *column_moments(Y)), dtype)
+
+
+def test_rows_are_standardised_wherever_they_are(tmp_path):
+    source = make_source()
+    X, Y = source.rows(slice(None))
+    assert_allclose(X.mean(0), 0, atol=1e-12)
+    assert_allclose(Y.std(0, correction=0), 1)
+    stored = np.memmap(tmp_path / "X", dtype=float, mode="w+", shape=source.X.shape)
+    stored[:] = source.X
+    index = torch.tensor([3, 1, 4])
+    for other in (source.resident(), RowSource(stored, source.Y, source.scaling, torch.float64)):
+        torch.testing.assert_close(other.rows(index)[0], X[index])
+        torch.testing.assert_close(torch.cat([x for x, _ in other.blocks(4)]), X)
+    torch.testing.assert_close(
+        source.resident().subset(index.numpy()).rows(slice(None))[1], Y[index]
+    )
+
+
+def test_batches_are_epochs_without_replacement():
+    source = make_source(10)
+    batches = source.shuffled(3, torch.Generator().manual_seed(0))
+    epoch = [next(batches) for _ in range(3)]
+    assert [len(b) for b in epoch] == [3, 3, 3]
+    assert len(set(torch.cat(epoch).tolist())) == 9
+    assert len(next(source.shuffled(64, torch.Generator().manual_seed(0)))) == 10
