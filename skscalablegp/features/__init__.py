@@ -15,20 +15,38 @@ from ._grid import (
     value_polynomials,
     varying_columns,
 )
+from ._network import (
+    ACTIVATIONS,
+    DenseNetwork,
+    ModuleNetwork,
+    Network,
+    check_features,
+    make_network,
+    network_from_numpy,
+    network_to_numpy,
+)
 from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
+    "ACTIVATIONS",
     "Axis",
+    "DenseNetwork",
     "Frequencies",
     "Grid",
     "GridMoments",
+    "ModuleNetwork",
+    "Network",
     "NoSpectralDensity",
     "PriorFeatures",
     "cell_polynomials",
+    "check_features",
     "grid_moments",
     "keys_weights",
     "local_polynomials",
     "make_grid",
+    "make_network",
+    "network_from_numpy",
+    "network_to_numpy",
     "offset_sums",
     "register_spectrum",
     "sample_prior_features",

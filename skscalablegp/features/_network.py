@@ -1,0 +1,295 @@
+"""Neural networks as feature maps: pure functions of a list of tensors, row by row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "tanh": torch.tanh,
+}
+
+# Rows that a new network is tried on.
+_TRIAL_ROWS = 8
+
+
+class Network(ABC):
+    """A map x -> z whose parameters are an argument; an instance never changes.
+
+    Attributes
+    ----------
+    n_features_in : int
+        Columns of the rows that it takes.
+    n_features : int
+        Columns of what it makes of them.
+    n_trainable : int
+        How many of the tensors, from the first, are to be trained; the others stay.
+    """
+
+    n_features_in: int
+    n_features: int
+    n_trainable: int
+
+    @abstractmethod
+    def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Starting values, drawn from the generator alone, on the CPU."""
+
+    @abstractmethod
+    def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        """The features of rows, differentiable in the parameters and in X."""
+
+
+@dataclass(frozen=True)
+class DenseNetwork(Network):
+    """Fully connected layers, an activation after each; no layers are the identity.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        Columns of the rows, then of each layer.
+    activation : str
+        A key of `ACTIVATIONS`.
+    """
+
+    widths: tuple[int, ...]
+    activation: str = "relu"
+
+    @property
+    def n_features_in(self) -> int:
+        return self.widths[0]
+
+    @property
+    def n_features(self) -> int:
+        return self.widths[-1]
+
+    @property
+    def n_trainable(self) -> int:
+        return 2 * (len(self.widths) - 1)
+
+    def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Normal weights of variance 2 / fan-in (He et al. 2015), uniform biases."""
+        params = []
+        for fan_in, width in zip(self.widths[:-1], self.widths[1:], strict=True):
+            weight = torch.randn(width, fan_in, generator=generator, dtype=torch.float64)
+            bias = 2 * torch.rand(width, generator=generator, dtype=torch.float64) - 1
+            params += [weight * (2 / fan_in) ** 0.5, bias / fan_in**0.5]
+        return [p.to(dtype) for p in params]
+
+    def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        activate = ACTIVATIONS[self.activation]
+        for weight, bias in zip(params[::2], params[1::2], strict=True):
+            X = activate(F.linear(X, weight, bias))
+        return X
+
+
+@dataclass(frozen=True)
+class ModuleNetwork(Network):
+    """Any `torch.nn.Module`, its tensors taken out of it.
+
+    Attributes
+    ----------
+    factory : callable
+        ``factory(n_features_in)`` returns a new module; it is called under a forked seed, so that
+        random initial weights follow the generator. It is called again where a pickled model is
+        used, and must then make a module of the same shapes.
+    n_features_in, n_features, n_trainable : int
+        As in `Network`; see `make_network`, which finds the last two.
+    """
+
+    factory: Callable[[int], torch.nn.Module]
+    n_features_in: int
+    n_features: int = 0
+    n_trainable: int = 0
+    _module: list[torch.nn.Module] = field(default_factory=list, repr=False, compare=False)
+
+    def make(self, seed: int = 0) -> torch.nn.Module:
+        """A new module; the global seed is as before afterwards."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.factory(self.n_features_in)
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(
+                f"network must return a torch.nn.Module for a number of columns, but {self.factory}"
+                f" returned {type(module).__name__} for {self.n_features_in}."
+            )
+        return module.train()
+
+    @staticmethod
+    def _tensors(module: torch.nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is trained, and what stays (buffers and frozen parameters), by name."""
+        named = dict(module.named_parameters())
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        return trained, {**frozen, **dict(module.named_buffers())}
+
+    def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        seed = int(torch.randint(2**31 - 1, (), generator=generator))
+        tensors = [p for part in self._tensors(self.make(seed)) for p in part.values()]
+        return [_cast(p.detach().cpu().clone(), dtype) for p in tensors]
+
+    def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        return self.run(params, X)
+
+    def run(self, params: Sequence[Tensor], X: Tensor) -> Any:
+        """Whatever the module makes of X."""
+        if not self._module:
+            # Only the names and the wiring are used; its own tensors are replaced in every call.
+            self._module.append(self.make())
+        module = self._module[0]
+        names = [name for part in self._tensors(module) for name in part]
+        return torch.func.functional_call(module, dict(zip(names, params, strict=True)), (X,))
+
+    def __reduce__(self):
+        settings = (self.factory, self.n_features_in, self.n_features, self.n_trainable)
+        return type(self), settings
+
+
+def make_network(
+    n_features_in: int,
+    hidden_layer_sizes: Any = (128, 128),
+    activation: str = "relu",
+    factory: Any = None,
+) -> Network:
+    """The network that an estimator's parameters describe.
+
+    Parameters
+    ----------
+    n_features_in : int
+        Columns of X.
+    hidden_layer_sizes : int or sequence of int, default=(128, 128)
+        Widths of fully connected layers; () is the identity.
+    activation : str, default="relu"
+        After each layer; a key of `ACTIVATIONS`.
+    factory : callable, optional
+        ``factory(n_features_in)`` returns a `torch.nn.Module`; takes the place of the layers.
+
+    Returns
+    -------
+    Network
+
+    Raises
+    ------
+    TypeError
+        For a factory that is none, a module itself among them.
+    ValueError
+        For widths that are not positive whole numbers, an unknown activation, or a module whose
+        output depends on the other rows of a batch, is random, has the wrong shape or is NaN.
+    """
+    if factory is None:
+        return DenseNetwork((n_features_in, *_widths(hidden_layer_sizes)), _activation(activation))
+    if isinstance(factory, torch.nn.Module) or not callable(factory):
+        raise TypeError(
+            "network must be a function that takes the number of columns and returns a new "
+            f"torch.nn.Module, for example lambda d: torch.nn.Linear(d, 2); got {factory!r}."
+        )
+    draft = ModuleNetwork(factory, n_features_in)
+    trained, _ = draft._tensors(draft.make())
+    q = _try_module(draft)
+    return ModuleNetwork(factory, n_features_in, q, len(trained))
+
+
+def check_features(phi: Tensor, what: str = "The network") -> None:
+    """Refuse features that are not finite, before they spoil anything.
+
+    Raises
+    ------
+    ValueError
+        With how many are not.
+    """
+    bad = int((~torch.isfinite(phi)).any(1).sum())
+    if bad:
+        raise ValueError(
+            f"{what} returned NaN or infinity for {bad} of {len(phi)} rows. Check its layers "
+            "(logarithms, divisions, very large initial weights) on standardised rows."
+        )
+
+
+def network_to_numpy(params: Sequence[Tensor]) -> list[np.ndarray]:
+    """Trained tensors as arrays, for fitted state."""
+    return [p.detach().cpu().numpy().copy() for p in params]
+
+
+def network_from_numpy(
+    arrays: Sequence[np.ndarray], dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """What `network_to_numpy` was given, on the CPU."""
+    return [_cast(torch.tensor(a), dtype) for a in arrays]
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _widths(sizes: Any) -> tuple[int, ...]:
+    widths = np.atleast_1d(np.asarray(sizes))
+    if not widths.size:
+        return ()
+    if widths.ndim != 1 or widths.dtype.kind not in "iu" or widths.min() < 1:
+        raise ValueError(
+            f"hidden_layer_sizes must list positive whole numbers, such as (128, 128), got "
+            f"{sizes!r}."
+        )
+    return tuple(int(width) for width in widths)
+
+
+def _activation(name: Any) -> str:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        known = ", ".join(repr(key) for key in ACTIVATIONS)
+        raise ValueError(f"activation={name!r} is unknown: use one of {known}.")
+    return name
+
+
+def _try_module(network: ModuleNetwork) -> int:
+    """The width of a module's output, after a look at what it does with a few rows.
+
+    Modules run in training mode, where batch norm and dropout show what they are.
+    """
+    generator = torch.Generator().manual_seed(0)
+    params = network.initial(generator, torch.float64)
+    X = torch.randn(_TRIAL_ROWS, network.n_features_in, generator=generator, dtype=torch.float64)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kept = [p.clone() for p in params]
+        try:
+            Z = network.run(params, X)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"The network failed on {len(X)} rows of {X.shape[1]} columns: {error}"
+            ) from error
+        if not isinstance(Z, Tensor) or Z.ndim != 2 or len(Z) != len(X) or not Z.shape[1]:
+            shape = tuple(Z.shape) if isinstance(Z, Tensor) else type(Z).__name__
+            raise ValueError(
+                f"The network must turn (m, {network.n_features_in}) into (m, q); it turned "
+                f"{tuple(X.shape)} into {shape}."
+            )
+        check_features(Z)
+        again = network.run(kept, X)
+        try:
+            alone = torch.cat([network.run(kept, x) for x in X.split(1)])
+        except (ValueError, RuntimeError):
+            alone = None  # batch norm refuses single rows
+    if not torch.allclose(Z, again):
+        raise ValueError(
+            "The network returned different features for the same rows: leave out random layers "
+            "such as Dropout, and layers that keep statistics of what they saw (batch norm)."
+        )
+    if alone is None or alone.shape != Z.shape or not torch.allclose(Z, alone, rtol=1e-6):
+        raise ValueError(
+            "The network's features of a row depend on the other rows of its batch, so that no "
+            "kernel is defined: leave out batch norm, or use LayerNorm, which looks at one row."
+        )
+    return Z.shape[1]
