@@ -51,7 +51,9 @@ class Row:
         Cloned for each test; a fit on 100 rows takes well under half a second.
     classifier, multi_output, covariances, samples, noise_variance : bool
         What it can do: be a classifier, take y of shape (n, t), ``return_cov``, ``sample_y``,
-        ``fit(..., noise_variance=)``.
+        ``fit(..., noise_variance=)``. A classifier has none of the others.
+    multi_class : bool
+        Whether a classifier takes more than two classes.
     batch_rtol : float
         How far the prediction for one row may be from that in a batch, relative to y's scale.
     std_rtol : float
@@ -69,6 +71,7 @@ class Row:
     covariances: bool = True
     samples: bool = True
     noise_variance: bool = True
+    multi_class: bool = True
     batch_rtol: float = 1e-6
     std_rtol: float = 1e-4
     scikit_learn_checks: bool = True
@@ -76,8 +79,13 @@ class Row:
 
     def needs(self, capability: str) -> None:
         """Skip a test of something that this estimator does not offer."""
-        if not getattr(self, capability):
+        of_classifiers = capability == "multi_class"
+        if not getattr(self, capability) or self.classifier != of_classifiers:
             pytest.skip(f"{self.name} has no {capability}")
+
+    def classifier_only(self) -> None:
+        if not self.classifier:
+            pytest.skip(f"{self.name} is a regressor")
 
     def regressor_only(self) -> None:
         if self.classifier:
@@ -134,7 +142,10 @@ def assert_sane(row: Row, model: BaseEstimator, X: Any) -> None:
     """Predictions are finite float64 and say how uncertain they are."""
     if row.classifier:
         proba = model.predict_proba(X)
+        assert proba.dtype == np.float64 and proba.shape == (len(X), len(model.classes_))
+        assert (proba >= 0).all()
         assert_allclose(proba.sum(1), 1, rtol=1e-6)
+        assert_array_equal(model.predict(X), model.classes_[proba.argmax(1)])
         return
     mean, std = model.predict(X, return_std=True)
     assert mean.dtype == std.dtype == np.float64
@@ -459,6 +470,36 @@ class EstimatorContract:
         )
         assert_array_equal(model.sample_y(X_new), model.sample_y(X_new, 1, 0))
 
+    # ------------------------------------------------------------ classes
+
+    def test_labels_are_only_names(self, row):
+        row.classifier_only()
+        X, y, X_new = table()
+        codes = row.target(y)
+        plain = row.new().fit(X, codes)
+        for names in (np.array(["no", "yes"]), np.array(["a", "b"], dtype=object), [False, True]):
+            names = np.asarray(names)
+            model = row.new().fit(X, names[codes])
+            assert_array_equal(model.classes_, names)
+            assert_array_equal(model.predict(X_new), names[plain.predict(X_new)])
+            assert_array_equal(model.predict_proba(X_new), plain.predict_proba(X_new))
+
+    def test_more_than_two_classes(self, row):
+        row.needs("multi_class")
+        X, y, X_new = table()
+        names = np.array(["low", "middle", "top"])
+        model = row.new().fit(X, names[np.digitize(y, np.quantile(y, [1 / 3, 2 / 3]))])
+        assert_array_equal(model.classes_, names)
+        assert_sane(row, model, X_new)
+
+    def test_labels_that_are_none(self, row):
+        row.classifier_only()
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="class"):
+            row.new().fit(X, np.zeros(N, dtype=int))
+        with pytest.raises(ValueError, match="Unknown label type"):
+            row.new().fit(X, y)
+
     # ------------------------------------------------------------ in company
 
     def test_pipeline_and_cross_validation(self, row):
@@ -609,7 +650,10 @@ class EstimatorContract:
         model = row.new()
         with pytest.raises(NotFittedError, match="not fitted"):
             model.predict(X_new)
-        row.regressor_only()
+        if row.classifier:
+            with pytest.raises(NotFittedError, match="not fitted"):
+                model.predict_proba(X_new)
+            return
         with pytest.raises(NotFittedError, match="not fitted"):
             model.predict_std(X_new)
         if row.samples:
