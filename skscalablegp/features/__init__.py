@@ -25,9 +25,14 @@ from ._network import (
     network_from_numpy,
     network_to_numpy,
 )
+from ._sampled import BasisPart, KernelFunctions, SampledBasis, SeededFourier
 from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
+    "BasisPart",
+    "KernelFunctions",
+    "SampledBasis",
+    "SeededFourier",
     "ACTIVATIONS",
     "Axis",
     "DenseNetwork",

@@ -1,0 +1,278 @@
+"""Bases of very many functions, of which only some are evaluated at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..kernels import Constant, TorchKernel
+from ._fourier import PriorFeatures, sample_prior_features
+from ._spectra import find_draw, no_spectral_density
+
+# Units that are drawn together: enough to be one call, few enough for small draws.
+_BLOCK_UNITS = 256
+# Frequencies up to this many numbers are kept; more are drawn again from their seeds when needed.
+_KEPT_NUMBERS = 2**26
+
+
+class BasisPart(ABC):
+    """Some units of a basis: their numbers, and how to evaluate them.
+
+    Attributes
+    ----------
+    index : Tensor of shape (u,)
+        Which units.
+    """
+
+    index: Tensor
+
+    @abstractmethod
+    def evaluate(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n qu"]:
+        """The functions of these units at rows, function of a unit first, then unit: O(n q u d)."""
+
+
+class SampledBasis(ABC):
+    """m basis functions in units of q that belong together, the units in blocks.
+
+    A draw takes whole blocks, each equally likely, so that every function is in it with equal
+    probability.
+
+    Attributes
+    ----------
+    per_unit : int
+        q, functions of one unit: sine and cosine of one frequency, or a single kernel function.
+    n_units : int
+        m / q.
+    block_units : int
+        Units of a block; the last may have fewer.
+    """
+
+    per_unit: int
+    n_units: int
+    block_units: int
+
+    @property
+    def n_features(self) -> int:
+        """m."""
+        return self.per_unit * self.n_units
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_units // self.block_units)
+
+    def units(self, block: int) -> range:
+        """The unit numbers of a block."""
+        start = block * self.block_units
+        return range(start, min(start + self.block_units, self.n_units))
+
+    def index(self, blocks: np.ndarray) -> Tensor:
+        """The unit numbers of several blocks, in the order of the blocks."""
+        ranges = [np.arange(r.start, r.stop) for r in map(self.units, blocks.tolist())]
+        return torch.as_tensor(np.concatenate(ranges))
+
+    def draw(self, n_blocks: int, rng: np.random.Generator) -> tuple[BasisPart, float]:
+        """Blocks without replacement, and by how much their sums are to be scaled up.
+
+        O(n_blocks) however many there are.
+        """
+        n_blocks = min(n_blocks, self.n_blocks)
+        blocks = rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False)
+        return self.part(blocks), self.n_blocks / n_blocks
+
+    def parts(self, units_at_a_time: int):
+        """The whole basis, some units at a time, in order."""
+        step = max(1, units_at_a_time // self.block_units)
+        for start in range(0, self.n_blocks, step):
+            yield self.part(np.arange(start, min(start + step, self.n_blocks)))
+
+    @abstractmethod
+    def part(self, blocks: np.ndarray) -> BasisPart:
+        """The units of some blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class FourierPart(BasisPart):
+    """Frequencies of some blocks."""
+
+    index: Tensor
+    features: PriorFeatures
+
+    def evaluate(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n qu"]:
+        return self.features.evaluate(theta, X)
+
+
+@dataclass(frozen=True, eq=False)
+class SeededFourier(SampledBasis):
+    """Random Fourier features whose frequencies are regenerated from seeds, not stored.
+
+    The frequencies of a block are what `sample_prior_features` draws from the generator with that
+    block's seed, so that ten million features cost no memory but that of their weights. Prior
+    precision is the identity: variances are inside the features.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+        Sums of products, each with at least one stationary kernel and otherwise constants.
+    n_units : int
+        Frequencies for each product of the kernel.
+    seed : int
+        Of the whole basis.
+    block_units : int
+        Frequencies of a block.
+    dtype : torch.dtype
+    device : torch.device
+
+    Raises
+    ------
+    NoSpectralDensity
+        For kernels without one, and for linear factors.
+    """
+
+    kernel: TorchKernel
+    n_units: int
+    seed: int
+    block_units: int = _BLOCK_UNITS
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        for factors in self.kernel.node.products():
+            draws = [find_draw(leaf) for leaf in factors if not isinstance(leaf, Constant)]
+            if not draws or None in draws:
+                label = " * ".join(leaf.label for leaf in factors)
+                raise no_spectral_density(label, "is not a product of stationary kernels")
+
+    @cached_property
+    def per_unit(self) -> int:
+        return 2 * len(self.kernel.node.products())
+
+    def part(self, blocks: np.ndarray) -> FourierPart:
+        index = self.index(blocks)
+        if self._kept is not None:
+            features = _take(self._kept, index.to(self.device))
+        else:
+            features = self._drawn(blocks)
+        scaled = tuple(
+            replace(block, n_pairs=self.n_units, n_features=2 * len(index))
+            for block in features.blocks
+        )
+        q = len(scaled) * 2 * len(index)
+        return FourierPart(index, PriorFeatures(scaled, features.n_features_in, q))
+
+    @cached_property
+    def _kept(self) -> PriorFeatures | None:
+        """All frequencies where they are few."""
+        d = self.kernel.n_features
+        if self.n_units * d * len(self.kernel.node.products()) > _KEPT_NUMBERS:
+            return None
+        return self._drawn(np.arange(self.n_blocks))
+
+    def _drawn(self, blocks: np.ndarray) -> PriorFeatures:
+        return _merged([self._block(int(b)) for b in blocks])
+
+    def _block(self, block: int) -> PriorFeatures:
+        generator = torch.Generator().manual_seed(_mixed(self.seed, block))
+        return sample_prior_features(
+            self.kernel,
+            self.kernel.n_features,
+            len(self.units(block)),
+            generator,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class KernelPart(BasisPart):
+    """Kernel functions at some points."""
+
+    index: Tensor
+    kernel: TorchKernel
+    points: Float[Tensor, "u d"]
+
+    def evaluate(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n qu"]:
+        return self.kernel.cross(theta, X, self.points)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFunctions(SampledBasis):
+    """k(x, z_i) at given points z_i; a block is one point.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    points : Tensor of shape (m, d)
+        In the model's units.
+    """
+
+    kernel: TorchKernel
+    points: Float[Tensor, "m d"]
+
+    per_unit = 1
+    block_units = 1
+
+    @property
+    def n_units(self) -> int:
+        return len(self.points)
+
+    def index(self, blocks: np.ndarray) -> Tensor:
+        return torch.as_tensor(blocks)
+
+    def part(self, blocks: np.ndarray) -> KernelPart:
+        index = torch.as_tensor(blocks)
+        return KernelPart(index, self.kernel, self.points[index.to(self.points.device)])
+
+
+def _mixed(seed: int, block: int) -> int:
+    """The seed of a block: neighbouring numbers become unrelated (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + block * 0xD1B54A32D192ED03 + 1) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return (z ^ (z >> 31)) % 2**63
+
+
+def _merged(parts: list[PriorFeatures]) -> PriorFeatures:
+    """One map with the frequencies of several, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(trees: tuple[Any, ...]) -> Any:
+        first = trees[0]
+        if isinstance(first, Tensor):
+            return torch.cat(trees)
+        if isinstance(first, tuple):
+            return tuple(join(items) for items in zip(*trees, strict=True))
+        if is_dataclass(first):
+            names = [f.name for f in fields(first)]
+            return replace(first, **{k: join(tuple(getattr(t, k) for t in trees)) for k in names})
+        return first
+
+    return replace(parts[0], blocks=join(tuple(p.blocks for p in parts)))
+
+
+def _take(features: PriorFeatures, index: Tensor) -> PriorFeatures:
+    """The same map with some of its frequencies."""
+
+    def take(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return tree.index_select(0, index.to(tree.device))
+        if isinstance(tree, tuple):
+            return tuple(take(item) for item in tree)
+        if is_dataclass(tree):
+            return replace(tree, **{f.name: take(getattr(tree, f.name)) for f in fields(tree)})
+        return tree
+
+    return replace(features, blocks=take(features.blocks))
