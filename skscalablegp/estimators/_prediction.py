@@ -77,7 +77,15 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         out = np.empty((len(X), self._n_outputs()))
         for part, rows in self._chunks(X):
             out[part] = posterior.mean(rows).cpu().numpy()
-        return self._scaled(out) + squeeze(np.atleast_1d(self._y_train_mean))
+        return self._own_units(out)
+
+    def _own_units(self, means: np.ndarray) -> np.ndarray:
+        """(m, t) normalised means as the target has them."""
+        return self._scaled(means) + squeeze(np.atleast_1d(self._y_train_mean))
+
+    def _mean_and_std(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and deviations of noisy targets, for models that find both at once."""
+        return self._mean(X), self._std(X, include_noise=True)
 
     def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
         posterior = self._posterior()
@@ -123,9 +131,9 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         X = self._rows(X)
         if return_cov:
             self._check_joint_memory(len(X), "return_cov=True")
-        mean = self._mean(X)
         if return_std:
-            return mean, self._std(X, include_noise=True)
+            return self._mean_and_std(X)
+        mean = self._mean(X)
         if return_cov:
             return mean, self._covariance(X)
         return mean
@@ -194,9 +202,12 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         posterior = self._posterior()
         rows = self._inputs(X)
         draws = posterior.sample(rows, n_samples, check_random_state(random_state))
+        # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
         draws = draws.cpu().double().numpy()
-        std, mean = np.atleast_1d(self._y_train_std), np.atleast_1d(self._y_train_mean)
-        draws = draws * std[:, None] + mean[:, None]
+        if np.any(self._y_train_std != 1):
+            draws *= np.atleast_1d(self._y_train_std)[:, None]
+        if np.any(self._y_train_mean != 0):
+            draws += np.atleast_1d(self._y_train_mean)[:, None]
         return draws[:, 0] if draws.shape[1] == 1 else draws
 
 

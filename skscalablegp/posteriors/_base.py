@@ -61,7 +61,10 @@ class Posterior(ABC):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
-        """Joint draws of the latent functions plus the kernel's own white noise at X."""
+        """Joint draws of the latent functions plus the kernel's own white noise at X.
+
+        A new tensor, which the caller may overwrite.
+        """
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """What the kernel's white noise adds to a new observation's variance."""

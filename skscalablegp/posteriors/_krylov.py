@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..operators import LinearOperator
+from ..operators import DenseOperator, LinearOperator
 from ..solvers import cholesky_with_jitter, lanczos
 
 
@@ -42,3 +42,28 @@ def whitened(operator: LinearOperator, basis: Float[Tensor, "n k"]) -> Float[Ten
     T = basis.T @ operator.matmul(basis)
     L, _ = cholesky_with_jitter((T + T.T) / 2)
     return torch.linalg.solve_triangular(L, basis.T, upper=False).T
+
+
+def explained_weights(
+    inner: Float[Tensor, "q q"], start: Float[Tensor, " q"], rank: int
+) -> Float[Tensor, "q k"]:
+    """Y with I - Y Y' >= (I + A)^-1, equal at full rank: LOVE for weights with a prior N(0, I).
+
+    Lanczos on I + A in the inner product of A, which is Lanczos on D^-1/2 H D^-1/2 for
+    H = D + phi phi' and A = phi' D^-1 phi, without a vector of length n. A Galerkin projection lies
+    below the inverse, so variances err upwards only. O(q^3).
+
+    Parameters
+    ----------
+    inner : Tensor of shape (q, q)
+        A, positive semidefinite.
+    start : Tensor of shape (q,)
+        The average row of phi.
+    rank : int
+        Steps of Lanczos.
+    """
+    values, vectors = torch.linalg.eigh(inner)
+    roots = values.clamp_min(0).sqrt()
+    operator = DenseOperator(torch.diag(roots.square() + 1))
+    basis = krylov_basis(operator, (roots * (vectors.T @ start))[:, None], rank)
+    return vectors @ (roots[:, None] * whitened(operator, basis))
