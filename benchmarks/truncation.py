@@ -71,6 +71,9 @@ def parse_args(argv):
     parser.add_argument("--n", type=int, default=1500, help="rows, the first of split 0")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rate", type=float, default=0.05, help="of Adam")
+    parser.add_argument(
+        "--transform", default="log", choices=["log", "softplus"], help="what Adam's steps change"
+    )
     parser.add_argument("--probes", type=int, default=10)
     parser.add_argument("--noise-floor", type=float, default=1e-2, help="bound of the variance")
     parser.add_argument("--repeats", type=int, default=30, help="gradients of the cost table")
@@ -177,7 +180,7 @@ def adam_path(args, problem, method, steps, rate, decay=1.0):
     result = train(
         problem,
         estimator,
-        Adam(rate, decay=decay),
+        Adam(rate, decay=decay, transform=args.transform),
         problem.kernel.theta0.numpy(),
         problem.kernel.bounds.numpy(),
         max_iter=steps,
@@ -198,6 +201,7 @@ def train_method(args, method):
         dataset=args.dataset,
         n=args.n,
         noise_floor=args.noise_floor,
+        transform=args.transform,
         steps=len(thetas),
         stop_reason=reason,
         nll_per_row=negative_likelihood(problem, thetas[-1]),

@@ -112,9 +112,9 @@ class RRCGRegressor(TruncatedGPRegressor):
         Steps on all rows; "auto" is 100, and 30 after an initialisation on subsets.
     n_iter_no_change : int or None, default=5
         Stop when no log hyperparameter moved by more than 1e-3 in so many steps.
-    subset_size : int, "auto" or None, default=None
-        Rows of an exact fit that initialises the hyperparameters; see
-        :class:`IterativeGPRegressor`.
+    subset_size : int, "auto" or None, default="auto"
+        Rows of an exact fit that initialises the hyperparameters; "auto" is 2,000 for tables of
+        more than 3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's.
     normalize_y : bool, default=False
         Centre and scale the target before training.
     copy_X_train : bool, default=True
@@ -221,7 +221,7 @@ class RRCGRegressor(TruncatedGPRegressor):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
-        subset_size: Any = None,
+        subset_size: Any = "auto",
         normalize_y: Any = False,
         copy_X_train: Any = True,
         n_targets: Any = None,

@@ -48,11 +48,14 @@ class GradientState:
         The last solutions, from which the next solve starts when warm starting.
     targets : Tensor of shape (n, t + s) or None
         The last right-hand sides.
+    preconditioner : tuple or None
+        A built preconditioner and the hyperparameters that it was built at.
     """
 
     probes: Any = None
     previous: Tensor | None = None
     targets: Tensor | None = None
+    preconditioner: tuple[Any, Tensor] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -23,6 +23,9 @@ from ..solvers import (
 )
 from ._base import GradientEstimate, GradientEstimator, GradientState
 
+# A step of Adam moves log hyperparameters by 0.1: every second one builds a preconditioner.
+REFRESH = 0.2
+
 
 class _IterativeGradient(GradientEstimator):
     """What both estimators share: one solve for [Y, probes] and one bilinear form.
@@ -43,6 +46,9 @@ class _IterativeGradient(GradientEstimator):
         Budget of one solve in epochs (n^2 kernel entries).
     warm_start : bool, default=True
         Freeze the probes and start each solve from the previous solution.
+    refresh : float, default=0.2
+        Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
+        still a preconditioner. 0 builds it for every step.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class _IterativeGradient(GradientEstimator):
         tol: float = 0.01,
         max_epochs: float = 1000,
         warm_start: bool = True,
+        refresh: float = REFRESH,
     ):
         self.solver = solver
         self.preconditioner = preconditioner
@@ -61,6 +68,7 @@ class _IterativeGradient(GradientEstimator):
         self.tol = tol
         self.max_epochs = max_epochs
         self.warm_start = warm_start
+        self.refresh = refresh
 
     @abstractmethod
     def draw(self, problem: GPProblem, generator: Generator) -> Any:
@@ -91,9 +99,12 @@ class _IterativeGradient(GradientEstimator):
         columns = self.right_hand_sides(problem, operator, probes)
         B = torch.cat([problem.Y, columns], 1)
         solver = resolve_solver(self.solver)
-        before, preconditioner = operator.epochs, None
+        before, built = operator.epochs, None
         if hasattr(solver, "preconditioner"):
-            preconditioner = built_preconditioner(self.preconditioner, operator, generator)
+            chosen = (
+                self.preconditioner if self.preconditioner is not None else solver.preconditioner
+            )
+            built = refreshed(state.preconditioner, chosen, operator, generator, self.refresh)
         build = operator.epochs - before
         solution = solve(
             operator,
@@ -101,11 +112,11 @@ class _IterativeGradient(GradientEstimator):
             solver,
             stopping=self.stopping(problem.Y.shape[1]),
             x0=state.previous if self.warm_start else None,
-            preconditioner=preconditioner,
+            preconditioner=None if built is None else built[0],
         )
         solution = replace(solution, epochs=solution.epochs + build)
         grad = self._gradient(problem, operator, B, solution.value)
-        state = GradientState(probes, solution.value, B, state.extra)
+        state = GradientState(probes, solution.value, B, built, state.extra)
         return GradientEstimate(grad, None, solution), state
 
     def stopping(self, n_targets: int) -> Any:
@@ -176,7 +187,7 @@ class PathwiseGradient(_IterativeGradient):
 
     Parameters
     ----------
-    solver, preconditioner, n_probes, tol, max_epochs, warm_start
+    solver, preconditioner, n_probes, tol, max_epochs, warm_start, refresh
         As in `StandardGradient`.
     n_pairs : int, default=1000
         Pairs of random sines and cosines of the prior samples.
@@ -194,6 +205,7 @@ class PathwiseGradient(_IterativeGradient):
         tol: float = 0.01,
         max_epochs: float = 1000,
         warm_start: bool = True,
+        refresh: float = REFRESH,
         n_pairs: int = 1000,
         prior: str = "fourier",
     ):
@@ -204,6 +216,7 @@ class PathwiseGradient(_IterativeGradient):
             tol=tol,
             max_epochs=max_epochs,
             warm_start=warm_start,
+            refresh=refresh,
         )
         self.n_pairs = n_pairs
         self.prior = prior
@@ -240,6 +253,24 @@ def built_preconditioner(
     """What the user wrote, built for this operator; None leaves the choice to the solver."""
     config = resolve_preconditioner(preconditioner)
     return config.build(operator, generator) if hasattr(config, "build") else config
+
+
+def refreshed(
+    kept: tuple[Any, Tensor] | None,
+    preconditioner: Any,
+    operator: KernelOperator,
+    generator: Generator,
+    refresh: float,
+) -> tuple[Any, Tensor] | None:
+    """The preconditioner of an earlier step, or a new one where theta has moved by `refresh`.
+
+    One of full rank solves the system by itself: it is always made anew.
+    """
+    if kept is not None and kept[0].rank < operator.shape[0]:
+        if float((operator.theta - kept[1]).abs().max()) < refresh:
+            return kept
+    built = built_preconditioner(preconditioner, operator, generator)
+    return None if built is None else (built, operator.theta.detach().clone())
 
 
 def _normal(problem: GPProblem, shape: tuple[int, int], generator: Generator) -> Tensor:

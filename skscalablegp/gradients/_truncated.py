@@ -18,7 +18,7 @@ from ..truncation import (
     roulette_weights,
 )
 from ._base import GradientEstimate, GradientEstimator, GradientState
-from ._iterative import built_preconditioner
+from ._iterative import REFRESH, refreshed
 
 PROBES = ("rademacher", "normal")
 
@@ -38,6 +38,9 @@ class TruncatedGradient(GradientEstimator):
         plain truncated CG, whose bias is the one that is avoided here.
     preconditioner : str, object or None, default=None
         Of the CG run; it makes increments fall faster, which lowers the variance.
+    refresh : float, default=0.2
+        Movement of a log hyperparameter at which the preconditioner is built anew. An older one
+        costs variance, never a bias.
     n_probes : int, default=10
         Right-hand sides of the trace estimate.
     probes : {"rademacher", "normal"}, default="rademacher"
@@ -59,12 +62,14 @@ class TruncatedGradient(GradientEstimator):
         truncation: Any = None,
         *,
         preconditioner: Any = None,
+        refresh: float = REFRESH,
         n_probes: int = 10,
         probes: str = "rademacher",
         reorthogonalize: bool = False,
     ):
         self.truncation = truncation
         self.preconditioner = preconditioner
+        self.refresh = refresh
         self.n_probes = n_probes
         self.probes = probes
         self.reorthogonalize = reorthogonalize
@@ -98,6 +103,9 @@ class TruncatedGradient(GradientEstimator):
         draws = truncation.sample(3, generator)
         left, right, trace = (roulette_weights(truncation, draw[None]) for draw in draws)
         s = self.n_probes
+        built = refreshed(
+            state.preconditioner, self.preconditioner, operator, generator, self.refresh
+        )
         result = roulette_cg(
             operator,
             torch.cat([problem.Y, probes], 1),
@@ -106,7 +114,7 @@ class TruncatedGradient(GradientEstimator):
                 WeightedColumns(slice(0, t), right),
                 WeightedColumns(slice(t, t + s), trace),
             ],
-            preconditioner=built_preconditioner(self.preconditioner, operator, generator),
+            preconditioner=None if built is None else built[0],
             reorthogonalize=self.reorthogonalize,
         )
         left, right, solved = result.values
@@ -124,5 +132,6 @@ class TruncatedGradient(GradientEstimator):
             result.n_iter,
             {"draws": draws.tolist(), "orthogonality_loss": result.orthogonality_loss},
         )
-        state = GradientState(extra={**state.extra, "orthogonality_loss": loss})
+        extra = {**state.extra, "orthogonality_loss": loss}
+        state = GradientState(preconditioner=built, extra=extra)
         return GradientEstimate(grad, None, solution), state

@@ -62,8 +62,7 @@ class LowRankPreconditioner(Preconditioner):
         scale : float
             Size of the diagonal of H.
         """
-        floor = 10 * torch.finfo(L.dtype).eps * max(scale, torch.finfo(L.dtype).tiny)
-        sqrt_noise = noise.double().clamp_min(floor).sqrt()
+        sqrt_noise, n_floored = _usable_noise(noise, L.dtype, scale)
         if not bool(L.isfinite().all()):
             L = L[:, :0]  # the solver that meets the matrix itself reports it
         Q, R = torch.linalg.qr(L.double() / sqrt_noise[:, None])
@@ -72,8 +71,27 @@ class LowRankPreconditioner(Preconditioner):
             (Q @ V).to(L.dtype),
             singular.square(),
             sqrt_noise.to(L.dtype),
-            int((noise < floor).sum()),
+            n_floored,
         )
+
+    @classmethod
+    def from_matrix(
+        cls, H: Float[Tensor, "n n"], noise: Float[Tensor, " n"]
+    ) -> LowRankPreconditioner:
+        """P = H from the eigenvectors of D^-1/2 (H - D) D^-1/2, O(n^3) in float64.
+
+        Eigenvalues below the rounding of H's trace are left out; so is a matrix that is not finite.
+        """
+        scale = float(H.diagonal().double().mean())
+        sqrt_noise, n_floored = _usable_noise(noise, H.dtype, scale)
+        K = H.double().clone()
+        K.diagonal().sub_(noise)
+        if not bool(K.isfinite().all()):
+            K = torch.zeros_like(K)
+        spectrum, basis = torch.linalg.eigh(K / sqrt_noise[:, None] / sqrt_noise)
+        negligible = torch.finfo(H.dtype).eps * len(H) * scale / sqrt_noise.square().max()
+        kept = spectrum > negligible
+        return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype), n_floored)
 
     @property
     def rank(self) -> int:
@@ -107,3 +125,11 @@ class LowRankPreconditioner(Preconditioner):
         E = randn(n + k, s, generator, U.dtype, U.device)
         factor = self.spectrum.sqrt().to(U.dtype)[:, None]
         return E[:n].addmm(U, factor * E[n:]).mul_(self.sqrt_noise[:, None])
+
+
+def _usable_noise(
+    noise: Float[Tensor, " n"], dtype: torch.dtype, scale: float
+) -> tuple[Float[Tensor, " n"], int]:
+    """Square roots in float64 of noise that `dtype` can resolve, and how many were raised to it."""
+    floor = 10 * torch.finfo(dtype).eps * max(scale, torch.finfo(dtype).tiny)
+    return noise.double().clamp_min(floor).sqrt(), int((noise < floor).sum())

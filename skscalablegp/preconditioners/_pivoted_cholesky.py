@@ -28,7 +28,8 @@ class PivotedCholesky(PreconditionerConfig):
 
     Notes
     -----
-    ``rank`` rows of H (``rank / n`` epochs) and O(n rank^2) operations; O(n rank) memory.
+    ``rank`` rows of H (``rank / n`` epochs) and O(n rank^2) operations; O(n rank) memory. With as
+    many pivots as rows P is H, from one eigendecomposition.
     """
 
     def __init__(self, rank=100, randomized=False, random_state=None):
@@ -40,6 +41,8 @@ class PivotedCholesky(PreconditionerConfig):
         self, operator: LinearOperator, generator: torch.Generator | None = None
     ) -> LowRankPreconditioner:
         rank = check_rank(self.rank, operator.shape[0])
+        if rank == operator.shape[0]:
+            return LowRankPreconditioner.from_matrix(operator.to_dense(), operator.noise)
         if self.randomized:
             Lt = _random_factor(operator, rank, pick_generator(self.random_state, generator))
         else:

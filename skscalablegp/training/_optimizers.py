@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.optimize
+import scipy.special
 from sklearn.base import BaseEstimator
 
 # theta -> (log marginal likelihood or NaN, its gradient)
@@ -40,7 +41,7 @@ class Optimizer(Protocol):
 
 
 class Adam(BaseEstimator):
-    """Adam on the log hyperparameters, projected onto their bounds after each step.
+    """Adam on transformed hyperparameters, projected onto their bounds after each step.
 
     Parameters
     ----------
@@ -50,13 +51,18 @@ class Adam(BaseEstimator):
     decay : float, default=1.0
         Factor by which the rate has fallen at the last step, geometrically; below 1 it averages
         out the noise of stochastic gradients.
+    transform : {"log", "softplus"}, default="log"
+        What the steps change: the logarithms, so that a step is a factor whatever the scale; or u
+        where log(1 + exp(u)) is the hyperparameter, as in the papers, where large ones move by
+        amounts instead of factors and small ones move slowly.
     """
 
     exact_only = False
 
-    def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0):
+    def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0, transform: str = "log"):
         self.learning_rate = learning_rate
         self.decay = decay
+        self.transform = transform
 
     def maximize(
         self,
@@ -66,16 +72,45 @@ class Adam(BaseEstimator):
         max_iter: int,
         metric: np.ndarray | None = None,
     ) -> Optimum:
+        if self.transform not in TRANSFORMS:
+            raise ValueError(
+                f"Unknown transform {self.transform!r} of Adam: use one of {sorted(TRANSFORMS)}."
+            )
+        forward, backward, slope = TRANSFORMS[self.transform]
         theta = theta.copy()
         first, second = np.zeros_like(theta), np.zeros_like(theta)
         for k in range(1, max_iter + 1):
             _, grad = evaluate(theta)
+            u = forward(theta)
+            grad = grad * slope(u)
             first += 0.1 * (grad - first)
             second += 0.001 * (grad**2 - second)
             unit = (first / (1 - 0.9**k)) / (np.sqrt(second / (1 - 0.999**k)) + 1e-12)
             rate = self.learning_rate * self.decay ** ((k - 1) / max(max_iter - 1, 1))
-            theta = np.clip(theta + rate * unit, bounds[:, 0], bounds[:, 1])
+            theta = np.clip(backward(u + rate * unit), bounds[:, 0], bounds[:, 1])
         return Optimum(theta)
+
+
+def _softplus_inverse(theta: np.ndarray) -> np.ndarray:
+    """u with log(1 + exp(u)) = exp(theta)."""
+    value = np.exp(theta)
+    return value + np.log(-np.expm1(-value))
+
+
+def _log_softplus(u: np.ndarray) -> np.ndarray:
+    return np.log(np.logaddexp(0.0, u))
+
+
+def _log_softplus_slope(u: np.ndarray) -> np.ndarray:
+    """d theta / du."""
+    return scipy.special.expit(u) / np.logaddexp(0.0, u)
+
+
+# theta -> u, u -> theta, and d theta / du.
+TRANSFORMS = {
+    "log": (np.array, np.array, np.ones_like),
+    "softplus": (_softplus_inverse, _log_softplus, _log_softplus_slope),
+}
 
 
 class LBFGS(BaseEstimator):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.optimize
+import torch
 from sklearn.base import clone
 
 from skscalablegp.training import LBFGS, OPTIMIZERS, Adam, QuasiNewton, resolve_optimizer
@@ -33,6 +34,7 @@ def sklearn_style(obj_func, initial_theta, bounds):
 
 OPTIMISERS = {
     "adam": (Adam(0.1, decay=0.01), 500),
+    "adam-softplus": (Adam(0.1, decay=0.01, transform="softplus"), 1000),
     "lbfgs": (LBFGS(1e-12), 100),
     "bfgs": (QuasiNewton(1e-12), 100),
     "callable": (resolve_optimizer(sklearn_style), 100),
@@ -66,6 +68,26 @@ def test_adam_takes_steps_of_its_rate_that_decay():
     steps = -np.diff([*seen, optimum.theta], axis=0)
     np.testing.assert_allclose(steps[:, 0], 0.2 * 0.25 ** (np.arange(5) / 4), rtol=1e-6)
     assert len(seen) == 5
+
+
+def test_adam_can_change_what_softplus_makes_positive():
+    """The same path as torch's Adam on u, the hyperparameter being softplus(u)."""
+    start, seen = np.array([-7.0, 0.3, 3.0]), []
+    adam = Adam(0.1, transform="softplus")
+    adam.maximize(recorded(quadratic, seen), start, np.array([[-9.0, 9.0]] * 3), 20)
+    u = torch.tensor(start).exp().expm1().log().requires_grad_(True)
+    theirs = torch.optim.Adam([u], lr=0.1, eps=1e-12)
+    for point in seen:
+        theta = torch.nn.functional.softplus(u).log()
+        np.testing.assert_allclose(point, theta.detach(), rtol=1e-6, atol=1e-8)
+        theirs.zero_grad()
+        (torch.tensor(CURVATURE) * (theta - torch.tensor(PEAK)) ** 2).sum().mul(0.5).backward()
+        theirs.step()
+
+
+def test_adam_names_its_transforms():
+    with pytest.raises(ValueError, match="softplus"):
+        Adam(transform="sqrt").maximize(quadratic, np.zeros(3), WIDE, 1)
 
 
 def test_adam_stands_still_where_the_gradient_is_zero():
