@@ -15,6 +15,7 @@ from ._grid import (
     value_polynomials,
     varying_columns,
 )
+from ._inducing import INDUCING_METHODS, select_inducing
 from ._network import (
     ACTIVATIONS,
     DenseNetwork,
@@ -30,6 +31,7 @@ from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
     "BasisPart",
+    "INDUCING_METHODS",
     "KernelFunctions",
     "SampledBasis",
     "SeededFourier",
@@ -55,6 +57,7 @@ __all__ = [
     "offset_sums",
     "register_spectrum",
     "sample_prior_features",
+    "select_inducing",
     "to_numpy",
     "to_torch",
     "value_polynomials",

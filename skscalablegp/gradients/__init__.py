@@ -4,6 +4,7 @@ from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
 from ._features import FeatureGradient, SingleSampleGradient
 from ._grid import GridGradient
+from ._inducing import InducingGradient
 from ._iterative import (
     PathwiseGradient,
     PathwiseProbes,
@@ -19,6 +20,7 @@ __all__ = [
     "GradientEstimator",
     "GradientState",
     "GridGradient",
+    "InducingGradient",
     "PathwiseGradient",
     "PathwiseProbes",
     "SingleSampleGradient",

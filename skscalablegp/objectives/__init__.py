@@ -16,6 +16,7 @@ from ._grid import (
     Rows,
     grid_marginal_likelihood,
 )
+from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
 from ._qsgp import (
@@ -32,23 +33,55 @@ from ._qsgp import (
     sampled_squares,
     sampled_std,
 )
+from ._sgpr import CollapsedBound, check_noise, collapsed_bound, problem_blocks
 from ._single_sample import FeatureLevels, level_terms, single_sample_terms
 from ._sites import GaussianSite, LaplaceSite, LogisticSite, Site
+from ._svgp import (
+    JITTER,
+    BoundEvaluation,
+    KernelGradients,
+    KernelValues,
+    NaturalBelief,
+    RowStatistics,
+    WhitenedBelief,
+    Whitening,
+    inducing_gradient,
+    variational_bound,
+)
 from ._truncated import TruncatedLikelihood, likelihood_terms, truncated_likelihood
 
 __all__ = [
     "BasisDraw",
+    "Bernoulli",
+    "BoundEvaluation",
+    "CollapsedBound",
+    "Gaussian",
     "GaussianSite",
+    "JITTER",
+    "KernelGradients",
+    "KernelValues",
     "LaplaceSite",
+    "Likelihood",
+    "LikelihoodTerms",
     "LogisticSite",
+    "NaturalBelief",
     "Projection",
+    "RowStatistics",
     "Site",
+    "Softmax",
+    "StudentT",
     "SupportSquares",
+    "WhitenedBelief",
+    "Whitening",
+    "check_noise",
+    "collapsed_bound",
     "constant_estimate",
     "covariance_estimate",
+    "inducing_gradient",
     "likelihood_bound",
     "mean_estimate",
     "optimal_diagonal",
+    "problem_blocks",
     "sampled_function",
     "sampled_prior",
     "sampled_squares",
@@ -74,4 +107,5 @@ __all__ = [
     "likelihood_terms",
     "single_sample_terms",
     "truncated_likelihood",
+    "variational_bound",
 ]

@@ -4,6 +4,7 @@ from ._base import Posterior
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
+from ._inducing import InducingPosterior, InducingSpace
 from ._iterative import IterativePosterior, PathwiseSamples
 from ._love import LOVEPosterior, LOVEResult, love
 
@@ -12,6 +13,8 @@ __all__ = [
     "FeaturePosterior",
     "FeatureSpace",
     "GridPosterior",
+    "InducingPosterior",
+    "InducingSpace",
     "IterativePosterior",
     "LOVEPosterior",
     "LOVEResult",

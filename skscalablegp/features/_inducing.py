@@ -1,0 +1,109 @@
+"""Choosing rows that stand for all of them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Generator, Tensor
+
+from ..kernels import TorchKernel
+
+INDUCING_METHODS = ("kmeans++", "conditional_variance", "random")
+
+# Of the prior variance: what is left of a row that the chosen ones already explain.
+_EXPLAINED = 1e-8
+
+
+def select_inducing(
+    kernel: TorchKernel,
+    theta: Float64[Tensor, " p"],
+    X: Float[Tensor, "n d"],
+    n_inducing: int,
+    method: str,
+    generator: Generator,
+) -> Int[Tensor, " m"]:
+    """Row numbers of inducing points.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+        Distances are those of its feature space, so that units do not matter.
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    X : Tensor of shape (n, d)
+        Candidates.
+    n_inducing : int
+        Points wanted. There are fewer where there are not so many different rows.
+    method : {"kmeans++", "conditional_variance", "random"}
+        Each next point is drawn with a probability proportional to the squared distance from the
+        nearest one chosen so far (Arthur and Vassilvitskii 2007); is the row of largest variance
+        given the chosen ones (Burt et al. 2020, section 4.1); or is any row.
+    generator : Generator
+        Of the draws.
+
+    Returns
+    -------
+    rows : Tensor of shape (m,)
+        Different row numbers, in the order in which they were chosen.
+
+    Notes
+    -----
+    O(n m d) and, for the conditional variance, O(n m^2) time and O(n m) memory.
+
+    Raises
+    ------
+    ValueError
+        For an unknown method.
+    """
+    if method not in INDUCING_METHODS:
+        raise ValueError(
+            f"Unknown way {method!r} to choose inducing points: use one of {INDUCING_METHODS}, or "
+            "pass the points themselves as an array of shape (m, d)."
+        )
+    n = len(X)
+    if n_inducing >= n:
+        return torch.arange(n)
+    if method == "random":
+        return torch.randperm(n, generator=generator)[:n_inducing]
+    with torch.no_grad():
+        pick = _by_distance if method == "kmeans++" else _by_variance
+        return pick(kernel, theta, X, n_inducing, generator)
+
+
+def _by_distance(
+    kernel: TorchKernel, theta: Tensor, X: Tensor, m: int, generator: Generator
+) -> Int[Tensor, " m"]:
+    diag = kernel.diag(theta, X)
+    limit = _EXPLAINED * float(diag.max())
+    first = int(torch.randint(len(X), (), generator=generator))
+    chosen, nearest = [first], torch.full_like(diag, float("inf"))
+    while True:
+        z = chosen[-1]
+        squared = diag + diag[z] - 2 * kernel.cross(theta, X[z : z + 1], X)[0]
+        nearest = torch.minimum(nearest, squared)
+        nearest[z] = 0
+        weight = nearest.double().cpu().cumsum(0)
+        if len(chosen) == m or not float(nearest.max()) > limit:
+            return torch.tensor(chosen)
+        drawn = torch.rand((), generator=generator, dtype=torch.float64) * weight[-1]
+        following = int(torch.searchsorted(weight, drawn, right=True))
+        chosen.append(min(following, len(X) - 1))
+
+
+def _by_variance(
+    kernel: TorchKernel, theta: Tensor, X: Tensor, m: int, generator: Generator
+) -> Int[Tensor, " m"]:
+    """Greedy pivoted Cholesky of k(X, X), of which only the pivots are kept."""
+    left = kernel.diag(theta, X).clone()
+    limit = _EXPLAINED * float(left.max())
+    factor, chosen = X.new_empty(m, len(X)), []
+    for k in range(m):
+        z = int(left.argmax())
+        if not float(left[z]) > limit:
+            break
+        chosen.append(z)
+        row = kernel.cross(theta, X[z : z + 1], X)[0] - factor[:k, z] @ factor[:k]
+        factor[k] = row / left[z].sqrt()
+        left = (left - factor[k].square()).clamp_min(0)
+        left[z] = 0
+    return torch.tensor(chosen)

@@ -1,0 +1,56 @@
+"""Gradients of the collapsed bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..objectives import GPProblem, collapsed_bound, problem_blocks
+from ._base import GradientEstimate, GradientEstimator, GradientState
+
+
+class InducingGradient(GradientEstimator):
+    """Value and gradient of the collapsed bound of Titsias (2009), both exact.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (m, d)
+        Inducing points.
+    scale : Tensor of shape (d,) or None, default=None
+        None holds the points still. Else theta goes on with the points' coordinates in these
+        units, row by row, and so does the gradient.
+
+    Notes
+    -----
+    O(n m^2) time, O(m^2) memory beside a block of rows.
+    """
+
+    exact = True
+
+    def __init__(self, Z: Any, *, scale: Any = None):
+        self.Z = Z
+        self.scale = scale
+
+    def points(self, theta: Float[Tensor, " p"], n_params: int) -> Tensor:
+        """The inducing points that belong to theta."""
+        if self.scale is None:
+            return self.Z
+        return theta[n_params:].reshape(self.Z.shape).to(self.Z) * self.scale
+
+    def estimate(
+        self,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        state: GradientState,
+        generator: Generator,
+    ) -> tuple[GradientEstimate, GradientState]:
+        kernel = problem.kernel
+        p, Z = kernel.n_params, self.points(theta, kernel.n_params)
+        bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
+        grad = bound.grad
+        if self.scale is not None:
+            grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().double()])
+        return GradientEstimate(grad, bound.value, None, bound.white.jitter), state

@@ -1,0 +1,178 @@
+"""The collapsed bound of a regression through inducing points, streamed over the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..kernels import TorchKernel
+from ._likelihoods import Gaussian
+from ._problem import GPProblem
+from ._svgp import (
+    KernelGradients,
+    KernelValues,
+    NaturalBelief,
+    WhitenedBelief,
+    Whitening,
+    inducing_gradient,
+)
+
+# Rows whose k(Z, X) is held at a time.
+BLOCK_ROWS = 2048
+
+# () -> rows as the kernel takes them, targets (b, t) and known noise variances (b,), by blocks.
+Blocks = Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]
+
+
+@dataclass(frozen=True, eq=False)
+class CollapsedBound:
+    """The bound with the best belief about the inducing values, and that belief.
+
+    Attributes
+    ----------
+    value : float
+        log N(Y; 0, Q + D) - tr(D^-1 (K - Q)) / 2 with Q = k(X, Z) k(Z, Z)^-1 k(Z, X), summed over
+        targets; never above the log marginal likelihood.
+    belief : NaturalBelief
+        The optimal q(v) in whitened coordinates.
+    white : Whitening
+    grad : Tensor of shape (p,) or None
+        In theta.
+    grad_inducing : Tensor of shape (m, d) or None
+        In the inducing points.
+    """
+
+    value: float
+    belief: NaturalBelief
+    white: Whitening
+    grad: Tensor | None = None
+    grad_inducing: Tensor | None = None
+
+
+def problem_blocks(problem: GPProblem, size: int = BLOCK_ROWS) -> Blocks:
+    """The rows of a problem, a block at a time."""
+    X, Y, extra = problem.X, problem.Y, problem.extra_noise
+    extra = X.new_zeros(len(X)) if extra is None else extra
+
+    def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return zip(X.split(size), Y.split(size), extra.split(size), strict=True)
+
+    return blocks
+
+
+def collapsed_bound(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "m d"],
+    blocks: Blocks,
+    eval_gradient: bool = False,
+) -> CollapsedBound:
+    """Titsias's bound, and on request its gradient in theta and Z.
+
+    With A = L^-1 k(Z, X) and B = I + A D^-1 A', log|Q + D| = log|B| + log|D| and
+    y' (Q + D)^-1 y = y' D^-1 y - b' B^-1 b, b = A D^-1 y. The gradient is that of the variational
+    bound at the optimal belief, which the bound does not depend on to first order: a second pass.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    Z : Tensor of shape (m, d)
+        Inducing points.
+    blocks : callable
+        The rows; called once, or twice with a gradient.
+    eval_gradient : bool, default=False
+
+    Notes
+    -----
+    O(n m^2 + m^3) time, O(m^2 + block m) memory. Titsias (2009), equation 9. Sums are float64
+    whatever the rows' precision.
+    """
+    theta, Z = theta.detach(), Z.detach()
+    with torch.no_grad():
+        white = Whitening.of(kernel.cross(theta, Z, Z))
+    belief, value, whitened = _first_pass(kernel, theta, Z, blocks, white)
+    if not eval_gradient:
+        return CollapsedBound(value, belief, white)
+    with torch.enable_grad():
+        leaves = theta.clone().requires_grad_(True), Z.clone().requires_grad_(True)
+        _second_pass(kernel, *leaves, blocks, white, belief, whitened)
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else -leaf.grad for leaf in leaves]
+    return CollapsedBound(value, belief, white, grads[0].double(), grads[1])
+
+
+def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, WhitenedBelief]:
+    m, device = len(Z), Z.device
+    eye = torch.eye(m, dtype=torch.float64, device=device)
+    P, shift = torch.zeros_like(eye), None
+    squares, log_noise, left, n = 0.0, 0.0, 0.0, 0
+    with torch.no_grad():
+        for X, Y, extra in blocks():
+            noise = kernel.noise(theta, X) + extra
+            check_noise(noise)
+            A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
+            scaled = A / noise
+            P += scaled @ A.T
+            part = (scaled @ Y).double()
+            shift = part if shift is None else shift + part
+            squares += float((Y.square() / noise[:, None]).sum(dtype=torch.float64))
+            log_noise += float(noise.log().sum(dtype=torch.float64))
+            left += float((kernel.diag(theta, X) / noise).sum(dtype=torch.float64))
+            n += len(X)
+    t = shift.shape[1]
+    belief = NaturalBelief((P + eye)[None], shift)
+    whitened = belief.whitened()
+    quadratic = squares - float((shift * whitened.mean).sum())
+    log_det = log_noise - float(whitened.log_det[0])
+    unexplained = left - float(P.diagonal().sum())
+    value = -0.5 * (quadratic + t * (log_det + unexplained + n * math.log(2 * math.pi)))
+    return belief, value, whitened
+
+
+def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
+    """Leave the gradient of the negative bound in the leaves, one block's graph at a time."""
+    t = belief.shift.shape[1]
+    eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
+    excess = whitened.covariance[0] - eye
+    Q = white.inverse.T @ excess @ white.inverse
+    alpha = white.inverse.T @ whitened.mean
+    for X, Y, extra in blocks():
+        K = KernelValues(
+            None,
+            kernel.cross(theta, Z, X),
+            kernel.diag(theta, X),
+            kernel.noise(theta, X) + extra,
+        )
+        with torch.no_grad():
+            T = Q.to(X) @ K.cross
+            variance = (K.diag + (K.cross * T).sum(0))[:, None]
+            terms = Gaussian().terms(Y, K.cross.T @ alpha.to(X), variance, K.noise)
+            cross = alpha.to(X) @ terms.d_mean.T
+            cross.addcmul_(T, terms.d_variance[:, 0], value=2)
+        K.backward(KernelGradients(cross, None, terms.d_variance[:, 0], terms.d_noise))
+    inducing = kernel.cross(theta, Z, Z)
+    # At the optimum the gradient of the likelihood in the belief's mean is that of the prior.
+    D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
+    if inducing.requires_grad:
+        torch.autograd.backward(inducing, -inducing_gradient(white, D).to(inducing))
+
+
+def check_noise(noise: Tensor) -> None:
+    """Refuse rows without noise, at which the bound is minus infinity.
+
+    Raises
+    ------
+    ValueError
+        With what to set.
+    """
+    if bool((noise <= 0).any()):
+        raise ValueError(
+            "A bound through inducing points needs noise in every row: set alpha to a positive "
+            "value (alpha=1e-6), or add a WhiteKernel() to the kernel."
+        )

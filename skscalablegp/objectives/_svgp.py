@@ -1,0 +1,297 @@
+"""The evidence lower bound of a sparse variational Gaussian process, and its derivatives.
+
+In whitened coordinates u = f(Z) = L v with k(Z, Z) = L L', the belief is q(v) = N(m, S) and
+a(x) = L^-1 k(Z, x) gives q(f(x)) = N(a'm, k(x, x) - a'a + a'S a). Everything here is in closed form
+down to k(Z, X), k(Z, Z) and the diagonal; only the kernel itself is left to autograd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Generator, Tensor
+
+from ..solvers import cholesky_with_jitter
+from ._likelihoods import Likelihood
+
+# Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular.
+JITTER = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class WhitenedBelief:
+    """q(v) = N(mean, covariance) over whitened inducing values.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (m, q)
+        One column for each latent function.
+    covariance : Tensor of shape (s, m, m)
+        s is q, or 1 where the latent functions share it.
+    log_det : Tensor of shape (s,)
+        Of the covariances.
+    """
+
+    mean: Float64[Tensor, "m q"]
+    covariance: Float64[Tensor, "s m m"]
+    log_det: Float64[Tensor, " s"]
+
+    def divergence(self) -> float:
+        """KL(q(v) || N(0, I)), summed over latent functions."""
+        m, q = self.mean.shape
+        shared = q // len(self.covariance)
+        trace = self.covariance.diagonal(dim1=1, dim2=2).sum()
+        return 0.5 * float(self.mean.square().sum() + shared * (trace - self.log_det.sum()) - m * q)
+
+
+@dataclass(frozen=True, eq=False)
+class NaturalBelief:
+    """The same belief as S^-1 and S^-1 m, in which natural gradient steps are averages.
+
+    Attributes
+    ----------
+    precision : Tensor of shape (s, m, m)
+    shift : Tensor of shape (m, q)
+    """
+
+    precision: Float64[Tensor, "s m m"]
+    shift: Float64[Tensor, "m q"]
+
+    @classmethod
+    def prior(cls, m: int, q: int, s: int, device: torch.device) -> NaturalBelief:
+        """q(v) = N(0, I)."""
+        eye = torch.eye(m, dtype=torch.float64, device=device)
+        return cls(eye.repeat(s, 1, 1), eye.new_zeros(m, q))
+
+    def whitened(self) -> WhitenedBelief:
+        """Mean and covariance; O(s m^3)."""
+        factors = [cholesky_with_jitter(P)[0] for P in self.precision]
+        S = torch.stack([torch.cholesky_inverse(L) for L in factors])
+        log_det = torch.stack([-2 * L.diagonal().log().sum() for L in factors])
+        if len(S) == 1:
+            return WhitenedBelief(torch.cholesky_solve(self.shift, factors[0]), S, log_det)
+        return WhitenedBelief(torch.einsum("qij,jq->iq", S, self.shift), S, log_det)
+
+    def towards(self, other: NaturalBelief, rate: float) -> NaturalBelief:
+        """A natural gradient step of length `rate`: an average.
+
+        `other` is what rows say together with the prior. Khan and Lin (2017), equations 11 and 12.
+        """
+        precision = torch.lerp(self.precision, other.precision, rate)
+        return NaturalBelief(precision, torch.lerp(self.shift, other.shift, rate))
+
+    def plus(self, rows: RowStatistics) -> NaturalBelief:
+        """The belief multiplied by what rows say."""
+        return NaturalBelief(self.precision + rows.precision, self.shift + rows.shift)
+
+
+@dataclass(frozen=True, eq=False)
+class RowStatistics:
+    """What rows say about v, with w = -2 d_variance for each latent function.
+
+    Attributes
+    ----------
+    precision : Tensor of shape (s, m, m)
+        A diag(w) A'.
+    shift : Tensor of shape (m, q)
+        A (d_mean + w mean).
+    d_mean : Tensor of shape (m, q)
+        A d_mean, the gradient of the expected log likelihood in the belief's mean.
+    """
+
+    precision: Float64[Tensor, "s m m"]
+    shift: Float64[Tensor, "m q"]
+    d_mean: Float64[Tensor, "m q"]
+
+    def __add__(self, other: RowStatistics) -> RowStatistics:
+        return RowStatistics(
+            self.precision + other.precision, self.shift + other.shift, self.d_mean + other.d_mean
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """L L' = k(Z, Z) + jitter I.
+
+    Attributes
+    ----------
+    factor, inverse : Tensor of shape (m, m)
+        L and L^-1.
+    jitter : float
+        In the kernel's units.
+    """
+
+    factor: Float64[Tensor, "m m"]
+    inverse: Float64[Tensor, "m m"]
+    jitter: float
+
+    @classmethod
+    def of(cls, K: Float[Tensor, "m m"]) -> Whitening:
+        """O(m^3), in float64 whatever comes in."""
+        K = K.detach().double()
+        eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
+        jitter = JITTER * float(K.diagonal().mean())
+        L, more = cholesky_with_jitter(torch.add(K, eye, alpha=jitter), max_jitter=1e-2)
+        return cls(L, torch.linalg.solve_triangular(L, eye, upper=False), jitter + more)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelGradients:
+    """Gradients of a bound in what the kernel returned.
+
+    Attributes
+    ----------
+    cross, inducing, diag, noise : Tensor
+        In k(Z, X), k(Z, Z), the diagonal of k(X, X) and the noise variances.
+    """
+
+    cross: Float[Tensor, "m b"]
+    inducing: Float[Tensor, "m m"] | None
+    diag: Float[Tensor, " b"]
+    noise: Float[Tensor, " b"]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEvaluation:
+    """The bound on some rows, scaled to all of them.
+
+    Attributes
+    ----------
+    value : float
+        Expected log likelihood less the divergence.
+    rows : RowStatistics
+        What moves the belief.
+    grad : KernelGradients or None
+        What moves everything else.
+    """
+
+    value: float
+    rows: RowStatistics
+    grad: KernelGradients | None
+
+
+@dataclass(frozen=True, eq=False)
+class KernelValues:
+    """The kernel at inducing points and rows.
+
+    Attributes
+    ----------
+    inducing, cross, diag, noise : Tensor
+        k(Z, Z), or None where its share is added elsewhere; k(Z, X), the diagonal of k(X, X), the
+        noise variances.
+    """
+
+    inducing: Float[Tensor, "m m"] | None
+    cross: Float[Tensor, "m b"]
+    diag: Float[Tensor, " b"]
+    noise: Float[Tensor, " b"]
+
+    def backward(self, grad: KernelGradients) -> None:
+        """Add the gradient of the negative bound to every leaf that the values depend on."""
+        pairs = [
+            (value, -g.to(value))
+            for value, g in (
+                (self.inducing, grad.inducing),
+                (self.cross, grad.cross),
+                (self.diag, grad.diag),
+                (self.noise, grad.noise),
+            )
+            if value is not None and value.requires_grad
+        ]
+        if pairs:
+            values, grads = zip(*pairs, strict=True)
+            torch.autograd.backward(values, grads)
+
+
+@torch.no_grad()
+def variational_bound(
+    likelihood: Likelihood,
+    belief: WhitenedBelief,
+    K: KernelValues,
+    Y: Float[Tensor, "b t"],
+    weight: float = 1.0,
+    generator: Generator | None = None,
+    eval_gradient: bool = True,
+    white: Whitening | None = None,
+) -> BoundEvaluation:
+    """The bound on one batch, with the gradients that autograd then carries into the kernel.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+    belief : WhitenedBelief
+    K : KernelValues
+        At the inducing points and the batch.
+    Y : Tensor of shape (b, t)
+    weight : float, default=1.0
+        n / b: batches are scaled to all rows.
+    generator : Generator, optional
+        For likelihoods that draw.
+    eval_gradient : bool, default=True
+        Whether the gradients in the kernel are wanted.
+    white : Whitening, optional
+        That of ``K.inducing`` where it is known already.
+
+    Notes
+    -----
+    O(b m^2 + m^3) for each covariance of the belief. Products with rows have the rows' precision,
+    m x m factors are float64. Hensman et al. (2013), equation 4; Hensman et al. (2015), equation 8.
+    """
+    white = Whitening.of(K.inducing) if white is None else white
+    A = white.inverse.to(K.cross) @ K.cross
+    excess = belief.covariance - torch.eye(len(A), dtype=torch.float64, device=A.device)
+    # T_s = L^-T (S_s - I) A serves the variances and their gradient.
+    T = (white.inverse.T @ excess).to(A) @ A
+    mean = A.T @ belief.mean.to(A)
+    variance = K.diag[:, None] + (K.cross * T).sum(1).T
+    variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
+    terms = likelihood.terms(Y, mean, variance, K.noise, generator)
+    value = weight * float(terms.value.sum(dtype=torch.float64)) - belief.divergence()
+    g_mean, g_var = weight * terms.d_mean, weight * terms.d_variance
+    # Latent functions that share a covariance have equal parts in its derivative. Where log p is
+    # convex a negative precision could spoil the belief: it is left out.
+    shared = mean.shape[1] // len(T)
+    w = (-2 / shared * g_var).clamp_min(0)
+    P = torch.stack([(A * w_s) @ A.T for w_s in w.T]).double()
+    d_mean = (A @ g_mean).double()
+    rows = RowStatistics(P, (A @ (g_mean + w * mean)).double(), d_mean)
+    if not eval_gradient:
+        return BoundEvaluation(value, rows, None)
+    left_out = g_var.clamp_min(0)
+    weighted = -shared * P
+    if bool((left_out > 0).any()):
+        weighted = weighted + torch.stack([2 * (A * g) @ A.T for g in left_out.T]).double()
+    cross = (white.inverse.T @ belief.mean).to(A) @ g_mean.T
+    for T_s, g_s in zip(T, g_var.T, strict=True):
+        cross.addcmul_(T_s, g_s, value=2)
+    grad = KernelGradients(
+        cross,
+        inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0)),
+        g_var.sum(1),
+        weight * terms.d_noise,
+    )
+    return BoundEvaluation(value, rows, grad)
+
+
+def inducing_gradient(white: Whitening, D: Float64[Tensor, "m m"]) -> Float64[Tensor, "m m"]:
+    """The gradient in k(Z, Z) of a function of A = L^-1 k(Z, X) whose gradient in A is G.
+
+    Parameters
+    ----------
+    white : Whitening
+    D : Tensor of shape (m, m)
+        G A'.
+
+    Notes
+    -----
+    The reverse mode of a Cholesky factor (Murray 2016, section 3.1), in which L' dL is -D.
+    """
+    lower = D.tril(-1)
+    symmetric = lower + lower.T
+    symmetric.diagonal().copy_(D.diagonal())
+    gradient = -0.5 * (white.inverse.T @ symmetric @ white.inverse)
+    # The jitter follows the mean of the diagonal.
+    gradient.diagonal().add_(JITTER * gradient.diagonal().mean())
+    return gradient
