@@ -74,18 +74,24 @@ class GPRegressorBase(GPPredictionBase):
 
         Notes
         -----
-        Exact by Cholesky in float64, O(n^3), but for the stored value at the trained theta.
+        Exact by Cholesky in float64, O(n^3), where the model is an exact one; of the approximate
+        model otherwise. Without theta the value is the one stored by `fit`.
         """
         check_is_fitted(self, "kernel_")
         if theta is None:
             if eval_gradient:
                 raise ValueError("Gradient can only be evaluated for theta!=None")
             return self.log_marginal_likelihood_value_
+        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
+        value, grad = self._likelihood_at(theta, eval_gradient)
+        return (value, grad.cpu().numpy()) if eval_gradient else value
+
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """Value and gradient of the model's own likelihood; a subclass may have another."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
-        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         result = exact_marginal_likelihood(problem, theta, eval_gradient)
-        if eval_gradient:
-            return result.value, result.grad.cpu().numpy()
-        return result.value
+        return result.value, result.grad

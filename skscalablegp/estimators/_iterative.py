@@ -20,14 +20,11 @@ from ..gradients import (
     GradientEstimator,
     GradientState,
     PathwiseGradient,
-    PathwiseProbes,
     StandardGradient,
-    built_preconditioner,
 )
 from ..kernels import TorchKernel, compile_kernel
 from ..objectives import GPProblem, exact_marginal_likelihood
-from ..operators import KernelOperator
-from ..posteriors import ExactPosterior, IterativePosterior, PathwiseSamples, Posterior
+from ..posteriors import ExactPosterior, IterativePosterior, Posterior
 from ..preconditioners import PivotedCholesky, resolve_preconditioner
 from ..solvers import (
     MaxEpochs,
@@ -35,13 +32,12 @@ from ..solvers import (
     Solution,
     Status,
     resolve_solver,
-    solve,
-    stochastic_log_det,
 )
 from ..training import Monitor, SolveSummary, TrainingResult
 from ._base import GPRegressorBase
+from ._final_solve import final_solve
 from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
-from ._plan import AUTO_RANK, FLOAT64_ROWS, SOLVED_VARIANCE_ROWS, Plan, describe, make_plan
+from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters
 
 
@@ -471,61 +467,21 @@ class IterativeGPRegressor(GPRegressorBase):
         """The posterior's samples: those of a pathwise training, moved to the final theta."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, plan.dtype, plan.device, plan.keep)
-        operator = problem.operator(theta)
         estimator = PathwiseGradient(
+            plan.solver,
+            preconditioner=self._preconditioner(plan),
             n_probes=self._n_probes(plan) if plan.posterior == "pathwise" else 0,
             tol=self.tol,
             max_epochs=self.max_epochs,
+            warm_start=self.warm_start_solver,
         )
-        t = problem.Y.shape[1]
-        B, probes, x0 = problem.Y, None, None
-        if plan.posterior == "pathwise":
-            if self.warm_start_solver and _continues(state, problem, estimator.n_probes):
-                probes, x0 = state.probes, state.previous
-            else:
-                probes = estimator.draw(problem, generator)
-            B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
-        preconditioner = built_preconditioner(self._preconditioner(plan), operator, generator)
-        solution = solve(
-            operator,
-            B,
-            resolve_solver(plan.solver),
-            stopping=estimator.stopping(t),
-            x0=x0,
-            preconditioner=preconditioner,
-        )
-        self.alpha_ = self._like_y(solution.value[:, :t])
-        if probes is not None:
-            self._pathwise = to_numpy(
-                PathwiseSamples(probes.features, probes.weights, solution.value[:, t:])
-            )
-        if len(problem.X) <= SOLVED_VARIANCE_ROWS:
-            evaluation = exact_marginal_likelihood(problem.to(torch.float64), theta, False)
-            value, error = evaluation.value, 0.0
-        else:
-            value, error = self._estimate_likelihood(
-                problem, operator, solution.value[:, :t], preconditioner, generator
-            )
-        self.log_marginal_likelihood_value_ = value
-        self.log_marginal_likelihood_std_error_ = error
-        return solution, 0.0
-
-    @staticmethod
-    def _estimate_likelihood(
-        problem: GPProblem,
-        operator: KernelOperator,
-        V: torch.Tensor,
-        preconditioner: Any,
-        generator: torch.Generator,
-    ) -> tuple[float, float]:
-        """log p(Y) and its standard error, the log determinant by stochastic Lanczos quadrature."""
-        n, t = problem.Y.shape
-        log_det, error = stochastic_log_det(
-            operator, n_probes=16, n_steps=30, generator=generator, preconditioner=preconditioner
-        )
-        quadratic = float((problem.Y.double() * V.double()).sum())
-        constant = 0.5 * n * t * math.log(2 * math.pi)
-        return -0.5 * quadratic - 0.5 * t * log_det - constant, 0.5 * t * error
+        final = final_solve(problem, theta, estimator, state, generator)
+        self.alpha_ = self._like_y(final.weights)
+        if final.samples is not None:
+            self._pathwise = to_numpy(final.samples)
+        self.log_marginal_likelihood_value_ = final.value
+        self.log_marginal_likelihood_std_error_ = final.std_error
+        return final.solution, 0.0
 
     def _like_y(self, weights: torch.Tensor) -> np.ndarray:
         return weights.cpu().double().numpy().reshape(self.y_train_.shape)
@@ -586,15 +542,3 @@ class IterativeGPRegressor(GPRegressorBase):
             solver=resolve_solver("cg" if named and self.solver == "auto" else self.solver),
             stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
         )
-
-
-def _continues(state: GradientState | None, problem: GPProblem, n_probes: int) -> bool:
-    """Whether training ended with pathwise probes that fit this problem."""
-    probes = None if state is None else state.probes
-    return (
-        isinstance(probes, PathwiseProbes)
-        and state.previous is not None
-        and probes.noise.shape == (len(problem.X), n_probes)
-        and probes.noise.dtype == problem.X.dtype
-        and probes.noise.device == problem.X.device
-    )

@@ -6,9 +6,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from .._compat import HasMethods, Interval
 from .._validation import available_memory, check_memory, resolve_device
@@ -317,36 +315,13 @@ class RFFRegressor(IterativeGPRegressor):
         weights = FeatureWeights(torch.tensor(self.coef_cholesky_), torch.tensor(self.coef_))
         return FeaturePosterior(space, weights)
 
-    def log_marginal_likelihood(
-        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ):
-        """The log marginal likelihood of the model with these features, in normalised units.
-
-        Parameters
-        ----------
-        theta : array-like of shape (p,), optional
-            Log hyperparameters; the trained ones by default.
-        eval_gradient : bool, default=False
-            Also return the gradient in theta.
-        clone_kernel : bool, default=True
-            Accepted as in scikit-learn; `kernel_` is never changed.
-
-        Returns
-        -------
-        value : float
-            Summed over targets.
-        gradient : ndarray of shape (p,)
-            Only with `eval_gradient`.
-        """
-        check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """Of the model with these features."""
         problem, features = self._problem_of_table()
-        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         result = collapsed_marginal_likelihood(problem, theta, features, eval_gradient)
-        return (result.value, result.grad.cpu().numpy()) if eval_gradient else result.value
+        return result.value, result.grad
 
 
 class SSRFFRegressor(TruncatedGPRegressor):
