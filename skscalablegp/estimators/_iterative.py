@@ -278,8 +278,17 @@ class IterativeGPRegressor(GPRegressorBase):
         finally:
             monitor.close()
         self._remember(None)
+        # Without it the model counts as not fitted: an interrupt must not leave half a posterior.
+        self.__dict__.pop("n_iter_", None)
         self._keep_table(table)
-        self._finish(problem, plan, result, monitor, generator)
+        try:
+            self._finish(problem, plan, result, monitor, generator)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(
+                "Training was done: kernel_ has the hyperparameters. Fit again with them as "
+                "kernel= and optimizer=None to get the predictions that are missing."
+            )
+            raise
         events.end()
         return self
 
@@ -411,7 +420,6 @@ class IterativeGPRegressor(GPRegressorBase):
         kernel = problem.kernel
         theta = kernel.theta0 if result is None else torch.as_tensor(result.theta)
         self.kernel_ = kernel.to_sklearn(theta)
-        self.n_iter_ = 0 if result is None else result.n_iter
         self.history_ = monitor.history()
         self.device_ = str(plan.device)
         if result is not None and result.exact:
@@ -445,6 +453,7 @@ class IterativeGPRegressor(GPRegressorBase):
             "stop_reason": reason,
             "plan": describe(plan, len(self.X_train_)),
         }
+        self.n_iter_ = 0 if result is None else result.n_iter
         self._warn(failed, reason)
 
     def _finish_exact(self, theta: torch.Tensor) -> tuple[None, float]:

@@ -81,5 +81,6 @@ class Table:
     def check_separable(self, kernel: TorchKernel) -> None:
         """Refuse duplicated rows that no noise tells apart."""
         with torch.no_grad():
-            white = kernel.noise(kernel.theta0, torch.as_tensor(self.X)).numpy()
+            # A copy: torch warns of arrays that are not writable.
+            white = kernel.noise(kernel.theta0, torch.tensor(self.X)).numpy()
         check_duplicates(self.X, white + self.noise)

@@ -38,6 +38,6 @@ def resolve_solver(solver) -> Solver:
         return solver
     known = ", ".join(repr(name) for name in sorted(SOLVERS))
     raise ValueError(
-        f"Unknown solver {solver!r}: use one of {known}, or an object such as "
-        "CG(preconditioner=PivotedCholesky(rank=200))."
+        f"Unknown solver {solver!r}: use one of {known}, an object such as "
+        "CG(preconditioner=PivotedCholesky(rank=200)), or, in an estimator, 'auto'."
     )

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import make_friedman2
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -555,3 +555,22 @@ def test_grid_search_over_nested_parameters():
     search = GridSearchCV(model, grid, cv=2, n_jobs=2, error_score="raise").fit(X, y)
     assert search.best_params_["solver__preconditioner__rank"] in (3, 6)
     assert model.solver.preconditioner.rank == 5
+
+
+def test_an_interrupt_after_training_keeps_the_hyperparameters(monkeypatch):
+    X, y, _ = problem(n=40)
+    model = IterativeGPRegressor(random_state=0).fit(X[:30], y[:30])
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IterativeGPRegressor, "_finish_exact", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        model.fit(X, y)
+    assert "kernel_" in caught.value.__notes__[0]
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    monkeypatch.undo()
+    again = IterativeGPRegressor(model.kernel_, optimizer=None).fit(X, y)
+    whole = IterativeGPRegressor(random_state=0).fit(X, y)
+    assert_allclose(again.predict(X), whole.predict(X))
