@@ -2,6 +2,7 @@
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
+from ._experts import ExpertsGradient, ExpertTable
 from ._features import FeatureGradient, SingleSampleGradient
 from ._grid import GridGradient
 from ._inducing import InducingGradient
@@ -15,6 +16,8 @@ from ._truncated import TruncatedGradient
 
 __all__ = [
     "ExactGradient",
+    "ExpertTable",
+    "ExpertsGradient",
     "FeatureGradient",
     "GradientEstimate",
     "GradientEstimator",

@@ -2,6 +2,7 @@
 
 from ._base import Posterior
 from ._exact import ExactPosterior
+from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._features import FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
@@ -9,7 +10,10 @@ from ._iterative import IterativePosterior, PathwiseSamples
 from ._love import LOVEPosterior, LOVEResult, love
 
 __all__ = [
+    "COMBINATIONS",
+    "Combination",
     "ExactPosterior",
+    "ExpertsPosterior",
     "FeaturePosterior",
     "FeatureSpace",
     "GridPosterior",
@@ -20,5 +24,10 @@ __all__ = [
     "LOVEResult",
     "PathwiseSamples",
     "Posterior",
+    "bcm",
+    "gpoe",
+    "grbcm",
     "love",
+    "poe",
+    "rbcm",
 ]

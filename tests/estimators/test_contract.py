@@ -20,6 +20,7 @@ from skscalablegp import (  # noqa: E402
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
+    PoERegressor,
     RFFRegressor,
     RRCGRegressor,
     SSRFFRegressor,
@@ -62,6 +63,26 @@ ROWS = [
             truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=5
         ),
         search={"truncation__rate": [0.1, 0.3]},
+    ),
+    Row("poe", PoERegressor(), search={"alpha": [1e-6, 1e-2]}),
+    Row(
+        "poe-experts",
+        PoERegressor(expert_size=10, max_iter=10),
+        search={"expert_size": [5, 10]},
+    ),
+    # Rules that divide by a prior are densities of single rows: no joint covariance, no samples.
+    Row(
+        "poe-grbcm",
+        PoERegressor(combination="grbcm", partition="kmeans", expert_size=8, max_iter=5),
+        covariances=False,
+        samples=False,
+        search={"combination": ["bcm", "rbcm"]},
+        scikit_learn_checks=False,
+    ),
+    Row(
+        "poe-separate",
+        PoERegressor(share_hyperparameters=False, expert_size=12, max_iter=5),
+        scikit_learn_checks=False,
     ),
     Row("rff", RFFRegressor(max_iter=10), search={"n_features": [10, 20]}),
     Row("rff-few", RFFRegressor(n_features=10, max_iter=5), scikit_learn_checks=False),

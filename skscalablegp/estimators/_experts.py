@@ -1,0 +1,159 @@
+"""The steps of a product of experts: parts of a table, experts trained and built in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+
+from ..gradients import ExactGradient, ExpertTable
+from ..objectives import exact_marginal_likelihood
+from ..posteriors import ExactPosterior
+from ..training import Monitor, TrainingStep
+from ._stages import Run, StageSettings, fit_hyperparameters
+
+# Rows from which the two centres of a split are learned.
+_KMEANS_ROWS = 10_000
+
+
+def random_parts(n: int, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
+    """Parts of at most `size` rows, equal but for one row, drawn at random."""
+    parts = np.array_split(random_state.permutation(n), max(-(-n // size), 1))
+    return [np.sort(part) for part in parts]
+
+
+def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
+    """Neighbourhoods of at most `size` rows, equal but for a few rows.
+
+    Bisecting k-means with balanced halves: rows are split in two, again and again, along the line
+    between two centres. Columns count in units of their standard deviations; O(n d log n).
+    """
+    spread = X.std(axis=0)
+    scaled = X / np.where(spread > 0, spread, 1.0)
+
+    def split(rows: np.ndarray, k: int) -> list[np.ndarray]:
+        if k == 1:
+            return [np.sort(rows)]
+        some = rows[random_state.permutation(len(rows))[:_KMEANS_ROWS]]
+        seed = random_state.randint(2**31 - 1)
+        a, b = KMeans(2, n_init=1, random_state=seed).fit(scaled[some]).cluster_centers_
+        order = rows[np.argsort(scaled[rows] @ (b - a), kind="stable")]
+        left = k // 2
+        middle = round(len(rows) * left / k)
+        return split(order[:middle], left) + split(order[middle:], k - left)
+
+    return split(np.arange(len(X)), max(-(-len(X) // size), 1))
+
+
+def global_first(
+    X: np.ndarray, size: int, partition: str, random_state: np.random.RandomState
+) -> list[np.ndarray]:
+    """A random part that all others will know, then parts of the remaining rows."""
+    if len(X) <= size:
+        return [np.arange(len(X))]
+    order = random_state.permutation(len(X))
+    rest = np.sort(order[size:])
+    if partition == "random":
+        parts = random_parts(len(rest), size, random_state)
+    else:
+        parts = kmeans_parts(X[rest], size, random_state)
+    return [np.sort(order[:size]), *(rest[part] for part in parts)]
+
+
+@dataclass(frozen=True)
+class TrainedExpert:
+    """What comes back from training one expert by itself.
+
+    Attributes
+    ----------
+    theta : ndarray of shape (p,)
+    value : float
+        Log marginal likelihood of its part.
+    n_iter : int
+    stop_reason : str
+    steps : list of TrainingStep
+    """
+
+    theta: np.ndarray
+    value: float
+    n_iter: int
+    stop_reason: str
+    steps: list[TrainingStep]
+
+
+def train_expert(
+    table: ExpertTable,
+    theta: np.ndarray,
+    settings: StageSettings,
+    seconds: float | None,
+    seed: int,
+) -> TrainedExpert:
+    """Hyperparameters of one part, from a starting point."""
+    problem = table.problem()
+    monitor = Monitor(max_seconds=seconds)
+    run = Run(
+        settings,
+        problem.kernel.bounds.numpy(),
+        monitor,
+        torch.Generator().manual_seed(seed),
+        np.random.RandomState(seed),
+    )
+    result = fit_hyperparameters(problem, ExactGradient(), theta, run)
+    return TrainedExpert(
+        result.theta, result.value, result.n_iter, result.stop_reason, monitor.steps
+    )
+
+
+def train_separately(
+    tables: Sequence[ExpertTable],
+    theta: np.ndarray,
+    settings: StageSettings,
+    monitor: Monitor,
+    random_state: np.random.RandomState,
+    n_jobs: Any,
+) -> list[TrainedExpert]:
+    """Every expert from the common starting point; the remaining seconds in equal shares."""
+    share = None
+    if monitor.max_seconds is not None:
+        left = max(monitor.max_seconds - monitor.seconds, 1e-9)
+        share = left * min(joblib.effective_n_jobs(n_jobs) / len(tables), 1.0)
+    settings = replace(settings, subset_size=None)
+    job = joblib.delayed(train_expert)
+    seeds = random_state.randint(2**31 - 1, size=len(tables))
+    trained = joblib.Parallel(n_jobs=n_jobs)(
+        job(table, theta, settings, share, int(seed))
+        for table, seed in zip(tables, seeds, strict=True)
+    )
+    begun = monitor.seconds
+    for k, expert in enumerate(trained):
+        monitor.steps += [
+            replace(step, stage=f"expert {k + 1}", seconds=begun + step.seconds)
+            for step in expert.steps
+        ]
+    return trained
+
+
+def build_experts(
+    tables: Sequence[ExpertTable], thetas: Sequence[np.ndarray], n_jobs: Any
+) -> tuple[list[ExactPosterior], float]:
+    """Each part's posterior, factorised in parallel, and the largest jitter."""
+    job = joblib.delayed(_factor)
+    found = joblib.Parallel(n_jobs=n_jobs)(
+        job(table, theta) for table, theta in zip(tables, thetas, strict=True)
+    )
+    experts = []
+    for table, theta, (factor, weights, _) in zip(tables, thetas, found, strict=True):
+        operator = table.problem().operator(torch.as_tensor(theta))
+        tensors = [torch.as_tensor(a, device=table.device) for a in (weights, factor)]
+        experts.append(ExactPosterior(operator, *tensors))
+    return experts, max(jitter for _, _, jitter in found)
+
+
+def _factor(table: ExpertTable, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    result = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False)
+    return result.factor.cpu().numpy(), result.weights.cpu().numpy(), result.jitter

@@ -1,0 +1,458 @@
+"""Products of exact Gaussian-process experts.
+
+Longer than most files here: half of it documents the parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from .._compat import FitEvents, Interval, StrOptions, fit_context
+from .._validation import check_memory, resolve_device
+from ..gradients import ExactGradient, ExpertsGradient, ExpertTable, GradientState
+from ..kernels import TorchKernel, compile_kernel
+from ..objectives import GPProblem
+from ..posteriors import COMBINATIONS, ExpertsPosterior, Posterior
+from ..training import Monitor
+from ._base import GPRegressorBase
+from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
+from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
+from ._stages import Run, StageSettings, fit_hyperparameters
+
+_SHARED = (
+    "kernel",
+    "alpha",
+    "optimizer",
+    "n_restarts_optimizer",
+    "normalize_y",
+    "copy_X_train",
+    "n_targets",
+    "random_state",
+    "max_iter",
+    "memory_budget",
+    "device",
+    "callbacks",
+    "max_seconds",
+    "verbose",
+)
+
+
+class PoERegressor(GPRegressorBase):
+    """Gaussian-process regression by a product of exact experts.
+
+    The table is cut into parts of about a thousand rows, each part has an exact Gaussian process,
+    and their predictions are multiplied row by row. Time is linear in the rows, experts are
+    independent of each other, and there is nothing to tune; what is lost is what rows of different
+    parts could have said together.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel; bounds, "fixed" included, are honoured. None means
+        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
+        starting at the scale of the data.
+    combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
+        How predictions are multiplied. "gpoe" errs on the side of caution; "poe" is overconfident
+        everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a common random part
+        beside its own and is the most accurate, at up to eight times the cost of training and four
+        times that of a prediction.
+    expert_size : int, default=1024
+        Most rows of a part. Tables of no more rows have one expert: the exact Gaussian process,
+        whatever the combination.
+    partition : {"random", "kmeans"}, default="random"
+        Parts drawn at random, or neighbourhoods of equal size (bisecting k-means).
+    share_hyperparameters : bool, default=True
+        One kernel for all experts, which maximises the sum of their log marginal likelihoods; or
+        one for each, for which "bcm", "rbcm" and "grbcm" are not defined: they divide by the prior
+        that experts have in common.
+    n_jobs : int or None, default=None
+        Experts that are trained and factorised at once, by any of joblib's backends; None is 1
+        unless in a :class:`joblib.parallel_config` context. Predictions use one process.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Added to the diagonal, in the units of the (normalised) target squared.
+    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+        "auto" is a quasi-Newton method with exact values and gradients; None keeps the kernel's
+        hyperparameters.
+    n_restarts_optimizer : int, default=0
+        Further starts, uniform within the bounds.
+    normalize_y : bool, default=False
+        Centre and scale the target before training.
+    copy_X_train : bool, default=True
+        Keep a copy of X.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the parts and restarts. None draws a new one at each fit.
+    max_iter : int or "auto", default="auto"
+        Optimiser steps over all experts.
+    memory_budget : float or "auto", default="auto"
+        Bytes that the experts' factors may take; "auto" looks at the machine.
+    device : str, default="auto"
+        "auto" takes CUDA where there is one.
+    callbacks : callable, list of callable or None, default=None
+        Called after each evaluation with a `TrainingStep`; a true value stops the training. What
+        experts do by themselves (``share_hyperparameters=False``) is in `history_` only.
+    max_seconds : float or None, default=None
+        Time budget of the hyperparameters' training; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel; with separate hyperparameters, at their geometric mean.
+    kernels_ : list of kernel instance
+        One for each expert.
+    experts_ : list of ndarray of int
+        Rows of each expert; with "grbcm" the first one's are in all others too.
+    X_train_, y_train_ : ndarray
+        What predictions are made from; the target normalised.
+    log_marginal_likelihood_value_ : float
+        Summed over the parts, in normalised units.
+    n_iter_ : int
+        Gradient evaluations; with separate hyperparameters, of the expert with the most.
+    history_ : dict of lists
+        stage, theta, objective, residual, epochs and seconds of each evaluation.
+    solver_info_ : dict
+        Why training stopped, and the largest jitter.
+    device_ : str
+        Where training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    IterativeGPRegressor : The exact posterior of the whole table.
+
+    Notes
+    -----
+    With b rows an expert, a training step costs O(n b^2), the factors O(n b) memory, and a
+    predicted row O(n b), mean or deviation. Single precision is not offered: at these sizes it
+    saves little.
+
+    A joint covariance, and joint samples, exist where the powers of the product do not divide by a
+    prior ("poe" and "gpoe"): it is that of a sum of independent experts, see
+    `skscalablegp.posteriors.ExpertsPosterior.covariance`. The other rules raise a ValueError.
+
+    References
+    ----------
+    M. P. Deisenroth, J. W. Ng (2015), Distributed Gaussian processes.
+
+    H. Liu, J. Cai, Y. Wang, Y. S. Ong (2018), Generalized robust Bayesian committee machine for
+    large-scale Gaussian process regression.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import PoERegressor
+    >>> X, y = make_friedman2(n_samples=600, noise=1.0, random_state=0)
+    >>> gp = PoERegressor(expert_size=200, normalize_y=True, random_state=0).fit(X, y)
+    >>> len(gp.experts_), bool(gp.score(X, y) > 0.99)
+    (3, True)
+    """
+
+    _parameter_constraints = shared_parameters(*_SHARED) | {
+        "combination": [StrOptions(set(COMBINATIONS))],
+        "expert_size": [Interval(Integral, 1, None, closed="left")],
+        "partition": [StrOptions({"random", "kmeans"})],
+        "share_hyperparameters": ["boolean"],
+        "n_jobs": [Integral, None],
+    }
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        combination: Any = "gpoe",
+        expert_size: Any = 1024,
+        partition: Any = "random",
+        share_hyperparameters: Any = True,
+        n_jobs: Any = None,
+        alpha: Any = 1e-10,
+        optimizer: Any = "auto",
+        n_restarts_optimizer: Any = 0,
+        normalize_y: Any = False,
+        copy_X_train: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        max_iter: Any = "auto",
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self.kernel = kernel
+        self.combination = combination
+        self.expert_size = expert_size
+        self.partition = partition
+        self.share_hyperparameters = share_hyperparameters
+        self.n_jobs = n_jobs
+        self.alpha = alpha
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.normalize_y = normalize_y
+        self.copy_X_train = copy_X_train
+        self.n_targets = n_targets
+        self.random_state = random_state
+        self.max_iter = max_iter
+        self.memory_budget = memory_budget
+        self.device = device
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> PoERegressor:
+        """Cut the table into parts, train the hyperparameters and factorise every part.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the experts would not fit, before any work.
+        """
+        self._check_rule()
+        monitor = make_monitor(self)
+        device = resolve_device(self.device)
+        table = self._read_table(X, y, noise_variance)
+        kernel = self._compile_kernel(table)
+        table.check_separable(kernel)
+        random_state, generator = seeded(self.random_state)
+        parts = self._parts(table.X, random_state)
+        self._check_factors(parts, device)
+        events = FitEvents(self, table.X, table.y)
+        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
+        problem = table.problem(kernel, torch.float64, device, keep=True)
+        run = Run(
+            self._stage_settings(parts), kernel.bounds.numpy(), monitor, generator, random_state
+        )
+        try:
+            thetas, value, n_iter, reason = self._train(problem, parts, run)
+        finally:
+            monitor.close()
+        self._remember(None)
+        self._keep_table(table)
+        self._finish(kernel, thetas, parts, monitor, device)
+        self.log_marginal_likelihood_value_, self.n_iter_ = value, n_iter
+        self.solver_info_["stop_reason"] = reason
+        warn_once(unfinished(reason, self, f"{n_iter} gradient evaluations"))
+        events.end()
+        return self
+
+    def _check_rule(self) -> None:
+        if not self.share_hyperparameters and self.combination not in ("poe", "gpoe"):
+            raise ValueError(
+                f"combination={self.combination!r} divides by a prior that all experts have in "
+                "common, and share_hyperparameters=False gives each its own: use 'gpoe' or 'poe', "
+                "or share_hyperparameters=True."
+            )
+
+    def _parts(self, X: np.ndarray, random_state: np.random.RandomState) -> list[np.ndarray]:
+        """Disjoint parts; with "grbcm" the first is random whatever the others are."""
+        size = int(self.expert_size)
+        if self.combination == "grbcm":
+            return global_first(X, size, self.partition, random_state)
+        if self.partition == "random":
+            return random_parts(len(X), size, random_state)
+        return kmeans_parts(X, size, random_state)
+
+    def _check_factors(self, parts: list[np.ndarray], device: torch.device) -> None:
+        rows = sorted((len(part) for part in self._known(parts)), reverse=True)
+        size = int(self.expert_size)
+        check_memory(
+            8 * sum(b * b for b in rows) + 24 * rows[0] ** 2,
+            f"{len(rows)} experts of up to {rows[0]} rows (a float64 factor each)",
+            f"use an expert_size below {size}: the factors take bytes in proportion to it",
+            budget_of(self.memory_budget),
+            device=device,
+        )
+
+    def _known(self, parts: list[np.ndarray]) -> list[np.ndarray]:
+        """The rows that each expert predicts from."""
+        if self.combination != "grbcm":
+            return parts
+        return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
+
+    def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
+        """One random part's worth of rows initialises; then all parts."""
+        size = max(len(part) for part in parts)
+        return StageSettings(
+            optimizer=self.optimizer,
+            learning_rate="auto",
+            max_iter=self.max_iter,
+            n_restarts=self.n_restarts_optimizer,
+            n_iter_no_change=5,
+            tol=1e-3,
+            subset_size=size if len(parts) > 1 else None,
+            n_subsets=1,
+            exact_rows=size,
+            adapt_dtype=False,
+            factor_if_ill_conditioned=False,
+        )
+
+    def _train(
+        self, problem: GPProblem, parts: list[np.ndarray], run: Run
+    ) -> tuple[list[np.ndarray], float, int, str]:
+        """One theta for each part, the experts' likelihood, evaluations, why it ended."""
+        kernel, theta = problem.kernel, problem.kernel.theta0.numpy()
+        estimator = ExpertsGradient(parts, self.n_jobs)
+        reason, n_iter = "nothing to train", 0
+        if self.optimizer is not None and kernel.n_params > 0:
+            if len(parts) > 1 and not self.share_hyperparameters:
+                return self._train_separately(problem, parts, run)
+            result = fit_hyperparameters(problem, estimator, theta, run)
+            theta, n_iter, reason = result.theta, result.n_iter, result.stop_reason
+            if np.isfinite(result.value):
+                return [theta] * len(parts), result.value, n_iter, reason
+        value = self._likelihood(problem, parts, theta)
+        return [theta] * len(parts), value, n_iter, reason
+
+    def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
+        """Of all parts, where training ended before it was known."""
+        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
+            problem, torch.as_tensor(theta), GradientState(), torch.Generator()
+        )
+        return float(estimate.value)
+
+    def _train_separately(
+        self, problem: GPProblem, parts: list[np.ndarray], run: Run
+    ) -> tuple[list[np.ndarray], float, int, str]:
+        first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
+        settings = replace(run.settings, subset_size=None)
+        start = fit_hyperparameters(
+            first,
+            ExactGradient(),
+            problem.kernel.theta0.numpy(),
+            replace(run, settings=settings),
+        )
+        tables = [ExpertTable.of(problem, part) for part in parts]
+        settings = replace(settings, n_restarts=0)
+        experts = train_separately(
+            tables, start.theta, settings, run.monitor, run.random_state, self.n_jobs
+        )
+        reasons = {start.stop_reason, *(expert.stop_reason for expert in experts)}
+        reason = next((r for r in ("max_seconds", "callback") if r in reasons), "converged")
+        return (
+            [expert.theta for expert in experts],
+            float(sum(expert.value for expert in experts)),
+            start.n_iter + max(expert.n_iter for expert in experts),
+            reason,
+        )
+
+    def _finish(
+        self,
+        kernel: TorchKernel,
+        thetas: list[np.ndarray],
+        parts: list[np.ndarray],
+        monitor: Monitor,
+        device: torch.device,
+    ) -> None:
+        """Set the fitted attributes, the posterior included."""
+        self.kernel_ = kernel.to_sklearn(torch.as_tensor(np.mean(thetas, axis=0)))
+        self.kernels_ = [self.kernel_] * len(parts)
+        if not self.share_hyperparameters and len(parts) > 1:
+            self.kernels_ = [kernel.to_sklearn(torch.as_tensor(theta)) for theta in thetas]
+        self.experts_ = self._known(parts)
+        self._rule = self.combination
+        self.history_ = monitor.history()
+        self.device_ = str(device)
+        posterior, jitter = self._built()
+        self.solver_info_ = {"jitter": jitter}
+        self._remember(posterior)
+
+    # ------------------------------------------------------------------ prediction
+
+    def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
+        """The fitted table's parts, each with its expert's kernel."""
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
+        tables = [ExpertTable.of(problem, part) for part in parts]
+        return [
+            replace(table, kernel=kernel)
+            for table, kernel in zip(tables, self.kernels_, strict=True)
+        ]
+
+    def _built(self) -> tuple[ExpertsPosterior, float]:
+        tables = self._tables(self.experts_)
+        experts, jitter = build_experts(tables, [k.theta for k in self.kernels_], self.n_jobs)
+        return ExpertsPosterior(experts, self._rule), jitter
+
+    def _build_posterior(self) -> Posterior:
+        return self._built()[0]
+
+    def _mean_and_std(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both from one look at the experts."""
+        posterior, t = self._posterior(), self._n_outputs()
+        mean, variance = np.empty((len(X), t)), np.empty(len(X))
+        for part, rows in self._chunks(X):
+            combined = posterior.combine(rows)
+            mean[part] = combined.mean.cpu().numpy()
+            variance[part] = (combined.variance + posterior.noise(rows)).cpu().numpy()
+        return self._own_units(mean), self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
+
+    def log_marginal_likelihood(
+        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ):
+        """The experts' log marginal likelihood, summed over disjoint parts, in normalised units.
+
+        Parameters
+        ----------
+        theta : array-like of shape (p,), optional
+            Log hyperparameters of all experts; the trained ones by default.
+        eval_gradient : bool, default=False
+            Also return the gradient in theta.
+        clone_kernel : bool, default=True
+            Accepted as in scikit-learn; `kernel_` is never changed.
+
+        Returns
+        -------
+        value : float
+            Summed over parts and targets.
+        gradient : ndarray of shape (p,)
+            Only with `eval_gradient`.
+        """
+        check_is_fitted(self, "kernel_")
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("Gradient can only be evaluated for theta!=None")
+            return self.log_marginal_likelihood_value_
+        parts = self.experts_
+        if self._rule == "grbcm":
+            parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
+        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
+            problem,
+            torch.as_tensor(np.asarray(theta, dtype=np.float64)),
+            GradientState(),
+            torch.Generator(),
+        )
+        if eval_gradient:
+            return float(estimate.value), estimate.grad.cpu().numpy()
+        return float(estimate.value)

@@ -1,0 +1,291 @@
+"""Products of experts: exact posteriors of parts of a table, combined row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ._base import Posterior, joint_normal
+from ._exact import ExactPosterior
+
+
+class Combination(NamedTuple):
+    """A combined prediction.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (m, t)
+    variance : Tensor of shape (m,)
+        Latent.
+    beta : Tensor of shape (k, m)
+        The power to which each expert's density was raised.
+    """
+
+    mean: Float[Tensor, "m t"]
+    variance: Float[Tensor, " m"]
+    beta: Float[Tensor, "k m"]
+
+
+def poe(
+    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
+) -> Combination:
+    r"""The product of the experts' densities; far too sure of itself where experts are many.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (k, m, t)
+        The experts' means.
+    variance : Tensor of shape (k, m)
+        Their latent variances, positive.
+    prior : Tensor of shape (k, m)
+        Their prior variances; not used.
+
+    Returns
+    -------
+    combination : Combination
+
+    Notes
+    -----
+    Away from all data its variance is the prior's divided by k. Hinton (2002), Training products
+    of experts; equations 7 and 8 of Deisenroth and Ng (2015).
+    """
+    return _product(mean, variance, torch.ones_like(variance))
+
+
+def gpoe(
+    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
+) -> Combination:
+    r"""The product of powers that sum to 1, larger for experts that learned more about a row.
+
+    The powers are the reductions of entropy :math:`\frac12\log(p_k / v_k)`, divided by their sum;
+    where no expert knows anything they are equal, and the result is the prior.
+
+    Parameters
+    ----------
+    mean, variance, prior
+        See `poe`.
+
+    Returns
+    -------
+    combination : Combination
+
+    Notes
+    -----
+    Variances err upwards: that of experts of equal knowledge is the one of each of them. Cao and
+    Fleet (2014), Generalized product of experts for automatic and principled fusion of Gaussian
+    process predictions; equations 11 and 12 of Deisenroth and Ng (2015).
+    """
+    # The last term decides only where all experts have learned nothing.
+    beta = _entropy_reduction(variance, prior) + torch.finfo(variance.dtype).eps
+    return _product(mean, variance, beta / beta.sum(0))
+
+
+def bcm(
+    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
+) -> Combination:
+    r"""The Bayesian committee machine: the product, divided k - 1 times by the common prior.
+
+    Parameters
+    ----------
+    mean, variance, prior
+        See `poe`; the prior is the same for all experts, its mean zero.
+
+    Returns
+    -------
+    combination : Combination
+
+    Notes
+    -----
+    Tresp (2000), A Bayesian committee machine; equations 15 and 16 of Deisenroth and Ng (2015).
+    """
+    base = torch.zeros_like(mean[0]), prior[0]
+    return _product(mean, variance, torch.ones_like(variance), base)
+
+
+def rbcm(
+    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
+) -> Combination:
+    r"""The robust Bayesian committee machine: powers :math:`\frac12\log(p / v_k)`, not normalised.
+
+    Parameters
+    ----------
+    mean, variance, prior
+        See `bcm`.
+
+    Returns
+    -------
+    combination : Combination
+        A single expert has nothing to be weighed against: its power is 1.
+
+    Notes
+    -----
+    Equations 21 and 22 of Deisenroth and Ng (2015), Distributed Gaussian processes.
+    """
+    beta = _entropy_reduction(variance, prior)
+    if len(beta) == 1:
+        beta = torch.ones_like(beta)
+    base = torch.zeros_like(mean[0]), prior[0]
+    return _product(mean, variance, beta, base)
+
+
+def grbcm(
+    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
+) -> Combination:
+    r"""The generalised robust Bayesian committee machine, which divides by a global expert.
+
+    The first expert has a random part of the table; every other one that part and its own. What
+    they have in common is then known, not assumed independent: as experts grow with the table,
+    the combination tends to the exact posterior.
+
+    Parameters
+    ----------
+    mean, variance, prior
+        See `poe`; the first expert is the global one.
+
+    Returns
+    -------
+    combination : Combination
+        Of powers 1 for the second expert and :math:`\frac12\log(v_1 / v_k)` for the later ones.
+
+    Notes
+    -----
+    Equations 11 to 13 of Liu, Cai, Wang and Ong (2018), Generalized robust Bayesian committee
+    machine for large-scale Gaussian process regression.
+    """
+    if len(mean) == 1:
+        return _product(mean, variance, torch.ones_like(variance))
+    beta = _entropy_reduction(variance[1:], variance[:1])
+    beta[0] = 1.0
+    combined = _product(mean[1:], variance[1:], beta, (mean[0], variance[0]))
+    rest = (1 - beta.sum(0))[None]
+    return combined._replace(beta=torch.cat([rest, beta]))
+
+
+# What each name means; the first two need no common prior.
+COMBINATIONS: dict[str, Callable[..., Combination]] = {
+    "poe": poe,
+    "gpoe": gpoe,
+    "bcm": bcm,
+    "rbcm": rbcm,
+    "grbcm": grbcm,
+}
+
+
+def _entropy_reduction(
+    variance: Float[Tensor, "k m"], prior: Float[Tensor, "#k m"]
+) -> Float[Tensor, "k m"]:
+    """In nats; rounding may leave it a little below zero."""
+    return (0.5 * torch.log(prior / variance)).clamp_min(0)
+
+
+def _product(
+    mean: Float[Tensor, "k m t"],
+    variance: Float[Tensor, "k m"],
+    beta: Float[Tensor, "k m"],
+    base: tuple[Float[Tensor, "m t"], Float[Tensor, " m"]] | None = None,
+) -> Combination:
+    """prod_k N(mean_k, variance_k)^beta_k, times base^(1 - sum beta) where there is a base."""
+    share = beta / variance
+    precision, weighted = share.sum(0), (share[..., None] * mean).sum(0)
+    if base is not None:
+        rest = (1 - beta.sum(0)) / base[1]
+        precision, weighted = precision + rest, weighted + rest[:, None] * base[0]
+    return Combination(weighted / precision[:, None], 1 / precision, beta)
+
+
+class ExpertsPosterior(Posterior):
+    """Exact posteriors of parts of a table under one combination rule.
+
+    Parameters
+    ----------
+    experts : sequence of ExactPosterior
+        One for each part.
+    combination : str
+        A name of `COMBINATIONS`.
+
+    Notes
+    -----
+    A row's mean needs every expert's variance there: sum_k n_k^2 flops a row, with or without
+    variances in the answer.
+    """
+
+    def __init__(self, experts: Sequence[ExactPosterior], combination: str):
+        self.experts = list(experts)
+        self.combination = combination
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.experts[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.experts[0].device
+
+    @property
+    def width(self) -> int:
+        """One expert's block at a time, twice, beside all experts' moments."""
+        t = self.experts[0].weights.shape[1]
+        return 2 * max(expert.width for expert in self.experts) + len(self.experts) * (t + 2)
+
+    def combine(self, X: Float[Tensor, "m d"]) -> Combination:
+        """Mean and latent variance together, for the price of either."""
+        means = torch.stack([expert.mean(X) for expert in self.experts])
+        variances = torch.stack([expert.variance(X) for expert in self.experts])
+        if len(self.experts) == 1:
+            return Combination(means[0], variances[0], torch.ones_like(variances))
+        priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
+        # At noise-free training rows the variance is zero, and experts there infinitely sure.
+        variances = variances.clamp_min(torch.finfo(variances.dtype).eps * priors)
+        return COMBINATIONS[self.combination](means, variances, priors)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self.combine(X).mean
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.combine(X).variance
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The experts' mean noise variance; where they share a kernel, the kernel's."""
+        return torch.stack([expert.noise(X) for expert in self.experts]).mean(0)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        r"""The covariance of the function that the experts' functions add up to.
+
+        With :math:`c_k = \sqrt{\beta_k}\, v / v_k` at each row, the sum of independent functions
+        :math:`\sum_k c_k f_k` has the combined variance v; its covariance is
+        :math:`\sum_k c_k(x)\, C_k(x, x')\, c_k(x')`, positive semidefinite and the same for a row
+        whatever others are asked for with it.
+
+        Raises
+        ------
+        ValueError
+            For rules that divide by a prior: they are densities of single rows only.
+        """
+        if len(self.experts) == 1:
+            return self.experts[0].covariance(X)
+        if self.combination not in ("poe", "gpoe"):
+            raise ValueError(
+                f"combination={self.combination!r} divides densities of single rows by a common "
+                f"one, which defines no joint distribution of {len(self.experts)} experts: ask for "
+                "return_std, or use combination='gpoe'."
+            )
+        combined = self.combine(X)
+        total = X.new_zeros(len(X), len(X))
+        for expert, beta in zip(self.experts, combined.beta, strict=True):
+            own = expert.covariance(X)
+            variance = own.diagonal().clamp_min(
+                torch.finfo(own.dtype).eps * expert.cross(X).prior_diag()
+            )
+            c = beta.sqrt() * combined.variance / variance
+            total += c[:, None] * own * c
+        return total
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        return joint_normal(self, X, n_samples, random_state)

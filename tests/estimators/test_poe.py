@@ -1,0 +1,338 @@
+"""PoERegressor against scikit-learn's exact regression on the parts and on the whole table."""
+
+import pickle
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import joblib
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import PoERegressor
+from skscalablegp.estimators._experts import global_first, kmeans_parts, random_parts
+from skscalablegp.posteriors import COMBINATIONS
+
+KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.2], nu=1.5) + WhiteKernel(0.05)
+
+
+def table(n=120, seed=0, d=2):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, (n, d))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X.sum(1) + 0.2 * rng.standard_normal(n)
+    return X, y, rng.uniform(-3, 3, (15, d))
+
+
+def poe(**params):
+    params = {"kernel": KERNEL, "random_state": 0, "expert_size": 30} | params
+    return PoERegressor(**params)
+
+
+# ------------------------------------------------------------------ equivalence limits
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_one_expert_is_the_exact_process(combination):
+    X, y, X_new = table()
+    Y = np.column_stack([y, np.cos(y)])
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None, normalize_y=True, alpha=1e-3)
+    model = poe(
+        combination=combination, expert_size=120, optimizer=None, normalize_y=True, alpha=1e-3
+    ).fit(X, Y)
+    exact.fit(X, Y)
+    for mine, theirs in zip(
+        model.predict(X_new, return_std=True), exact.predict(X_new, return_std=True), strict=True
+    ):
+        assert_allclose(mine, theirs, rtol=1e-8, atol=1e-9)
+    assert_allclose(
+        model.predict(X_new, return_cov=True)[1],
+        exact.predict(X_new, return_cov=True)[1],
+        atol=1e-8,
+    )
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, rel=1e-9
+    )
+    assert_allclose(
+        model.sample_y(X_new, 3, random_state=1),
+        exact.sample_y(X_new, 3, random_state=1),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_one_expert_trains_as_the_exact_process(combination):
+    X, y, X_new = table(80)
+    exact = GaussianProcessRegressor(KERNEL).fit(X, y)
+    model = poe(combination=combination, expert_size=80).fit(X, y)
+    assert_allclose(model.kernel_.theta, exact.kernel_.theta, atol=2e-2)
+    assert_allclose(model.predict(X_new), exact.predict(X_new), atol=1e-3)
+
+
+def test_grbcm_of_two_experts_is_exact():
+    """The second expert has the whole table, and the first cancels."""
+    X, y, X_new = table()
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    model = poe(combination="grbcm", expert_size=60, optimizer=None).fit(X, y)
+    assert len(model.experts_) == 2
+    for mine, theirs in zip(
+        model.predict(X_new, return_std=True), exact.predict(X_new, return_std=True), strict=True
+    ):
+        assert_allclose(mine, theirs, rtol=1e-8)
+
+
+def test_grbcm_is_consistent_where_bcm_is_not():
+    """Squared errors in units of the claimed variance, for more and more experts.
+
+    The function is drawn from the model, so that the exact posterior's ratio is 1 on average.
+    """
+    kernel = ConstantKernel(1.0) * Matern(0.5, nu=1.5)
+    noisy = kernel + WhiteKernel(0.25)
+    ratios = {"bcm": [], "rbcm": [], "grbcm": []}
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X = rng.uniform(0, 10, (2200, 1))
+        f = np.linalg.cholesky(kernel(X) + 1e-9 * np.eye(2200)) @ rng.standard_normal(2200)
+        y, X_new, f_new = f + 0.5 * rng.standard_normal(2200), X[2000:], f[2000:]
+        for n, size in ((250, 50), (2000, 100)):
+            for combination in ratios:
+                model = poe(
+                    kernel=noisy, combination=combination, expert_size=size, optimizer=None
+                ).fit(X[:n], y[:n])
+                std = model.predict_std(X_new, include_noise=False)
+                error = (model.predict(X_new) - f_new) / std
+                ratios[combination].append((n, np.mean(error**2)))
+    few, many = (
+        {c: np.mean([r for rows, r in found if rows == n]) for c, found in ratios.items()}
+        for n in (250, 2000)
+    )
+    assert 0.6 < few["grbcm"] < 1.4 and 0.6 < many["grbcm"] < 1.4
+    for overconfident in ("bcm", "rbcm"):
+        assert many[overconfident] > 2.5
+        assert many[overconfident] > 1.5 * few[overconfident]
+
+
+# ------------------------------------------------------------------ likelihood and training
+
+
+@pytest.mark.parametrize("combination", ["gpoe", "grbcm"])
+def test_likelihood_is_the_sum_over_disjoint_parts(combination):
+    X, y, _ = table()
+    model = poe(combination=combination, optimizer=None).fit(X, y)
+    parts = model.experts_
+    if combination == "grbcm":
+        parts = [parts[0], *(np.setdiff1d(part, parts[0]) for part in parts[1:])]
+    assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(X)))
+    theta = KERNEL.theta + 0.1
+    values, grads = zip(
+        *(
+            GaussianProcessRegressor(KERNEL, optimizer=None)
+            .fit(X[part], y[part])
+            .log_marginal_likelihood(theta, eval_gradient=True)
+            for part in parts
+        ),
+        strict=True,
+    )
+    value, grad = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(sum(values), rel=1e-9)
+    assert_allclose(grad, np.sum(grads, axis=0), rtol=1e-6, atol=1e-6)
+    assert model.log_marginal_likelihood(KERNEL.theta) == pytest.approx(
+        model.log_marginal_likelihood_value_
+    )
+
+
+def test_training_ends_at_a_maximum_of_the_sum():
+    X, y, _ = table(240)
+    model = poe(expert_size=60).fit(X, y)
+    assert model.solver_info_["stop_reason"] == "converged"
+    best = model.log_marginal_likelihood_value_
+    for step in 0.3 * np.vstack([np.eye(4), -np.eye(4)]):
+        assert model.log_marginal_likelihood(model.kernel_.theta + step) < best
+
+
+def test_separate_hyperparameters_fit_their_parts_better():
+    X, y, X_new = table(160)
+    y = np.where(X[:, 0] > 0, np.sin(6 * X[:, 1]), 0.2 * X[:, 1])
+    shared, separate = (
+        poe(expert_size=40, partition="kmeans", share_hyperparameters=share).fit(X, y)
+        for share in (True, False)
+    )
+    assert separate.log_marginal_likelihood_value_ > shared.log_marginal_likelihood_value_ + 10
+    assert len(separate.kernels_) == 4 and len({k.theta.tobytes() for k in separate.kernels_}) == 4
+    assert np.isfinite(separate.predict(X_new, return_std=True)).all()
+    for part, kernel in zip(separate.experts_, separate.kernels_, strict=True):
+        own = GaussianProcessRegressor(kernel, optimizer=None).fit(X[part], y[part])
+        value = own.log_marginal_likelihood_value_
+        assert value >= own.log_marginal_likelihood(shared.kernel_.theta) - 1e-3
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_time_budget(share):
+    X, y, X_new = table()
+    with pytest.warns(ConvergenceWarning, match="max_seconds"):
+        model = poe(share_hyperparameters=share, max_seconds=1e-9).fit(X, y)
+    assert np.isfinite(model.log_marginal_likelihood_value_)
+    assert np.isfinite(model.predict(X_new)).all()
+
+
+# ------------------------------------------------------------------ parts
+
+
+@pytest.mark.parametrize("n, size", [(1, 5), (5, 5), (6, 5), (1000, 64), (97, 1)])
+def test_parts_cover_the_table_evenly(n, size):
+    X = np.random.default_rng(0).standard_normal((n, 3))
+    for cut in (
+        lambda r: random_parts(n, size, r),
+        lambda r: kmeans_parts(X, size, r),
+        lambda r: global_first(X, size, "random", r),
+        lambda r: global_first(X, size, "kmeans", r),
+    ):
+        parts = cut(np.random.RandomState(0))
+        assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) <= size and min(sizes) > 0
+
+
+def test_kmeans_parts_are_neighbourhoods():
+    X = np.random.default_rng(0).uniform(size=(1024, 2)) * [1, 1000]
+    spread = {
+        "kmeans": kmeans_parts(X, 64, np.random.RandomState(0)),
+        "random": random_parts(1024, 64, np.random.RandomState(0)),
+    }
+    within = {
+        name: np.mean([X[part].var(axis=0) / X.var(axis=0) for part in parts])
+        for name, parts in spread.items()
+    }
+    assert within["kmeans"] < 0.15 < 0.9 < within["random"]
+
+
+def test_equal_columns_can_be_cut():
+    X = np.zeros((50, 2))
+    with pytest.warns(ConvergenceWarning, match="distinct"):
+        parts = kmeans_parts(X, 20, np.random.RandomState(0))
+    assert [len(part) for part in parts] == [17, 16, 17]
+
+
+# ------------------------------------------------------------------ joint predictions
+
+
+@pytest.mark.parametrize("combination", ["poe", "gpoe"])
+@pytest.mark.parametrize("share", [True, False])
+def test_joint_covariance(combination, share):
+    X, y, X_new = table()
+    model = poe(combination=combination, share_hyperparameters=share).fit(X, y)
+    covariance = model.predict(X_new, return_cov=True)[1]
+    assert_allclose(np.sqrt(np.diag(covariance)), model.predict(X_new, return_std=True)[1])
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    # What is asked for beside them does not change the covariance of two rows.
+    assert_allclose(model.predict(X_new[:4], return_cov=True)[1], covariance[:4, :4], atol=1e-12)
+    draws = model.sample_y(X_new[:3], 4000, random_state=0)
+    error = np.cov(draws) - covariance[:3, :3]
+    assert np.abs(error).max() < 5 * covariance[:3, :3].max() / np.sqrt(4000 / 2)
+
+
+@pytest.mark.parametrize("combination", ["bcm", "rbcm", "grbcm"])
+def test_rules_without_a_joint_distribution_say_so(combination):
+    X, y, X_new = table()
+    model = poe(combination=combination, optimizer=None).fit(X, y)
+    for ask in (lambda: model.predict(X_new, return_cov=True), lambda: model.sample_y(X_new)):
+        with pytest.raises(ValueError, match=f"{combination}.* no joint .*gpoe"):
+            ask()
+    with pytest.raises(ValueError, match="prior that all experts have in common"):
+        model.set_params(share_hyperparameters=False).fit(X, y)
+
+
+def test_mean_and_std_agree_with_either_alone():
+    X, y, X_new = table()
+    Y = np.column_stack([y, 10 + 100 * y])
+    model = poe(combination="grbcm", normalize_y=True, optimizer=None).fit(X, Y)
+    mean, std = model.predict(X_new, return_std=True)
+    assert_array_equal(mean, model.predict(X_new))
+    assert_array_equal(std, model.predict_std(X_new))
+    assert_allclose(std[:, 1], 100 * std[:, 0])
+
+
+# ------------------------------------------------------------------ joblib
+
+
+def described(model, X_new):
+    return [model.kernel_.theta, *model.predict(X_new, return_std=True)]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_backends_agree(share):
+    X, y, X_new = table()
+    params = {"share_hyperparameters": share, "max_iter": 4}
+    alone = described(poe(**params).fit(X, y), X_new)
+    for backend in ("threading", "loky"):
+        with joblib.parallel_config(backend=backend, n_jobs=2):
+            together = described(poe(**params).fit(X, y), X_new)
+        for a, b in zip(alone, together, strict=True):
+            assert_allclose(b, a, rtol=1e-8, atol=1e-10)
+
+
+DASK = """
+import joblib, numpy as np
+from distributed import Client, LocalCluster
+from skscalablegp import PoERegressor
+
+if __name__ == "__main__":
+    X = np.random.default_rng(0).uniform(-3, 3, (120, 2))
+    y = np.sin(2 * X[:, 0]) + X[:, 1]
+    settings = dict(expert_size=30, max_iter=4, random_state=0)
+    alone = PoERegressor(**settings).fit(X, y).predict(X[:5], return_std=True)
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster, Client(cluster) as client:
+        with joblib.parallel_config(backend="dask"):
+            model = PoERegressor(**settings).fit(X, y)
+        did = client.run(lambda dask_worker: dask_worker.state.executed_count)
+    print(len(did), "workers", min(did.values()) > 0)
+    np.testing.assert_allclose(model.predict(X[:5], return_std=True), alone, rtol=1e-8)
+    print("equal")
+"""
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
+def test_two_dask_workers(tmp_path):
+    script = tmp_path / "on_dask.py"
+    script.write_text(DASK)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.split("\n")[:2] == ["2 workers True", "equal"], done.stderr
+
+
+# ------------------------------------------------------------------ state and limits
+
+
+def test_factors_are_rebuilt_from_the_fitted_table():
+    X, y, X_new = table()
+    model = poe(share_hyperparameters=False).fit(X, y)
+    state = pickle.dumps(model)
+    # One expert's factor is not in it, let alone all.
+    assert len(state) < 8 * 4 * 30**2
+    # What predicts is what was fitted, not what parameters say by now.
+    model.set_params(combination="poe", expert_size=7)
+    again = pickle.loads(pickle.dumps(model))
+    for a, b in zip(described(model, X_new), described(again, X_new), strict=True):
+        assert_array_equal(a, b)
+
+
+def test_noise_variance_goes_with_its_row():
+    X, y, _ = table()
+    noise = np.where(np.arange(120) % 2 == 0, 1e-4, 4.0)
+    y = np.where(noise > 1, y + 5, y)
+    model = poe(optimizer=None).fit(X, y, noise_variance=noise)
+    quiet = noise < 1
+    assert np.abs(model.predict(X) - y)[quiet].mean() < 0.5
+
+
+def test_memory_is_checked_before_any_work():
+    X, y, _ = table()
+    with pytest.raises(MemoryError, match=re.escape("4 experts of up to 30 rows")):
+        poe(memory_budget=1000).fit(X, y)
