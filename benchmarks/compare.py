@@ -15,8 +15,8 @@ time with --clock cpu, which a busy machine does not falsify). That limits train
 cell, predictions included, is cut at --cut-seconds. Besides the package's estimators there are
 
 HistGradientBoostingRegressor  13 further models of quantiles give CRPS (pinball loss integrated
-                               over the levels) and coverage; its NLL is that of a normal density
-                               with the mean model's mean and the 10% to 90% spread
+                               over the levels) and coverage; its NLL is that of normal densities
+                               of one standard deviation, the error on a held-out tenth
 GaussianProcessRegressor       scikit-learn's, on 2,000 random rows, with this package's default
                                kernel; its L-BFGS ends at --max-seconds
 GPyTorchSVGP                   where gpytorch is installed: 512 inducing points, 30 epochs of Adam
