@@ -17,6 +17,8 @@ Ratios are of medians. A second line has the memory that one tiled product needs
 libraries, measured in a process of its own. The gemm fields say how far the arithmetic is from
 this machine's own large matrix product: distances and products only, without exponentials.
 --large measures one tiled product of 100,000 rows and 8 columns with 16 right-hand sides instead.
+--probes S S compares tiled products (a target and S probes) and gradients for numbers of probes, in
+seconds of processor time, which load on the machine disturbs least.
 """
 
 import argparse
@@ -37,6 +39,8 @@ def main(argv=None):
         os.environ[variable] = str(args.threads)
     if args.child:
         report = measure_one(args)
+    elif args.probes:
+        report = dict(benchmark="probes", **shape(args), **compare_probes(args))
     elif args.large:
         report = dict(benchmark="large", **shape(args), **measured_alone(args))
     else:
@@ -61,6 +65,7 @@ def parse_args(argv):
     parser.add_argument("--tile", type=int, help="tile size instead of the package's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--large", action="store_true", help="one tiled product of many rows")
+    parser.add_argument("--probes", type=int, nargs=2, metavar="S", help="few and many probes")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     for name, usual, large in (("n", 8192, 100_000), ("d", 26, 8), ("s", 65, 16)):
@@ -157,6 +162,37 @@ def compare(args):
         tiled_fraction_of_gemm=round(flops / median["tiled"] / 1e9 / peak, 3),
         kept_gflops=round(2 * args.n**2 * args.s / median["kept"] / 1e9, 1),
         kept_gbytes_per_second=round(args.n**2 * X.element_size() / median["kept"] / 1e9, 1),
+    )
+
+
+def compare_probes(args):
+    import torch
+
+    X, _, _, operator = setup(args)
+    tiled = operator(X, False)
+    few, many = sorted(args.probes)
+    V = {s: torch.randn(args.n, s + 1).to(X) for s in (few, many)}
+    seconds = {kind: {few: [], many: []} for kind in ("product", "gradient")}
+    for turn in range(args.repeats + 1):
+        for s in (few, many):
+            for kind, work in (
+                ("product", lambda s=s: tiled.matmul(V[s])),
+                ("gradient", lambda s=s: tiled.bilinear_grad(V[s], V[s])),
+            ):
+                synchronize(args.device)
+                start = time.process_time()
+                work()
+                synchronize(args.device)
+                if turn:  # the first one warms up
+                    seconds[kind][s].append(time.process_time() - start)
+    median = {k: {s: statistics.median(v) for s, v in by.items()} for k, by in seconds.items()}
+    return dict(
+        repeats=args.repeats,
+        cpu_seconds={k: {s: round(v, 4) for s, v in by.items()} for k, by in median.items()},
+        many_over_few={k: round(by[many] / by[few], 2) for k, by in median.items()},
+        many_over_few_of_fastest={
+            k: round(min(by[many]) / min(by[few]), 2) for k, by in seconds.items()
+        },
     )
 
 
