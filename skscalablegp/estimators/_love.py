@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import (
-    BaseEstimator,
-    MetaEstimatorMixin,
-    MultiOutputMixin,
-    RegressorMixin,
-    clone,
-)
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import HasMethods, Interval, fit_context
-from ..posteriors import GridPosterior, LOVEPosterior, Posterior, love
+from ..posteriors import Posterior, love, with_basis
+from ._fitting import warn_once
 from ._kissgp import KISSGPRegressor
-from ._prediction import GPPredictionBase, squeeze
+from ._prediction import GPPredictionBase
 
-_CACHES: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
-
-# Rows at which the variance is compared with exact solves.
+# Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
 _HELD_ROWS = 20
-# Bytes of k(X_new, X_train) at a time.
-_CHUNK_BYTES = 2**27
+_PROBE_ROWS = 1000
 
 
-class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEstimator):
+class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     """Low-rank variances, covariances and samples for a Gaussian-process regressor.
 
     Lanczos builds, once, a basis of rank k in which the inverse of the covariance matrix is small;
-    after that a variance costs O(k) on a grid and O(n k) elsewhere. The error is measured against
-    exact solves at a few rows, and the rank grows until it is small enough.
+    after that a variance costs O(k) on a grid, O(m k) with m random features or inducing points and
+    O(n k) over n rows. The error is measured against exact variances at a few rows, and the rank
+    grows until it is small enough.
 
     Parameters
     ----------
     estimator : regressor, default=None
         A regressor of this package with fast products: KISSGPRegressor (the default),
-        IterativeGPRegressor, ... A fitted one wrapped in ``sklearn.frozen.FrozenEstimator`` is used
-        as it is.
+        IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A fitted one wrapped in
+        ``sklearn.frozen.FrozenEstimator`` is used as it is.
     rank : int, default=100
         Lanczos vectors to begin with.
     tol : float, default=1e-4
@@ -134,7 +124,8 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
         X : array-like of shape (n, d)
             Training rows; the rows at which the error is measured come from among and between them.
         y : array-like of shape (n,) or (n, t)
-            Targets; a frozen regressor does not look at them.
+            Targets; a frozen regressor does not look at them, only the unit of the error comes from
+            them.
         noise_variance : float or array-like of shape (n,), optional
             Handed to the regressor.
 
@@ -143,35 +134,38 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
         self : object
             The fitted predictor.
         """
-        checked, _ = validate_data(
+        checked, targets = validate_data(
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1
         )
         random_state = check_random_state(self.random_state)
         held = _between(checked, random_state)
         inner = self._inner(X, y, noise_variance, random_state)
-        posterior = inner._posterior()
-        rows = torch.tensor(
-            _as_seen(inner, held), dtype=posterior.operator.dtype, device=posterior.operator.device
+        below = inner._posterior()
+        rows, probes = (
+            torch.tensor(_as_seen(inner, part), dtype=below.dtype, device=below.device)
+            for part in (held, checked[:: max(1, len(checked) // _PROBE_ROWS)])
         )
         result = love(
-            posterior,
+            below,
             rows,
+            probes,
             rank=self.rank,
             max_rank=max(self.rank, self.max_rank),
             tol=self.tol,
-            scale=_mean_square(inner),
+            scale=_mean_square(inner, targets),
         )
         self.estimator_ = inner
         self.kernel_ = inner.kernel_
         self.n_iter_ = inner.n_iter_
+        self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self.rank_, self.variance_error_, self._basis = result.rank, result.error, result.basis
-        _CACHES[self] = result.posterior
+        self._remember(result.posterior)
         if result.error > self.tol:
-            warnings.warn(
-                f"The variance's error {result.error:.1e} is above tol={self.tol:g} at rank "
-                f"{result.rank}: raise max_rank={self.max_rank}, or the noise.",
-                ConvergenceWarning,
-                stacklevel=3,
+            warn_once(
+                [
+                    f"The variance's error {result.error:.1e} is above tol={self.tol:g} at rank "
+                    f"{result.rank}: raise max_rank={self.max_rank}, or the noise."
+                ]
             )
         return self
 
@@ -192,118 +186,19 @@ class LOVEPredictor(MetaEstimatorMixin, MultiOutputMixin, RegressorMixin, BaseEs
             return inner.fit(X, y, noise_variance=noise_variance)
         return inner.fit(X, y)
 
-    # ------------------------------------------------------------------ predict
+    # ------------------------------------------------------------------ what predictions need
 
-    def _posterior(self) -> Posterior:
-        if self not in _CACHES:
-            below = self.estimator_._posterior()
-            if isinstance(below, GridPosterior):
-                made = GridPosterior(below.grid_kernel, below.theta, below.evaluation, self.rank_)
-            else:
-                basis = torch.tensor(
-                    self._basis, dtype=below.operator.dtype, device=below.operator.device
-                )
-                made = LOVEPosterior(below, basis)
-            _CACHES[self] = made
-        return _CACHES[self]
+    def _build_posterior(self) -> Posterior:
+        return with_basis(self.estimator_._posterior(), self.rank_, self._basis)
 
-    def _rows(self, X: Any) -> tuple[np.ndarray, torch.Tensor, Posterior]:
-        check_is_fitted(self, "rank_")
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        posterior = self._posterior()
-        seen = _as_seen(self.estimator_, X)
-        op = posterior.operator
-        return X, torch.tensor(seen, dtype=op.dtype, device=op.device), posterior
+    def _rows(self, X: Any) -> np.ndarray:
+        return _as_seen(self.estimator_, super()._rows(X))
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
-        """Predict the mean of y, and on request its standard deviation or covariance.
+    def _n_outputs(self) -> int:
+        return self.estimator_._n_outputs()
 
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Rows to predict.
-        return_std : bool, default=False
-            Also return standard deviations, the kernel's white noise included.
-        return_cov : bool, default=False
-            Also return the joint covariance of all m rows.
-
-        Returns
-        -------
-        mean : ndarray of shape (m,) or (m, t)
-            In the target's own units.
-        std : ndarray of shape (m,) or (m, t)
-            Only with `return_std`.
-        cov : ndarray of shape (m, m) or (m, m, t)
-            Only with `return_cov`.
-        """
-        if return_std and return_cov:
-            raise RuntimeError(
-                "At most one of return_std or return_cov can be requested: the diagonal of the "
-                "covariance is the squared standard deviation."
-            )
-        X, rows, posterior = self._rows(X)
-        inner = self.estimator_
-        mean = inner._mean(rows.cpu().double().numpy())
-        if return_std:
-            return mean, self._std(rows, posterior, True)
-        if return_cov:
-            covariance = posterior.covariance(rows).clone()
-            covariance.diagonal().add_(posterior.noise(rows))
-            covariance = covariance.cpu().double().numpy()
-            return mean, squeeze(covariance[:, :, None] * np.square(inner._y_train_std))
-        return mean
-
-    def predict_std(self, X: Any, include_noise: bool = True) -> np.ndarray:
-        """Predict standard deviations.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Rows to predict.
-        include_noise : bool, default=True
-            Whether the kernel's white noise counts.
-
-        Returns
-        -------
-        std : ndarray of shape (m,) or (m, t)
-            In the target's own units.
-        """
-        _, rows, posterior = self._rows(X)
-        return self._std(rows, posterior, include_noise)
-
-    def _std(self, rows: torch.Tensor, posterior: Posterior, include_noise: bool) -> np.ndarray:
-        step = max(1, _CHUNK_BYTES // (8 * max(posterior.operator.shape[0], 1)))
-        parts = []
-        for part in rows.split(step):
-            v = posterior.variance(part)
-            parts.append(v + posterior.noise(part) if include_noise else v)
-        variance = torch.cat(parts).cpu().double().numpy()
-        t = self.estimator_._n_outputs()
-        return self.estimator_._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draw joint samples of y from the posterior.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Rows at which to sample.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=0
-            Seed of the draws.
-
-        Returns
-        -------
-        samples : ndarray of shape (m, n_samples) or (m, t, n_samples)
-            In the target's own units.
-        """
-        _, rows, posterior = self._rows(X)
-        draws = posterior.sample(rows, n_samples, check_random_state(random_state))
-        inner = self.estimator_
-        std, mean = np.atleast_1d(inner._y_train_std), np.atleast_1d(inner._y_train_mean)
-        draws = draws.cpu().double().numpy() * std[:, None] + mean[:, None]
-        return draws[:, 0] if draws.shape[1] == 1 else draws
+    def _check_joint_memory(self, m: int, what: str) -> None:
+        self.estimator_._check_joint_memory(m, what)
 
 
 def _check_supported(inner: Any) -> None:
@@ -320,11 +215,10 @@ def _as_seen(inner: GPPredictionBase, X: np.ndarray) -> np.ndarray:
     return inner._seen(X) if hasattr(inner, "_seen") else X
 
 
-def _mean_square(inner: GPPredictionBase) -> float:
+def _mean_square(inner: GPPredictionBase, y: np.ndarray) -> float:
     """Of the target as the posterior sees it."""
-    if isinstance(inner, KISSGPRegressor):
-        return inner._target_square
-    return max(float(np.mean(np.square(inner.y_train_))), 1e-300)
+    seen = (y - inner._y_train_mean) / inner._y_train_std
+    return max(float(np.mean(np.square(seen))), 1e-300)
 
 
 def _between(X: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:

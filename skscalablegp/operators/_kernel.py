@@ -197,6 +197,10 @@ class KernelOperator(LinearOperator):
             self._H = self._fill(self._workspace.matrix(self.shape[0], self.dtype, self.device))
         return self._H
 
+    def leave_workspace(self) -> None:
+        """From now on keep H in a buffer of its own: the shared one holds a factor of it."""
+        self._workspace, self._H = Workspace(), None
+
     def release_dense(self) -> Float[Tensor, "n n"]:
         """H in the shared buffer, for a factorisation in place; one epoch. Ends `keep`."""
         self._count(self.shape[0] ** 2)

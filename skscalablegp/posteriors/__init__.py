@@ -7,7 +7,8 @@ from ._features import FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
 from ._iterative import IterativePosterior, PathwiseSamples
-from ._love import LOVEPosterior, LOVEResult, love
+from ._love import LOVEPosterior, LOVEResult, LOVEWeights, love, with_basis
+from ._weights import WeightForm
 
 __all__ = [
     "COMBINATIONS",
@@ -22,12 +23,15 @@ __all__ = [
     "IterativePosterior",
     "LOVEPosterior",
     "LOVEResult",
+    "LOVEWeights",
     "PathwiseSamples",
     "Posterior",
+    "WeightForm",
     "bcm",
     "gpoe",
     "grbcm",
     "love",
     "poe",
     "rbcm",
+    "with_basis",
 ]

@@ -35,6 +35,8 @@ class ExactPosterior(Posterior):
         factor: Float[Tensor, "n n"],
     ):
         super().__init__(operator, weights)
+        # The factor was written over H: products of the operator must not be written over it.
+        operator.leave_workspace()
         self.factor = factor
 
     def _whitened(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:

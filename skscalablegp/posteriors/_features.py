@@ -13,6 +13,7 @@ from ..features import PriorFeatures
 from ..kernels import TorchKernel
 from ..objectives import FeatureWeights
 from ._base import Posterior
+from ._weights import WeightForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,15 @@ class FeaturePosterior(Posterior):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         V = self._whitened(X)
         return V.T @ V
+
+    def weight_form(self) -> WeightForm:
+        """The same as low-rank variances take it."""
+        return WeightForm(
+            features=self._phi,
+            precision=self.factor @ self.factor.T,
+            prior=lambda X: self._phi(X).square().sum(1),
+            prior_covariance=lambda X: self._phi(X) @ self._phi(X).T,
+        )
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         with torch.no_grad():

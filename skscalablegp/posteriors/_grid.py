@@ -63,9 +63,13 @@ class GridPosterior(Posterior):
         )
         self.rank = rank if rank is not None and rank < len(evaluation.inner) else None
 
-    def exact(self) -> GridPosterior:
-        """The same posterior without Lanczos."""
-        return GridPosterior(self.grid_kernel, self.theta, self.evaluation)
+    def with_rank(self, rank: int | None) -> GridPosterior:
+        """The same posterior at another rank of Lanczos; None for none."""
+        return GridPosterior(self.grid_kernel, self.theta, self.evaluation, rank)
+
+    def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """Variances of rows inside the grid without building what many rows would share."""
+        return self.interpolate(X.numpy(), self.root).square().sum(1)
 
     # ------------------------------------------------------------------ caches
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels import TorchKernel
 from ..objectives import Gaussian, Likelihood, WhitenedBelief, Whitening
 from ._base import Posterior, reported_variance
+from ._weights import WeightForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +117,23 @@ class InducingPosterior(Posterior):
         with torch.no_grad():
             prior = self.operator.kernel.cross(self.operator.theta, X, X)
         return prior - A.T @ A + A.T @ self.belief.covariance[0] @ A
+
+    def weight_form(self) -> WeightForm:
+        """The same as low-rank variances take it: whitened inducing values are the weights."""
+        space = self.operator
+
+        def prior_covariance(X: Tensor) -> Tensor:
+            X = space.rows(X)
+            with torch.no_grad():
+                return space.kernel.cross(space.theta, X, X)
+
+        return WeightForm(
+            features=lambda X: (self.white.inverse @ self._cross(space.rows(X))).T,
+            precision=torch.linalg.inv(self.belief.covariance[0]),
+            prior=lambda X: self._diag(space.rows(X)),
+            prior_covariance=prior_covariance,
+            has_rest=True,
+        )
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self._scale(self.operator.rows(X)) * self.likelihood.noise_factor()

@@ -10,13 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..features import NoSpectralDensity, sample_prior_features
 from ..solvers import CG, MaxIterations, RelativeResidual, solve
 from ._base import Posterior, joint_normal, reported_variance
 from ._grid import GridPosterior
-from ._krylov import krylov_basis, whitened
+from ._krylov import explained_weights, krylov_basis, whitened
 
 # Rows whose average column of K starts Lanczos where all rows would cost too much.
 _PROBE_ROWS = 1000
+# Up to here a joint covariance is factorised; more rows are sampled through random features.
+_JOINT_ROWS = 1000
+_SAMPLE_PAIRS = 1000
+# Bytes of features of training rows at a time.
+_BLOCK_BYTES = 2**26
 
 
 class LOVEPosterior(Posterior):
@@ -50,7 +56,87 @@ class LOVEPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
-        return joint_normal(self, X, n_samples, random_state)
+        """Joint draws: from the covariance up to 1,000 rows, then by Matheron's rule.
+
+        A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose
+        covariance is the one above: O((n k + (n + m) q) s) for q features, linear in the rows.
+        """
+        if len(X) <= _JOINT_ROWS:
+            return joint_normal(self, X, n_samples, random_state)
+        op, t = self.operator, self.weights.shape[1]
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        try:
+            features = sample_prior_features(
+                op.kernel, op.kernel.n_features, _SAMPLE_PAIRS, generator, device=op.device
+            )
+        except NoSpectralDensity:
+            return joint_normal(self, X, n_samples, random_state)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=op.dtype).to(op.device)
+
+        w = normal(features.n_features, t * n_samples)
+        step = max(1, _BLOCK_BYTES // (8 * features.n_features))
+        with torch.no_grad():
+            at_rows, at_new = (
+                torch.cat([features.evaluate(op.theta, part) @ w for part in rows.split(step)])
+                for rows in (op.X, X)
+            )
+        at_rows = at_rows + op.noise.sqrt()[:, None] * normal(op.shape[0], t * n_samples)
+        at_new = at_new - self.cross(X).matmul(self.basis @ (self.basis.T @ at_rows))
+        at_new = at_new + self.noise(X).sqrt()[:, None] * normal(*at_new.shape)
+        return self.mean(X)[:, :, None] + at_new.reshape(len(X), t, n_samples)
+
+
+class LOVEWeights(Posterior):
+    """The mean of a posterior over weights with variances from k Lanczos vectors.
+
+    ``variance(x) = prior(x) - |Y' phi(x)|^2``, O(q k) a row beside the features themselves.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        One with a ``weight_form``.
+    explained : Tensor of shape (q, k)
+        Y with I - Y Y' close to the weights' posterior covariance, from above.
+    """
+
+    def __init__(self, posterior: Any, explained: Float[Tensor, "q k"]):
+        self.operator, self.weights = posterior.operator, posterior.weights
+        self._below, self._form, self.explained = posterior, posterior.weight_form(), explained
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self._below.mean(X)
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self._below.noise(X)
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        prior = self._form.prior(X)
+        explained = self._form.features(X) @ self.explained
+        return reported_variance(prior - explained.square().sum(1), prior)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        explained = self._form.features(X) @ self.explained
+        return self._form.prior_covariance(X) - explained @ explained.T
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Joint draws of the weights, O(q k) each; from the covariance where f has a rest."""
+        if self._form.has_rest:
+            return joint_normal(self, X, n_samples, random_state)
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        phi, mean = self._form.features(X), self.mean(X)
+        (q, t), kind = (phi.shape[1], mean.shape[1]), {"dtype": phi.dtype}
+        eps = torch.randn(q, t * n_samples, generator=generator, **kind).to(phi.device)
+        # (I - Y Y')^1/2 = I - U (1 - (1 - s^2)^1/2) U' with Y = U s V'.
+        U, s, _ = torch.linalg.svd(self.explained, full_matrices=False)
+        shrunk = 1 - (1 - s.square()).clamp_min(0).sqrt()
+        draws = phi @ (eps - U @ (shrunk[:, None] * (U.T @ eps)))
+        white = torch.randn(draws.shape, generator=generator, **kind).to(phi.device)
+        draws = draws + white * self.noise(X).sqrt()[:, None]
+        return mean[:, :, None] + draws.reshape(len(X), t, n_samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +150,8 @@ class LOVEResult:
         Lanczos vectors in use.
     error : float
         Mean absolute error of the variance at the held rows, in units of `scale`.
-    basis : ndarray of shape (n, k) or None
-        What `LOVEPosterior` needs to be rebuilt.
+    basis : ndarray or None
+        What `with_basis` needs to rebuild the posterior.
     """
 
     posterior: Posterior
@@ -74,9 +160,19 @@ class LOVEResult:
     basis: np.ndarray | None
 
 
+def with_basis(posterior: Any, rank: int, basis: np.ndarray | None) -> Posterior:
+    """The posterior of a `LOVEResult` again, from the one below and stored arrays."""
+    if isinstance(posterior, GridPosterior):
+        return posterior.with_rank(rank)
+    made = torch.tensor(basis, dtype=posterior.dtype, device=posterior.device)
+    kind = LOVEWeights if hasattr(posterior, "weight_form") else LOVEPosterior
+    return kind(posterior, made)
+
+
 def love(
     posterior: Any,
     held: Float[Tensor, "h d"],
+    probes: Float[Tensor, "p d"],
     *,
     rank: int,
     max_rank: int,
@@ -88,9 +184,11 @@ def love(
     Parameters
     ----------
     posterior : Posterior
-        With fast products: on a grid, or with an operator.
+        On a grid, with a ``weight_form``, or with an operator that multiplies.
     held : Tensor of shape (h, d)
-        Rows at which variances are compared with exact solves.
+        Rows at which variances are compared with exact ones.
+    probes : Tensor of shape (p, d)
+        Training rows whose average features start Lanczos over weights.
     rank : int
         Lanczos vectors to begin with.
     max_rank : int
@@ -106,28 +204,43 @@ def love(
         For a posterior without fast products.
     """
     if isinstance(posterior, GridPosterior):
-        return _love_on_grid(posterior, held, rank, max_rank, tol, scale)
+        exact = posterior.with_rank(None).root_variance(held)
+        full = len(posterior.evaluation.inner)
+
+        def measured(k: int) -> tuple[Posterior, float, None]:
+            made = posterior.with_rank(k)
+            return made, float((made.root_variance(held) - exact).abs().mean()) / scale, None
+
+        return _grown(measured, rank, min(max_rank, full), tol)
+    if hasattr(posterior, "weight_form"):
+        form, exact = posterior.weight_form(), posterior.variance(held)
+        inner = form.precision - torch.eye(len(form.precision)).to(form.precision)
+        start = form.features(probes[:_PROBE_ROWS]).mean(0)
+
+        def measured(k: int) -> tuple[Posterior, float, np.ndarray]:
+            Y = explained_weights(inner, start, k)
+            made = LOVEWeights(posterior, Y)
+            error = float((made.variance(held) - exact).abs().mean()) / scale
+            return made, error, Y.cpu().numpy()
+
+        return _grown(measured, rank, min(max_rank, len(inner)), tol)
     if not all(hasattr(getattr(posterior, "operator", None), name) for name in ("matmul", "cross")):
         raise TypeError(
             f"{type(posterior).__name__} has no fast products with its covariance matrix, which "
-            "LOVEPredictor needs: wrap a KISSGPRegressor or an IterativeGPRegressor."
+            "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or a regressor "
+            "with random features or inducing points."
         )
     return _love_on_rows(posterior, held, rank, max_rank, tol, scale)
 
 
-def _love_on_grid(posterior, held, rank, max_rank, tol, scale) -> LOVEResult:
-    full = len(posterior.evaluation.inner)
-    exact = _root_variance(posterior.exact(), held)
+def _grown(measured: Any, rank: int, most: int, tol: float) -> LOVEResult:
+    """The rank doubles until the error is below `tol` or the rank is `most`."""
     while True:
-        made = GridPosterior(posterior.grid_kernel, posterior.theta, posterior.evaluation, rank)
-        error = float((_root_variance(made, held) - exact).abs().mean()) / scale
-        if error <= tol or rank >= min(max_rank, full):
-            return LOVEResult(made, min(rank, full), error, None)
-        rank = min(2 * rank, max_rank)
-
-
-def _root_variance(posterior: GridPosterior, rows: Tensor) -> Tensor:
-    return posterior.interpolate(rows.numpy(), posterior.root).square().sum(1)
+        rank = min(rank, most)
+        made, error, basis = measured(rank)
+        if error <= tol or rank >= most:
+            return LOVEResult(made, rank, error, basis)
+        rank *= 2
 
 
 def _love_on_rows(posterior, held, rank, max_rank, tol, scale) -> LOVEResult:
@@ -138,25 +251,28 @@ def _love_on_rows(posterior, held, rank, max_rank, tol, scale) -> LOVEResult:
         op, cross.T.contiguous(), CG(), stopping=RelativeResidual(1e-6) | MaxIterations(1000)
     ).value
     exact = prior - (cross.T * solved).sum(0)
-    steps = min(rank, op.shape[0])
-    basis = krylov_basis(op, _average_column(op)[:, None], steps)
+    basis = krylov_basis(op, _average_column(op)[:, None], min(rank, op.shape[0]))
     while True:
         B = whitened(op, basis)
         errors = (prior - (cross @ B).square().sum(1) - exact).abs()
         error = float(errors.mean()) / scale
         size = basis.shape[1]
+        result = LOVEResult(LOVEPosterior(posterior, B), size, error, B.cpu().numpy())
         if error <= tol or size >= min(max_rank, op.shape[0]):
-            return LOVEResult(LOVEPosterior(posterior, B), size, error, B.cpu().numpy())
+            return result
+        if 2 * size >= op.shape[0] and max_rank >= op.shape[0]:
+            # Half of all directions did not do: take all, which is exact.
+            basis = torch.eye(op.shape[0], dtype=op.dtype, device=op.device)
+            continue
         # A new probe: the covariances of the row that is served worst, without what is known.
         probe = cross[int(errors.argmax())]
         probe = probe - basis @ (basis.T @ probe)
         if float(probe.norm()) == 0:
-            return LOVEResult(LOVEPosterior(posterior, B), size, error, B.cpu().numpy())
+            return result
         more = max(1, min(size, max_rank - size, op.shape[0] - size))
-        grown = krylov_basis(op, probe[:, None], more, basis)
-        if grown.shape[1] == size:
-            return LOVEResult(LOVEPosterior(posterior, B), size, error, B.cpu().numpy())
-        basis = grown
+        basis = krylov_basis(op, probe[:, None], more, basis)
+        if basis.shape[1] == size:
+            return result
 
 
 def _average_column(op: Any) -> Float[Tensor, " n"]:

@@ -1,13 +1,11 @@
-"""KISSGPRegressor and LOVEPredictor against dense algebra and scikit-learn's exact regressor."""
+"""KISSGPRegressor against dense algebra and scikit-learn's exact regressor."""
 
 import numpy as np
 import pytest
-from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
-from sklearn.linear_model import LinearRegression
 
-from skscalablegp import IterativeGPRegressor, KISSGPRegressor, LOVEPredictor
+from skscalablegp import KISSGPRegressor
 
 C, W = ConstantKernel, WhiteKernel
 
@@ -98,6 +96,24 @@ def test_samples_have_the_posterior_covariance():
     mean, cov = model.predict(X_new, return_cov=True)
     np.testing.assert_allclose(draws.mean(1), mean, atol=0.01)
     np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
+    # The components that samples are made of leave out a millionth of the variance.
+    posterior = model._posterior()
+    S, scale = posterior._sampling_root
+    left_out = posterior.root.square().sum() - (scale * S.double()).square().sum()
+    assert abs(left_out) < 2e-6 * posterior.root.square().sum()
+    assert S.shape[1] < posterior.root.shape[1]
+
+
+def test_samples_of_targets_of_any_size():
+    X, y, X_new = table()
+    Y = np.stack([y, 2 - 3 * y], 1)
+    for unit in (1e-12, 1e30):
+        model = fixed(grid_size=20, normalize_y=True).fit(X, unit * Y)
+        mean, std = model.predict(X_new, return_std=True)
+        draws = model.sample_y(X_new, 4000, random_state=0)
+        assert draws.shape == (50, 2, 4000)
+        np.testing.assert_allclose(draws.mean(2), mean, atol=0.1 * unit)
+        np.testing.assert_allclose(draws.std(2), std, rtol=0.1)
 
 
 def test_likelihood_and_training():
@@ -116,8 +132,10 @@ def test_likelihood_and_training():
 def test_deep_features():
     X, y, X_new = table(5, 300)
     model = KISSGPRegressor(feature_extractor=(16, 1), random_state=0).fit(X, y)
-    assert model.score(X, y) > 0.8
+    assert model.score(X, y) > 0.9
     assert model.grid_.n_features == 1
+    # Features end where the grid does, wherever a row may lie.
+    assert model.grid_.covers(model._features(1e6 * np.vstack([X_new, -X_new]))).all()
     model.partial_fit(X_new, np.zeros(50))
     for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "widths"), ((), "widths")]:
         with pytest.raises(ValueError, match=message):
@@ -152,63 +170,3 @@ def test_constant_columns_are_named():
         KISSGPRegressor().fit(X, y)
     with pytest.raises(ValueError, match="All columns of X are constant"):
         KISSGPRegressor().fit(np.ones((5, 2)), np.arange(5.0))
-
-
-class TestLOVE:
-    @pytest.mark.parametrize("below", [fixed(grid_size=25), None], ids=["grid", "rows"])
-    def test_error_is_measured_and_falls_with_the_rank(self, below):
-        X, y, X_new = table()
-        if below is None:
-            below = IterativeGPRegressor(fixed().kernel, optimizer=None, tol=1e-6)
-        below = below.fit(X, y)
-        if isinstance(below, KISSGPRegressor):
-            exact = fixed(grid_size=25, n_lanczos=None).fit(X, y).predict_std(X_new) ** 2
-        else:
-            exact = below.predict_std(X_new) ** 2
-        errors = []
-        for rank in (5, 20, 60):
-            love = LOVEPredictor(FrozenEstimator(below), rank=rank, max_rank=rank, tol=1.0)
-            variance = love.fit(X, y).predict_std(X_new) ** 2
-            assert (variance > exact - 1e-6).all()  # a projection errs upwards
-            errors.append(np.abs(variance - exact).mean())
-            assert love.variance_error_ * np.mean(y**2) == pytest.approx(
-                errors[-1], rel=2, abs=1e-6
-            )
-            assert love.rank_ == rank
-        assert errors[0] > 3 * errors[1] > 9 * errors[2]
-        assert love.estimator_ is below
-
-    def test_the_rank_grows_until_the_error_is_small(self):
-        X, y, _ = table()
-        for below in (fixed(grid_size=25), IterativeGPRegressor(fixed().kernel, optimizer=None)):
-            love = LOVEPredictor(below, rank=3, tol=1e-5).fit(X, y)
-            assert love.rank_ > 3 and love.variance_error_ <= 1e-5
-
-    def test_says_when_it_cannot(self):
-        X, y, _ = table()
-        with pytest.warns(UserWarning, match="above tol=1e-12 at rank 4: raise max_rank"):
-            LOVEPredictor(fixed(grid_size=25), rank=4, max_rank=4, tol=1e-12).fit(X, y)
-
-    def test_needs_fast_products(self):
-        X, y, _ = table()
-        with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
-            LOVEPredictor(LinearRegression()).fit(X, y)
-
-
-def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
-    columns = np.loadtxt(data_folder / "uci" / "airfoil" / "data.csv.gz", delimiter=",")
-    test = np.loadtxt(data_folder / "uci" / "airfoil" / "test_mask.csv.gz", delimiter=",")[:, 0] > 0
-    columns = (columns - columns[~test].mean(0)) / columns[~test].std(0)
-    X, y = columns[:, :-1], columns[:, -1]
-    model = KISSGPRegressor(
-        feature_extractor=(64, 32, 2), grid_size=40, n_lanczos=None, max_iter=30, random_state=0
-    ).fit(X[~test], y[~test])
-    love = LOVEPredictor(FrozenEstimator(model), rank=50, max_rank=50, tol=1e-3)
-    love.fit(X[~test], y[~test])
-    found = love.predict_std(X[test]) ** 2
-    without = model.predict_std(X[test]) ** 2
-    assert np.abs(found - without).mean() <= 1e-4 * y[test].var()
-    exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
-    exact.fit(model._features(X[~test]), y[~test])
-    std = exact.predict(model._features(X[test]), return_std=True)[1]
-    assert np.abs(found - std**2).mean() <= 5e-3 * y[test].var()

@@ -1,0 +1,193 @@
+"""LOVEPredictor against the exact variances of the regressors below it."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import LinearRegression
+
+from skscalablegp import IterativeGPRegressor, KISSGPRegressor, LOVEPredictor, RFFRegressor
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.objectives import WhitenedBelief
+from skscalablegp.posteriors import InducingPosterior, InducingSpace, love
+
+C, W = ConstantKernel, WhiteKernel
+
+
+def table(d=2, n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, d))
+    y = np.sin(6 * X[:, 0]) + X[:, -1] + 0.1 * rng.standard_normal(n)
+    return X, y, rng.uniform(size=(50, d))
+
+
+def kernel():
+    return C(1.0) * RBF([0.3, 0.3]) + W(0.01)
+
+
+def fixed(**params):
+    return KISSGPRegressor(kernel(), optimizer=None, **params)
+
+
+class TestLOVE:
+    @pytest.mark.parametrize("below", [fixed(grid_size=25), None], ids=["grid", "rows"])
+    def test_error_is_measured_and_falls_with_the_rank(self, below):
+        X, y, X_new = table()
+        if below is None:
+            below = IterativeGPRegressor(fixed().kernel, optimizer=None, tol=1e-6)
+        below = below.fit(X, y)
+        if isinstance(below, KISSGPRegressor):
+            exact = fixed(grid_size=25, n_lanczos=None).fit(X, y).predict_std(X_new) ** 2
+        else:
+            exact = below.predict_std(X_new) ** 2
+        errors = []
+        for rank in (5, 20, 60):
+            low = LOVEPredictor(FrozenEstimator(below), rank=rank, max_rank=rank, tol=1.0)
+            variance = low.fit(X, y).predict_std(X_new) ** 2
+            assert (variance > exact - 1e-6).all()  # a projection errs upwards
+            errors.append(np.abs(variance - exact).mean())
+            assert low.variance_error_ * np.mean(y**2) == pytest.approx(errors[-1], rel=2, abs=1e-6)
+            assert low.rank_ == rank
+        assert errors[0] > 3 * errors[1] > 9 * errors[2]
+        assert low.estimator_ is below
+
+    def test_the_rank_grows_until_the_error_is_small(self):
+        X, y, _ = table()
+        for below in (fixed(grid_size=25), IterativeGPRegressor(fixed().kernel, optimizer=None)):
+            low = LOVEPredictor(below, rank=3, tol=1e-5).fit(X, y)
+            assert low.rank_ > 3 and low.variance_error_ <= 1e-5
+
+    def test_half_of_all_directions_are_followed_by_all(self):
+        X, y, X_new = table()
+        below = IterativeGPRegressor(C(1e4) * RBF([0.02, 0.02]) + W(1e-4), optimizer=None)
+        low = LOVEPredictor(below, rank=20, tol=1e-9).fit(X, y)
+        assert low.rank_ == 200 and low.variance_error_ < 1e-5
+        exact = GaussianProcessRegressor(below.kernel, optimizer=None).fit(X, y)
+        std = exact.predict(X_new, return_std=True)[1]
+        np.testing.assert_allclose(low.predict_std(X_new), std, rtol=1e-6)
+        # The products of Lanczos leave the regressor below, its factor above all, as it was.
+        np.testing.assert_allclose(low.estimator_.predict_std(X_new), std, rtol=1e-6)
+
+    def test_says_when_it_cannot(self):
+        X, y, _ = table()
+        with pytest.warns(UserWarning, match="above tol=1e-12 at rank 4: raise max_rank"):
+            LOVEPredictor(fixed(grid_size=25), rank=4, max_rank=4, tol=1e-12).fit(X, y)
+
+    def test_needs_fast_products(self):
+        X, y, _ = table()
+        with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
+            LOVEPredictor(LinearRegression()).fit(X, y)
+
+
+def inducing(X, y):
+    """The collapsed posterior over 30 inducing points (Titsias 2009), from dense algebra."""
+    compiled = compile_kernel(kernel(), 2)
+    theta, Z = compiled.theta0, torch.from_numpy(X[:30])
+    K = compiled.cross(theta, Z, Z) + 1e-10 * torch.eye(30)
+    A = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(K), compiled.cross(theta, Z, torch.from_numpy(X)), upper=False
+    )
+    S = torch.linalg.inv(torch.eye(30) + A @ A.T / 0.01)
+    belief = WhitenedBelief(S @ A @ torch.from_numpy(y)[:, None] / 0.01, S[None], S.logdet()[None])
+    return InducingPosterior(InducingSpace(compiled, theta, Z, torch.device("cpu")), belief)
+
+
+class TestWeights:
+    """Random features and inducing points: their posteriors are over weights."""
+
+    @staticmethod
+    def posterior(name, X, y):
+        if name == "inducing points":
+            return inducing(X, y)
+        return RFFRegressor(kernel(), n_features=60, optimizer=None).fit(X, y)._posterior()
+
+    @pytest.mark.parametrize("name", ["features", "inducing points"])
+    def test_variances_tend_to_the_exact_ones_from_above(self, name):
+        X, y, X_new = (torch.from_numpy(a) for a in table())
+        below = self.posterior(name, X.numpy(), y.numpy())
+        exact, size = below.variance(X_new), len(below.weights)
+        form = below.weight_form()
+        phi = form.features(X_new)
+        inner = (phi @ torch.linalg.inv(form.precision)) * phi
+        rest = form.prior(X_new) - phi.square().sum(1)
+        torch.testing.assert_close(inner.sum(1) + rest, exact, rtol=1e-6, atol=1e-9)
+        assert float(rest.max()) > 1e-6 if form.has_rest else float(rest.abs().max()) < 1e-12
+        errors = []
+        for rank in (3, 10, size):
+            found = love(below, X_new[:20], X, rank=rank, max_rank=rank, tol=1e-9, scale=1.0)
+            variance = found.posterior.variance(X_new)
+            assert bool((variance > exact - 1e-9).all()) and found.rank == rank
+            errors.append(float((variance - exact).mean()))
+        assert errors[0] > 2 * errors[1] and errors[2] < 1e-8
+        torch.testing.assert_close(found.posterior.covariance(X_new).diagonal(), variance)
+        torch.testing.assert_close(found.posterior.mean(X_new), below.mean(X_new))
+        grown = love(below, X_new[:20], X, rank=3, max_rank=100, tol=1e-5, scale=1.0)
+        assert grown.error <= 1e-5 and 3 < grown.rank
+
+    @pytest.mark.parametrize("name", ["features", "inducing points"])
+    @pytest.mark.parametrize("rank", [5, 30])
+    def test_samples_have_the_low_rank_covariance(self, name, rank):
+        X, y, X_new = (torch.from_numpy(a) for a in table())
+        below = self.posterior(name, X.numpy(), y.numpy())
+        made = love(below, X_new, X, rank=rank, max_rank=rank, tol=1e-9, scale=1.0).posterior
+        draws = made.sample(X_new, 20_000, np.random.RandomState(0))[:, 0]
+        expected = made.covariance(X_new) + 0.01 * torch.eye(50)
+        scale = expected.diagonal().sqrt()
+        off = (torch.cov(draws) - expected) / (scale[:, None] * scale)
+        assert float(off.abs().max()) < 5 * (2 / 20_000) ** 0.5
+        assert float(((draws.mean(1) - below.mean(X_new)[:, 0]) / scale).abs().max()) < 0.04
+
+
+def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch):
+    import skscalablegp.posteriors._love as module
+
+    X, y, X_new = table()
+    low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), rank=100).fit(X, y)
+    mean, cov = low.predict(X_new, return_cov=True)
+    direct = low.sample_y(X_new, 4000, random_state=0)
+    monkeypatch.setattr(module, "_JOINT_ROWS", 10)
+    monkeypatch.setattr(module, "joint_normal", None)
+    draws = low.sample_y(X_new, 4000, random_state=0)
+    scale = np.sqrt(np.diag(cov))
+    for found in (direct, draws):
+        assert np.abs((found.mean(1) - mean) / scale).max() < 0.08
+        # Sampling leaves 5 (2 / 4000)^1/2 = 0.11; random features of the prior a little more.
+        assert np.abs((np.cov(found) - cov) / np.outer(scale, scale)).max() < 0.15
+
+
+@pytest.mark.parametrize(
+    "below",
+    [fixed(grid_size=15), RFFRegressor(n_features=40), IterativeGPRegressor()],
+    ids=["grid", "features", "rows"],
+)
+def test_a_pickle_answers_alike(below):
+    X, y, X_new = table()
+    low = LOVEPredictor(below, rank=10, tol=1.0).fit(X, y)
+    again = pickle.loads(pickle.dumps(low))
+    for a, b in zip(
+        low.predict(X_new, return_std=True), again.predict(X_new, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
+    columns = np.loadtxt(data_folder / "uci" / "airfoil" / "data.csv.gz", delimiter=",")
+    test = np.loadtxt(data_folder / "uci" / "airfoil" / "test_mask.csv.gz", delimiter=",")[:, 0] > 0
+    columns = (columns - columns[~test].mean(0)) / columns[~test].std(0)
+    X, y = columns[:, :-1], columns[:, -1]
+    model = KISSGPRegressor(
+        feature_extractor=(64, 32, 2), grid_size=40, n_lanczos=None, max_iter=30, random_state=0
+    ).fit(X[~test], y[~test])
+    low = LOVEPredictor(FrozenEstimator(model), rank=50, max_rank=50, tol=1e-3)
+    low.fit(X[~test], y[~test])
+    found = low.predict_std(X[test]) ** 2
+    without = model.predict_std(X[test]) ** 2
+    assert np.abs(found - without).mean() <= 1e-4 * y[test].var()
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    exact.fit(model._features(X[~test]), y[~test])
+    std = exact.predict(model._features(X[test]), return_std=True)[1]
+    assert np.abs(found - std**2).mean() <= 5e-3 * y[test].var()
