@@ -37,6 +37,7 @@ ROWS = [
         LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),
         search={"rank": [5, 20]},
     ),
+    Row("love-features", LOVEPredictor(RFFRegressor(max_iter=5)), scikit_learn_checks=False),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(
