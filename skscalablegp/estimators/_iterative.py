@@ -6,11 +6,14 @@ Longer than most files here: a third of it documents the parameters.
 from __future__ import annotations
 
 import math
+import warnings
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from .._compat import FitEvents, HasMethods, fit_context
 from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
@@ -33,12 +36,13 @@ from ..solvers import (
     Status,
     resolve_solver,
 )
-from ..training import Monitor, SolveSummary, TrainingResult
+from ..training import Monitor, SolveSummary, TrainingResult, TrainingStep
 from ._base import GPRegressorBase
 from ._final_solve import final_solve
 from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
 from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters
+from ._table import Table
 
 
 class IterativeGPRegressor(GPRegressorBase):
@@ -271,8 +275,12 @@ class IterativeGPRegressor(GPRegressorBase):
         self._preconditioner(plan)
         random_state, generator = seeded(self.random_state)
         events = FitEvents(self, table.X, table.y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
         problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
+
+        def on_step(step: TrainingStep) -> bool:
+            return events.step(lambda: self._attributes_at(step, table, problem, plan, generator))
+
+        monitor.callbacks = [*monitor.callbacks, on_step]
         try:
             result = self._train(problem, estimator, plan, monitor, generator, random_state)
         finally:
@@ -291,6 +299,30 @@ class IterativeGPRegressor(GPRegressorBase):
             raise
         events.end()
         return self
+
+    def _attributes_at(
+        self,
+        step: TrainingStep,
+        table: Table,
+        problem: GPProblem,
+        plan: Plan,
+        generator: torch.Generator,
+    ) -> dict[str, Any]:
+        """Those of a model with the hyperparameters of one step, for scikit-learn's callbacks.
+
+        It costs as much as the end of a fit, and draws nothing from the fit's own randomness.
+        """
+        model = copy(self)
+        model._keep_table(table)
+        result = TrainingResult(step.theta, step.objective, GradientState(), 0, "callback")
+        own = torch.Generator().set_state(generator.get_state())
+        monitor = Monitor(steps=[step])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model._finish(problem, plan, result, monitor, own)
+        model.n_iter_ = step.iteration
+        parameters = self.get_params(deep=False)
+        return {name: value for name, value in vars(model).items() if name not in parameters}
 
     def _plan(self, kernel: TorchKernel, n: int) -> Plan:
         if not (isinstance(self.solver, str) and self.solver == "auto"):

@@ -24,6 +24,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp._compat import HAS_CALLBACKS
 
 EXACT = {"solver": "cholesky", "dtype": "float64"}
 ITERATED = {"solver": "cg", "dtype": "float64", "tol": 1e-8, "max_epochs": 10_000}
@@ -574,3 +575,34 @@ def test_an_interrupt_after_training_keeps_the_hyperparameters(monkeypatch):
     again = IterativeGPRegressor(model.kernel_, optimizer=None).fit(X, y)
     whole = IterativeGPRegressor(random_state=0).fit(X, y)
     assert_allclose(again.predict(X), whole.predict(X))
+
+
+@pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
+@pytest.mark.parametrize("settings", [EXACT, {"solver": "cg", "posterior": "pathwise"}])
+def test_callbacks_of_scikit_learn_see_a_working_model(settings):
+    X, y, X_new = problem(n=30)
+
+    class Watch:
+        def __init__(self):
+            self.scores, self.models = [], []
+
+        def setup(self, estimator, context):
+            pass
+
+        def teardown(self, estimator, context):
+            pass
+
+        def on_fit_task_begin(self, estimator, context):
+            pass
+
+        def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+            mean, std = fitted_estimator.predict(X_new, return_std=True)
+            assert np.isfinite(mean).all() and np.isfinite(std).all()
+            self.models.append(fitted_estimator.kernel_)
+
+    watch = Watch()
+    settings = settings | {"max_iter": 4, "random_state": 0, "normalize_y": True}
+    watched = IterativeGPRegressor(**settings).set_callbacks(watch).fit(X, y)
+    alone = IterativeGPRegressor(**settings).fit(X, y)
+    assert len({str(kernel) for kernel in watch.models}) > 2
+    assert_allclose(watched.predict(X_new), alone.predict(X_new))
