@@ -4,6 +4,7 @@ from ._iterative import IterativeGPRegressor
 from ._kissgp import KISSGPRegressor
 from ._love import LOVEPredictor
 from ._poe import PoERegressor
+from ._qsgp import QSGPRegressor
 from ._rff import RFFRegressor, SSRFFRegressor
 from ._rrcg import RRCGRegressor
 
@@ -12,6 +13,7 @@ __all__ = [
     "KISSGPRegressor",
     "LOVEPredictor",
     "PoERegressor",
+    "QSGPRegressor",
     "RFFRegressor",
     "RRCGRegressor",
     "SSRFFRegressor",

@@ -12,6 +12,7 @@ from ._iterative import (
     StandardGradient,
     built_preconditioner,
 )
+from ._qsgp import SampledGradient, sampled_gradient
 from ._truncated import TruncatedGradient
 
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "InducingGradient",
     "PathwiseGradient",
     "PathwiseProbes",
+    "SampledGradient",
     "SingleSampleGradient",
     "StandardGradient",
     "TruncatedGradient",
     "built_preconditioner",
+    "sampled_gradient",
 ]

@@ -1,6 +1,7 @@
 """Frozen objects that answer predictions."""
 
 from ._base import Posterior
+from ._chevron import ChevronPosterior, ChevronWeights
 from ._exact import ExactPosterior
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._features import FeaturePosterior, FeatureSpace
@@ -13,6 +14,8 @@ from ._weights import WeightForm
 __all__ = [
     "COMBINATIONS",
     "Combination",
+    "ChevronPosterior",
+    "ChevronWeights",
     "ExactPosterior",
     "ExpertsPosterior",
     "FeaturePosterior",

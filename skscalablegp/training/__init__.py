@@ -1,37 +1,56 @@
 """The outer loop over hyperparameters, with its optimisers and what watches it."""
 
+from ._hyperparameters import SampledHyperparameters
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, SolveSummary, StopTraining, TrainingStep
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer, Optimum
+from ._qsgp import QSGPStepper, SampledWeights, StepSizes
+from ._qsgp_dual import DualStepper
 from ._quasi_newton import QuasiNewton
 from ._resolve import OPTIMIZERS, resolve_optimizer
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
+from ._sparse import SPARSE_OPTIMIZERS, SparseAdaGrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._steps import Stepper, StepsResult, train_steps
 from ._subsets import centroid_subsets, random_subset
+from ._support import Flattening, SupportRows, by_unit, support_gram
 
 __all__ = [
     "Adam",
     "BLOCK_ROWS",
     "CallableOptimizer",
+    "DualStepper",
+    "Flattening",
     "LBFGS",
     "Monitor",
-    "OPTIMIZERS",
     "Optimizer",
+    "OPTIMIZERS",
     "Optimum",
+    "QSGPStepper",
     "QuasiNewton",
     "RowSource",
+    "SampledHyperparameters",
+    "SampledWeights",
     "Scaling",
     "SolveSummary",
+    "SPARSE_OPTIMIZERS",
+    "SparseAdaGrad",
+    "SparseAdam",
+    "SparseOptimizer",
+    "SparseSGD",
     "Stepper",
+    "StepSizes",
     "StepsResult",
     "StopTraining",
+    "SupportRows",
     "TrainingResult",
     "TrainingStep",
+    "by_unit",
     "centroid_subsets",
     "column_moments",
     "random_subset",
     "resolve_optimizer",
     "restart_points",
+    "support_gram",
     "train",
     "train_steps",
 ]

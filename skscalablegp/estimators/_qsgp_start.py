@@ -1,0 +1,165 @@
+"""Where quadruply stochastic training starts: an exact Gaussian process on some of the rows."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from torch import Tensor
+
+from ..kernels import TorchKernel, compile_kernel
+from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
+from ..solvers import cholesky_with_jitter
+from ..training import Monitor
+from ._defaults import data_scaled_kernel
+from ._iterative import IterativeGPRegressor
+
+# Above so many columns the default kernel has one length scale for all of them.
+ARD_COLUMNS = 30
+# Signal variances tried for labels, and the rows of the Laplace approximations that compare them.
+_AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_LAPLACE_ROWS = 500
+
+
+def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
+    """The user's kernel, or the default one; with white noise, which the model needs."""
+    if kernel is None and X.shape[1] > ARD_COLUMNS:
+        spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
+        unit = float(np.mean(np.square(Y))) or 1.0
+        signal = ConstantKernel(unit, (1e-5 * unit, 1e5 * unit))
+        noise = WhiteKernel(unit, (1e-4 * unit, 1e5 * unit))
+        return signal * Matern(spread, (1e-3 * spread, 1e3 * spread), nu=1.5) + noise
+    if kernel is None:
+        return data_scaled_kernel(X, Y)
+    kernel = clone(kernel)
+    compiled = compile_kernel(kernel, X.shape[1])
+    noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
+    if float(noise[0]) > 0:
+        return kernel
+    unit = float(np.mean(np.square(Y))) or 1.0
+    return kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
+
+
+def subset_kernel(
+    kernel: Kernel,
+    X: np.ndarray,
+    Y: np.ndarray,
+    max_iter: int,
+    monitor: Monitor,
+    random_state: np.random.RandomState,
+    n_restarts: int,
+) -> Kernel:
+    """Hyperparameters of the exact marginal likelihood of these rows; O(n^3) a step."""
+    left = None if monitor.max_seconds is None else monitor.max_seconds - monitor.seconds
+    if left is not None and left <= 0:
+        return kernel
+    model = IterativeGPRegressor(
+        kernel,
+        optimizer="bfgs",
+        solver="cholesky",
+        subset_size=None,
+        max_iter=max_iter,
+        n_restarts_optimizer=n_restarts,
+        max_seconds=left,
+        random_state=random_state,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(X, Y).kernel_
+
+
+def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray) -> Kernel:
+    """A regression's kernel with the signal variance that labels want.
+
+    Labels -1 and 1 as real targets give the shape of the kernel; the latent function of a logistic
+    likelihood is larger. The variance is that of the largest Laplace evidence (Rasmussen and
+    Williams 2006, algorithm 3.1), summed over the columns of Y.
+    """
+    compiled = compile_kernel(kernel, X.shape[1])
+    rows = torch.as_tensor(X[:_LAPLACE_ROWS], dtype=torch.float64)
+    labels = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
+    K = compiled.cross(compiled.theta0, rows, rows)
+    unit = float(K.diagonal().mean())
+    evidence = [
+        sum(_laplace(K * (a / unit), labels[:, k])[1] for k in range(labels.shape[1]))
+        for a in _AMPLITUDES
+    ]
+    best = _AMPLITUDES[int(np.argmax(evidence))] / unit
+    return _times(kernel, best)
+
+
+def _times(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel with every leading constant times a factor, or a constant in front of it."""
+    left = getattr(kernel, "k1", None)
+    if left is None:
+        if isinstance(kernel, WhiteKernel):
+            return kernel
+        return ConstantKernel(factor) * kernel
+    right = kernel.k2
+    name = type(kernel).__name__
+    if name == "Sum":
+        return _times(left, factor) + _times(right, factor)
+    if isinstance(left, ConstantKernel):
+        value = left.constant_value * factor
+        low, high = (value * 1e-5, value * 1e5)
+        bounds = left.constant_value_bounds
+        return ConstantKernel(value, bounds if isinstance(bounds, str) else (low, high)) * right
+    return ConstantKernel(factor) * kernel
+
+
+def _laplace(K: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """alpha = K^-1 f at the mode of a logistic likelihood, and the approximate evidence."""
+    alpha, f = torch.zeros_like(y), torch.zeros_like(y)
+    eye = torch.eye(len(y), dtype=K.dtype)
+    value = -np.inf
+    for _ in range(20):
+        p = torch.sigmoid(f)
+        W = (p * (1 - p)).clamp_min(1e-10)
+        root = W.sqrt()
+        L = torch.linalg.cholesky(eye + root[:, None] * K * root)
+        b = W * f + (y + 1) / 2 - p
+        inner = torch.cholesky_solve((root * (K @ b))[:, None], L)[:, 0]
+        alpha = b - root * inner
+        f = K @ alpha
+        new = float(-0.5 * alpha @ f + torch.nn.functional.logsigmoid(y * f).sum())
+        if new - value < 1e-4:
+            break
+        value = new
+    return alpha, value - float(L.diagonal().log().sum())
+
+
+def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
+    """alpha with which f = gram alpha is the posterior mode given these rows; O(s^3).
+
+    Parameters
+    ----------
+    site : Site
+    gram : Tensor of shape (s, s)
+        phi_p phi_p'.
+    Y : Tensor of shape (s, t)
+    """
+    if isinstance(site, LogisticSite):
+        return torch.stack([_laplace(gram, Y[:, k])[0] for k in range(Y.shape[1])], 1)
+    noisy = gram + site.noise * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])
+
+
+def noise_of(kernel: TorchKernel, theta: Tensor) -> float:
+    """The white noise's variance."""
+    row = torch.zeros(1, kernel.n_features, dtype=torch.float64)
+    with torch.no_grad():
+        return float(kernel.noise(theta.cpu(), row)[0])
+
+
+def site_of(likelihood: str, noise: float) -> Site:
+    """A likelihood by its name; the noise variance of Laplace is twice its squared scale."""
+    if likelihood == "gaussian":
+        return GaussianSite(noise)
+    if likelihood == "laplace":
+        return LaplaceSite((noise / 2) ** 0.5)
+    return LogisticSite()

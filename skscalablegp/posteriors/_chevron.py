@@ -1,0 +1,137 @@
+"""The posterior of very many weights: a mean, some dense columns and a diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from ..features import SampledBasis
+from ..kernels import TorchKernel
+from ._base import Posterior, joint_normal
+
+# Basis functions of one evaluation.
+_FUNCTIONS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class ChevronWeights:
+    """q(w) = N(mean, C C') with C = [dense columns | diagonal] (a chevron).
+
+    Attributes
+    ----------
+    mean : Tensor of shape (q, m / q, t)
+    dense : Tensor of shape (q, m / q, c)
+        The first c columns of C.
+    diagonal : Tensor of shape (q, m / q)
+        c_rr of the others, 0 in the rows where the dense columns have theirs; (q, m / q, t) where
+        every target has its own.
+    """
+
+    mean: Float[Tensor, "q units t"]
+    dense: Float[Tensor, "q units c"]
+    diagonal: Float[Tensor, "q units"]
+
+
+class ChevronPosterior(Posterior):
+    """f(x) = phi(x)'w; nothing of the training rows is kept but what the basis itself is made of.
+
+    Parameters
+    ----------
+    basis : SampledBasis
+    theta : Tensor of shape (p,)
+        Its hyperparameters.
+    weights : ChevronWeights
+    noise_variance : float
+        Of a new observation.
+    augment : tuple of TorchKernel and float, optional
+        A kernel, and s2 times m / (training rows): predictive variances are augmented by a kernel
+        function at the point itself (appendix G), since far from the basis there is nothing else.
+
+    Notes
+    -----
+    A mean costs O(m (d + t)) a row, a variance O(m (d + c)); memory does not grow with m.
+    """
+
+    def __init__(
+        self,
+        basis: SampledBasis,
+        theta: Float64[Tensor, " p"],
+        weights: ChevronWeights,
+        noise_variance: float,
+        augment: tuple[TorchKernel, float] | None = None,
+    ):
+        self.basis, self.at, self.weights = basis, theta, weights
+        self.noise_variance, self.augment = noise_variance, augment
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.mean.device
+
+    @property
+    def width(self) -> int:
+        return min(self.basis.n_features, _FUNCTIONS) + self.weights.dense.shape[2]
+
+    def _evaluations(self, X: Float[Tensor, "r d"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Unit numbers and phi, (r, q u), of the whole basis, a part at a time."""
+        with torch.no_grad():
+            for part in self.basis.parts(max(1, _FUNCTIONS // self.basis.per_unit)):
+                yield part.index, part.evaluate(self.at, X)
+
+    def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
+        t = self.weights.mean.shape[2]
+        out = X.new_zeros(len(X), t)
+        for index, phi in self._evaluations(X):
+            out += phi @ self.weights.mean[:, index].flatten(0, 1)
+        return out
+
+    def factors(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """phi'C of the dense columns (r, c), the others' variance (r, 1), and phi'phi (r,)."""
+        c = self.weights.dense.shape[2]
+        dense, sparse, norm = X.new_zeros(len(X), c), X.new_zeros(len(X)), X.new_zeros(len(X))
+        for index, phi in self._evaluations(X):
+            dense += phi @ self.weights.dense[:, index].flatten(0, 1)
+            sparse += phi.square() @ self.weights.diagonal[:, index].flatten().square()
+            norm += phi.square().sum(1)
+        return dense, sparse, norm
+
+    def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        dense, sparse, norm = self.factors(X)
+        return dense.square().sum(1) + sparse + self._augmentation(X, norm)
+
+    def _augmentation(self, X: Float[Tensor, "r d"], norm: Float[Tensor, " r"]) -> Tensor:
+        """s2 k(x, x)^2 / (k_x'k_x + s2 k(x, x)) (proposition 4)."""
+        if self.augment is None:
+            return torch.zeros_like(norm)
+        kernel, noise = self.augment
+        prior = kernel.diag(self.at, X)
+        return noise * prior.square() / (norm + noise * prior)
+
+    def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
+        c = self.weights.dense.shape[2]
+        dense, out = X.new_zeros(len(X), c), X.new_zeros(len(X), len(X))
+        norm = X.new_zeros(len(X))
+        for index, phi in self._evaluations(X):
+            dense += phi @ self.weights.dense[:, index].flatten(0, 1)
+            scaled = phi * self.weights.diagonal[:, index].flatten()
+            out += scaled @ scaled.T
+            norm += phi.square().sum(1)
+        out += dense @ dense.T
+        out.diagonal().add_(self._augmentation(X, norm))
+        return out
+
+    def noise(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        return X.new_full((len(X),), self.noise_variance)
+
+    def sample(
+        self, X: Float[Tensor, "r d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "r t s"]:
+        return joint_normal(self, X, n_samples, random_state)

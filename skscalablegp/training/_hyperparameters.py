@@ -1,0 +1,123 @@
+"""Empirical Bayes along with the variational parameters: Adam on sampled ELBO gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from ..features import BasisPart
+from ..kernels import TorchKernel
+from ..objectives import (
+    BasisDraw,
+    Projection,
+    Site,
+    constant_estimate,
+    likelihood_bound,
+    mean_estimate,
+    sampled_std,
+)
+
+# Steps from one change of theta to the next.
+EVERY = 10
+
+
+class SampledHyperparameters:
+    """Frozen at first, then Adam with exponential decay.
+
+    The control variate keeps the basis of the start (appendix F.3), so that what is known at the
+    support rows stays known.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    site_at : callable
+        The likelihood with a noise variance, given the old one; for labels it returns that.
+    freeze : int
+        Steps before the first change.
+    learning_rate : float
+        Of Adam at its first step.
+    decay : float
+        Of the learning rate over all steps.
+    n_steps : int
+        Steps in all.
+    """
+
+    def __init__(
+        self,
+        kernel: TorchKernel,
+        site_at: Callable[[Site, float], Site],
+        freeze: int,
+        learning_rate: float,
+        decay: float,
+        n_steps: int,
+    ):
+        self.kernel, self.site_at, self.freeze = kernel, site_at, freeze
+        self.learning_rate = learning_rate
+        self.decay = decay ** (EVERY / max(1, n_steps - freeze))
+        self.bounds = kernel.bounds
+        self._first = torch.zeros(kernel.n_params, dtype=torch.float64)
+        self._second = torch.zeros_like(self._first)
+        self._count = 0
+
+    def due(self, step: int) -> bool:
+        """Whether theta changes after this step."""
+        return step >= self.freeze and step % EVERY == 0 and self.kernel.n_params > 0
+
+    def gradient(
+        self,
+        theta: Float64[Tensor, " p"],
+        site: Site,
+        X: Tensor,
+        Y: Tensor,
+        left: tuple[BasisPart, BasisDraw],
+        right: tuple[BasisPart, BasisDraw],
+        third: tuple[BasisPart, Tensor, float],
+        control: Projection,
+        n: int,
+    ) -> Float64[Tensor, " p"]:
+        """Of the estimated minus ELBO, with the features' and the noise's share."""
+        theta = theta.detach().requires_grad_(True)
+        draws = [
+            BasisDraw(part.evaluate(theta, X), d.weights, d.scale, d.phi_support)
+            for part, d in (left, right)
+        ]
+        part, diagonal, scale = third
+        phi, t = part.evaluate(theta, X), Y.shape[1]
+        if site.gaussian:
+            noise = self.kernel.noise(theta, X[:1].double())[0].to(X)
+            ones = [torch.ones(len(d.weights)).to(X) for d in draws]
+            mean = [BasisDraw(d.phi, d.weights[:, :t], d.scale, d.phi_support) for d in draws]
+            control = Projection(control.A, control.a[:, :t])
+            loss = mean_estimate(Y, mean[0], mean[1], ones[0], ones[1], noise, n, control)
+            square = (phi.square() @ diagonal.square()).sum() * scale * n / len(X)
+            loss = loss + t * square / noise
+            loss = loss + constant_estimate(Y, torch.ones(1).to(X), 0.0, noise, n, 0)
+            loss = 0.5 * loss
+        else:
+            mean = BasisDraw(
+                draws[0].phi, draws[0].weights[:, :t], draws[0].scale, draws[0].phi_support
+            )
+            std = sampled_std(None, phi, diagonal[:, None], scale**0.5)
+            control = Projection(control.A, control.a[:, :t])
+            loss = -likelihood_bound(site, Y, mean, std, n, control)
+        (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
+        return torch.zeros_like(theta) if gradient is None else gradient.double()
+
+    def step(self, theta: Float64[Tensor, " p"], site: Site, *batch) -> tuple[Tensor, Site]:
+        """The next theta, within its bounds, and the likelihood with its noise."""
+        gradient = self.gradient(theta, site, *batch).cpu()
+        if not bool(torch.isfinite(gradient).all()):
+            return theta, site
+        self._count += 1
+        self._first = 0.9 * self._first + 0.1 * gradient
+        self._second = 0.999 * self._second + 0.001 * gradient.square()
+        mean = self._first / (1 - 0.9**self._count)
+        root = (self._second / (1 - 0.999**self._count)).sqrt()
+        rate = self.learning_rate * self.decay**self._count
+        new = theta.detach().cpu() - rate * mean / (root + 1e-12)
+        new = torch.minimum(torch.maximum(new, self.bounds[:, 0]), self.bounds[:, 1]).to(theta)
+        row = torch.zeros(1, self.kernel.n_features, dtype=torch.float64)
+        return new, self.site_at(site, float(self.kernel.noise(new.cpu(), row)[0]))

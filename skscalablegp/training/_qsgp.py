@@ -1,0 +1,345 @@
+"""Steps of quadruply stochastic variational inference: sampled rows, sampled basis functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from ..features import BasisPart, SampledBasis
+from ..gradients import sampled_gradient
+from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
+from ._hyperparameters import SampledHyperparameters
+from ._rows import RowSource
+from ._sparse import SparseOptimizer, SparseSGD
+from ._steps import Stepper
+from ._support import Flattening, SupportRows, by_unit
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How much a step draws.
+
+    Attributes
+    ----------
+    rows : int
+        b.
+    blocks : int
+        Blocks of basis functions in each of the two draws.
+    dense_every : int
+        Steps from one change of the dense columns of C to the next.
+    """
+
+    rows: int
+    blocks: int
+    dense_every: int = 10
+
+
+class Draw(NamedTuple):
+    """One draw of basis functions at the rows of a step, and where it came from."""
+
+    part: BasisPart
+    data: BasisDraw
+    tail: Tensor
+
+
+class SampledWeights:
+    """w = u + Phi_p' b: m stored numbers a column, changed where drawn, and s shared ones.
+
+    Columns are the t means and the c dense columns of C. b acts on all units but the first `head`,
+    where the dense columns' triangle ends.
+
+    Attributes
+    ----------
+    coef : Tensor of shape (q, m / q, k)
+        u.
+    shared : Tensor of shape (s, k)
+        b, in double precision.
+    a : Tensor of shape (s, k)
+        Phi_p w, kept up to date in O(s u) a step.
+    """
+
+    def __init__(self, coef: Float[Tensor, "q units k"], a: Float64[Tensor, "s k"], head: int):
+        self.coef, self.a, self.head = coef, a, head
+        self.shared = torch.zeros_like(a)
+
+    def copy(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.coef.clone(), self.shared.clone(), self.a.clone()
+
+    def assign(self, copy: tuple[Tensor, Tensor, Tensor]) -> None:
+        for mine, kept in zip((self.coef, self.shared, self.a), copy, strict=True):
+            mine.copy_(kept)
+
+
+class QSGPStepper(Stepper):
+    """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
+
+    A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, whatever n and m are.
+
+    Parameters
+    ----------
+    source : RowSource
+    basis : SampledBasis
+    site : Site
+        The likelihood.
+    support : SupportRows
+    flattening : Flattening or None
+        Preconditioner; None for the optimisers that have none.
+    optimizer : SparseOptimizer
+        Of the means and dense columns; with a preconditioner its rate is relative to 1 / level.
+    weights : SampledWeights
+    squares : Tensor of shape (q, m / q)
+        |phi_r|^2 over all rows.
+    sizes : StepSizes
+    rng : numpy.random.Generator
+        Of all draws.
+    hyperparameters : SampledHyperparameters or None
+        What moves theta; None keeps it.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        basis: SampledBasis,
+        site: Site,
+        support: SupportRows,
+        flattening: Flattening | None,
+        optimizer: SparseOptimizer,
+        weights: SampledWeights,
+        squares: Float[Tensor, "q units"],
+        sizes: StepSizes,
+        rng: np.random.Generator,
+        hyperparameters: SampledHyperparameters | None = None,
+        n_total: int | None = None,
+    ):
+        self.source, self.basis, self.site, self.support = source, basis, site, support
+        self.flattening, self.optimizer, self.weights = flattening, optimizer, weights
+        self.squares, self.sizes, self.rng = squares, sizes, rng
+        self.hyperparameters = hyperparameters
+        self.n = len(source) if n_total is None else n_total
+        self.t = support.Y.shape[1]
+        self.curvature = site.typical_curvature
+        self._theta = support.theta
+        self._steps = 0
+        self.refresh()
+
+    @property
+    def n_dense(self) -> int:
+        return self.weights.coef.shape[2] - self.t
+
+    # ------------------------------------------------------------------ a step
+
+    def step(self) -> None:
+        with torch.no_grad():
+            X, Y = self._batch()
+            dense = self.n_dense > 0 and self._steps % self.sizes.dense_every == 0
+            k = self.weights.coef.shape[2] if dense else self.t
+            control = Projection(
+                self.support.regression(self.support.cross(X)),
+                self.weights.a[:, :k].to(X),
+            )
+            left, right = self._draw(X, k), self._draw(X, k)
+            std = self._std(left, right, control)
+            gradient = sampled_gradient(self.site, Y, left.data, right.data, control, self.n, std)
+            self._change(left, gradient.left, k)
+            self._change(right, gradient.right, k)
+            self.optimizer.advance()
+        if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
+            self._move_theta(Y, X, left, right, control)
+        self._steps += 1
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        size = min(self.sizes.rows, len(self.source))
+        rows = self.rng.choice(len(self.source), size, replace=False, shuffle=False)
+        rows.sort()
+        return self.source.rows(rows)
+
+    def _draw(self, X: Float[Tensor, "b d"], k: int) -> Draw:
+        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        phi = part.evaluate(self._theta, X)
+        at_support = part.evaluate(self.support.theta, self.support.X)
+        tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
+        weights = self.weights.coef[:, part.index, :k].reshape(-1, k)
+        if self.flattening is not None:
+            shared = self.weights.shared[:, :k].to(at_support)
+            weights = weights + (at_support * tail).T @ shared
+        return Draw(part, BasisDraw(phi, weights, scale, at_support), tail)
+
+    def _std(self, left: Draw, right: Draw, control: Projection) -> Float[Tensor, "b 1"]:
+        """Of f under q: its variance is unbiased, and varies little over draws of thousands."""
+        if self.site.gaussian:
+            return torch.zeros(len(left.data.phi), 1).to(left.data.phi)
+        variance = 0.0
+        for draw in (left, right):
+            diagonal = self.diagonal(draw.part.index).flatten()
+            square = draw.data.phi.square() @ diagonal.square()
+            variance = variance + 0.5 * draw.data.scale * square[:, None]
+        if left.data.weights.shape[1] > self.t:
+            f, g = control.function(left.data), control.function(right.data)
+            variance = variance + (f[:, self.t :] * g[:, self.t :]).sum(1, keepdim=True)
+        return variance.clamp_min(0).sqrt()
+
+    def _change(self, draw: Draw, gradient: Float[Tensor, "u k"], k: int) -> None:
+        """The drawn weights, b and a, after one draw's gradient."""
+        data, index, q = draw.data, draw.part.index, self.basis.per_unit
+        gradient = gradient + 0.5 * data.scale * data.weights
+        gradient = gradient.reshape(q, -1, k)
+        if k > self.t:
+            gradient[:, :, self.t :] += 0.5 * data.scale * self._log_diagonal(data, index, k)
+        if self.flattening is not None:
+            gradient = gradient / self.flattening.level
+        change = self.optimizer.change(index, gradient, self.basis.n_units)
+        change[:, :, self.t :] *= self._triangle(index, change.shape[2] - self.t)
+        self.weights.coef[:, index, :k] += change
+        flat = change.reshape(-1, k)
+        moved = (data.phi_support @ flat).double()
+        if self.flattening is not None:
+            shared = -self.flattening.Q @ moved
+            self.weights.shared[:, :k] += shared
+            moved = moved + self.flattening.gram @ shared
+        self.weights.a[:, :k] += moved
+
+    def _log_diagonal(self, data: BasisDraw, index: Tensor, k: int) -> Tensor:
+        """-1 / c_rr where column r meets coordinate r: the gradient of -log c_rr."""
+        out = data.weights.new_zeros(self.basis.per_unit, len(index), k - self.t)
+        weights = data.weights.reshape(self.basis.per_unit, -1, k)[:, :, self.t :]
+        function, unit, column = torch.nonzero(
+            self._coordinates(index) == _columns(out), as_tuple=True
+        )
+        values = weights[function, unit, column]
+        out[function, unit, column] = -1 / torch.where(values.abs() < 1e-3, 1e-3, values)
+        return out
+
+    def _coordinates(self, index: Tensor) -> Tensor:
+        """Numbers of the coordinates in the order that the triangle follows: unit, function."""
+        functions = torch.arange(self.basis.per_unit, device=index.device)[:, None]
+        return (index[None, :] * self.basis.per_unit + functions)[:, :, None]
+
+    def _triangle(self, index: Tensor, c: int) -> Tensor:
+        columns = torch.arange(c, device=index.device)
+        return (self._coordinates(index) >= columns).to(self.weights.coef)
+
+    def diagonal(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "q u"]:
+        """c_rr of the columns that are not dense (proposition 1), 0 for those that are."""
+        c = optimal_diagonal(self.squares[:, index], self.curvature, 1.0)
+        if self.n_dense:
+            units = torch.arange(self.basis.n_units, device=c.device)[index]
+            c = c * (self._coordinates(units)[:, :, 0] >= self.n_dense).to(c)
+        return c
+
+    # ------------------------------------------------------------------ hyperparameters
+
+    def _move_theta(
+        self, Y: Tensor, X: Tensor, left: Draw, right: Draw, control: Projection
+    ) -> None:
+        third, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        self._theta, self.site = self.hyperparameters.step(
+            self._theta,
+            self.site,
+            X,
+            Y,
+            (left.part, left.data),
+            (right.part, right.data),
+            (third, self.diagonal(third.index).flatten(), scale),
+            control,
+            self.n,
+        )
+
+    # ------------------------------------------------------------------ what the driver asks
+
+    def refresh(self) -> None:
+        """The variance of f at the support rows and what depends on it; O(s m), not every step."""
+        rows, t = self.support, self.t
+        for _ in range(1 if self.site.gaussian else 3):
+            variance = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.X.device)
+            step = max(1, 2**24 // (self.basis.per_unit * len(rows)))
+            for part in self.basis.parts(step):
+                phi = part.evaluate(self._theta, rows.X)
+                c = self.diagonal(part.index).flatten()
+                variance += (phi.square() @ c.square())[:, None].double()
+            variance += self.weights.a[:, t:].square().sum(1, keepdim=True)
+            self._support_std = variance.sqrt()
+            mean, Y = self.weights.a[:, :t], rows.Y.double()
+            std = self._support_std.expand_as(mean)
+            previous = self.curvature
+            self.curvature = float(self.site.curvature(Y, mean, std).mean())
+            if abs(self.curvature - previous) < 0.05 * previous:
+                break
+
+    def score(self) -> float:
+        """Minus the ELBO a row and target, the likelihood from the support rows; O(s^2 + m)."""
+        w, t = self.weights, self.t
+        mean = w.a[:, :t]
+        if not bool(torch.isfinite(mean).all()):
+            return float("nan")
+        if not self.site.gaussian:
+            self._follow_curvature(mean)
+        std = self._support_std.expand_as(mean)
+        likelihood = self.site.expected(self.support.Y.double(), mean, std).mean() * self.n
+        u = w.coef[:, :, :t]
+        norm = u.square().sum().double()
+        if self.flattening is not None:
+            b, gram = w.shared[:, :t], self.flattening.gram
+            norm = norm + 2 * (b * (self._tail_values() - gram @ b)).sum() + (b * (gram @ b)).sum()
+        c2 = self.diagonal().double().square()
+        kept = c2[c2 > 0]
+        divergence = 0.5 * (norm / t + (kept - 1 - kept.log()).sum())
+        return float((divergence - likelihood) / self.n)
+
+    def _follow_curvature(self, mean: Tensor) -> None:
+        """The closed form of the diagonal again, when the likelihood's curvature has moved."""
+        std = self._support_std.expand_as(mean)
+        now = float(self.site.curvature(self.support.Y.double(), mean, std).mean())
+        if abs(now - self.curvature) > 0.1 * self.curvature:
+            self.refresh()
+
+    def _tail_values(self) -> Tensor:
+        """Phi_p w without the head's part."""
+        if not self.weights.head:
+            return self.weights.a[:, : self.t]
+        head = self._head_part()
+        return self.weights.a[:, : self.t] - head
+
+    def _head_part(self) -> Tensor:
+        values = torch.zeros_like(self.weights.a[:, : self.t])
+        blocks = -(-self.weights.head // self.basis.block_units)
+        part = self.basis.part(np.arange(blocks))
+        phi = by_unit(part.evaluate(self.support.theta, self.support.X), self.basis.per_unit)
+        inside = part.index < self.weights.head
+        w = self.weights.coef[:, part.index[inside], : self.t]
+        return values + (phi[:, :, inside].flatten(1) @ w.reshape(-1, self.t)).double()
+
+    def theta(self) -> np.ndarray:
+        return self._theta.detach().cpu().numpy().copy()
+
+    def snapshot(self) -> tuple:
+        return self.weights.copy(), self._theta, self.site, self.curvature
+
+    def restore(self, snapshot: tuple) -> None:
+        weights, self._theta, self.site, self.curvature = snapshot
+        self.weights.assign(weights)
+
+    def fold(self) -> None:
+        """Write Phi_p' b into the stored weights; O(s m), once."""
+        w = self.weights
+        if self.flattening is None:
+            return
+        shared = w.shared.to(w.coef)
+        for part in self.basis.parts(max(1, 2**24 // (self.basis.per_unit * len(self.support)))):
+            phi = part.evaluate(self.support.theta, self.support.X)
+            change = by_unit((phi.T @ shared).T.contiguous(), self.basis.per_unit).permute(1, 2, 0)
+            w.coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
+        w.shared.zero_()
+
+
+def _columns(out: Tensor) -> Tensor:
+    return torch.arange(out.shape[2], device=out.device)
+
+
+def plain_optimizer(learning_rate: float, decay: float, n_steps: int) -> SparseOptimizer:
+    """What goes with a preconditioner."""
+    return SparseSGD(learning_rate, decay, n_steps)

@@ -1,0 +1,138 @@
+"""Steps for kernel functions at all training rows: natural gradients are sparse there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from ..features import KernelFunctions
+from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
+from ._qsgp import StepSizes
+from ._rows import RowSource
+from ._sparse import SparseOptimizer
+from ._steps import Stepper
+from ._support import Flattening, SupportRows
+
+
+class DualStepper(Stepper):
+    """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
+
+    The gradient of minus the ELBO is K (r + mu), with r the derivative of minus the log likelihood
+    in f = K mu, and the natural one is r + mu: it has an entry a row, and a step changes those of
+    its rows only. f at these rows is estimated from other, independently drawn functions and what
+    is known at the support rows. O(b u d + b s^2) a step.
+
+    Parameters
+    ----------
+    source : RowSource
+    basis : KernelFunctions
+        At the rows of `source`, in their order.
+    site : Site
+    support : SupportRows
+    support_index : Tensor of shape (s,)
+        Their numbers.
+    flattening : Flattening
+        With K at the support rows as its gram.
+    optimizer : SparseOptimizer
+    coef : Tensor of shape (n, t)
+        Starting mu; changed in place.
+    shared : Tensor of shape (s, t)
+        Starting values of a part of mu that is known in full, at the support rows.
+    sizes : StepSizes
+        Its blocks are functions.
+    rng : numpy.random.Generator
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        basis: KernelFunctions,
+        site: Site,
+        support: SupportRows,
+        support_index: Int64[Tensor, " s"],
+        flattening: Flattening,
+        optimizer: SparseOptimizer,
+        coef: Float[Tensor, "n t"],
+        shared: Float64[Tensor, "s t"],
+        sizes: StepSizes,
+        rng: np.random.Generator,
+    ):
+        self.source, self.basis, self.site, self.support = source, basis, site, support
+        self.support_index, self.flattening, self.optimizer = support_index, flattening, optimizer
+        self.coef, self.shared, self.sizes, self.rng = coef, shared, sizes, rng
+        self.n = len(source)
+        # k(support rows, .) coef, without the shared part.
+        self.a = torch.zeros_like(shared)
+        if bool(coef.any()):
+            for part in basis.parts(4096):
+                cross = part.evaluate(support.theta, support.X)
+                self.a += (cross @ coef[part.index]).double()
+        K, prior = flattening.gram, flattening.gram.diagonal()
+        squares = self.n / len(support) * K.square().sum(0)
+        c = optimal_diagonal(squares, site.typical_curvature, prior)
+        share = self.n / len(support)
+        self._std = (share * (K.square() @ c.square())).sqrt()[:, None]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            size = min(self.sizes.rows, self.n)
+            rows = self.rng.choice(self.n, size, replace=False, shuffle=False)
+            rows.sort()
+            X, Y = self.source.rows(rows)
+            index = torch.as_tensor(rows)
+            cross = self.support.cross(X)
+            f = self._function(X, cross)
+            std = self._std.mean().to(f).expand_as(f)
+            gradient = self.n / size * (self.site.residual(Y, f, std) + self.coef[index])
+            gradient = gradient - self._shared_part(index, size)
+            scale = 1 / self.flattening.level
+            change = self.optimizer.change(index, scale * gradient[None], self.n)[0]
+            self.coef[index] += change
+            self.a += (cross.T @ change).double()
+            self.shared -= self.flattening.Q @ (cross.T @ change).double()
+            self.optimizer.advance()
+
+    def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
+        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        draw = BasisDraw(
+            part.evaluate(self.support.theta, X),
+            self.coef[part.index],
+            scale,
+            part.evaluate(self.support.theta, self.support.X),
+        )
+        control = Projection(self.support.regression(cross), self.a.to(X))
+        return control.function(draw) + cross @ self.shared.to(X)
+
+    def _shared_part(self, index: Tensor, size: int) -> Tensor:
+        """The share of mu that the drawn support rows hold; negative, since it is subtracted."""
+        out = self.coef.new_zeros(len(index), self.coef.shape[1])
+        at = torch.searchsorted(self.support_index, index).clamp_max(len(self.support_index) - 1)
+        drawn = self.support_index[at] == index
+        out[drawn] = -(self.n / size) * self.shared[at[drawn]].to(out)
+        return out
+
+    def score(self) -> float:
+        mean = self.a + self.flattening.gram @ self.shared
+        if not bool(torch.isfinite(mean).all()):
+            return float("nan")
+        std = self._std.expand_as(mean)
+        likelihood = self.site.expected(self.support.Y.double(), mean, std).mean(0).sum()
+        # mu'K mu = w'f; at the support rows f is known, elsewhere f is about -(residual of) mu.
+        return float(-likelihood / mean.shape[1])
+
+    def theta(self) -> np.ndarray:
+        return self.support.theta.cpu().numpy().copy()
+
+    def snapshot(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.coef.clone(), self.shared.clone(), self.a.clone()
+
+    def restore(self, snapshot: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.coef.copy_(snapshot[0])
+        self.shared, self.a = snapshot[1].clone(), snapshot[2].clone()
+
+    def fold(self) -> None:
+        """Write the shared part into mu."""
+        self.coef[self.support_index] += self.shared.to(self.coef)
+        self.shared.zero_()

@@ -1,0 +1,143 @@
+"""Support rows: what is known there exactly serves as control variate and as preconditioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from ..features import SampledBasis
+from ..kernels import TorchKernel
+from ..solvers import cholesky_with_jitter
+
+# Numbers of phi(support rows) that are held at a time.
+_NUMBERS = 2**24
+# Share of the support rows' eigenvectors that the preconditioner flattens; the rest are noise.
+_FLATTENED = 0.4
+
+
+@dataclass(frozen=True, eq=False)
+class SupportRows:
+    """Rows fixed before training, at the hyperparameters of the start.
+
+    Attributes
+    ----------
+    kernel : TorchKernel
+    theta : Tensor of shape (p,)
+    X : Tensor of shape (s, d)
+    Y : Tensor of shape (s, t)
+    factor : Tensor of shape (s, s)
+        Cholesky factor of k(X, X) with jitter.
+    """
+
+    kernel: TorchKernel
+    theta: Float64[Tensor, " p"]
+    X: Float[Tensor, "s d"]
+    Y: Float[Tensor, "s t"]
+    factor: Float64[Tensor, "s s"]
+
+    @classmethod
+    def at(
+        cls,
+        kernel: TorchKernel,
+        theta: Float64[Tensor, " p"],
+        X: Float[Tensor, "s d"],
+        Y: Float[Tensor, "s t"],
+    ) -> SupportRows:
+        """O(s^3)."""
+        K = kernel.cross(theta, X.double(), X.double())
+        scale = K.diagonal().mean()
+        K = K + 1e-4 * scale * torch.eye(len(X), dtype=K.dtype, device=K.device)
+        return cls(kernel, theta, X, Y, cholesky_with_jitter(K)[0])
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def cross(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b s"]:
+        """k(X, support rows)."""
+        return self.kernel.cross(self.theta, X, self.X)
+
+    def regression(self, cross: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:
+        """A with f(X) close to A f(support rows); O(b s^2)."""
+        return torch.cholesky_solve(cross.T.double(), self.factor).T.to(cross)
+
+
+def support_gram(
+    support: SupportRows, basis: SampledBasis, skip: int = 0
+) -> Float64[Tensor, "s s"]:
+    """phi_p phi_p' of all units but the first `skip`; O(s^2 m), once."""
+    gram = torch.zeros(len(support), len(support), dtype=torch.float64, device=support.X.device)
+    for part in basis.parts(max(1, _NUMBERS // (basis.per_unit * len(support)))):
+        phi = by_unit(part.evaluate(support.theta, support.X), basis.per_unit)
+        phi = phi[:, :, part.index >= skip].flatten(1)
+        gram += (phi @ phi.T).double()
+    return gram
+
+
+def by_unit(phi: Float[Tensor, "b qu"], per_unit: int) -> Float[Tensor, "b q u"]:
+    """Columns of an evaluation apart: function of the unit, unit."""
+    return phi.reshape(len(phi), per_unit, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Flattening:
+    """P = I - Phi_p' Q Phi_p: the Hessian's largest eigenvalues, lowered to the level of the rest.
+
+    Gradient steps are as large as the largest eigenvalue allows and progress as slow as the
+    smallest; with P both come closer. P is dense over the m weights, so its part of a step is kept
+    as s numbers, Phi_p' b.
+
+    Attributes
+    ----------
+    Q : Tensor of shape (s, s)
+    gram : Tensor of shape (s, s)
+        Phi_p Phi_p' over the weights that b acts on.
+    level : float
+        Largest eigenvalue of P times a batch's Hessian: a step of 1 / level is safe.
+    """
+
+    Q: Float64[Tensor, "s s"]
+    gram: Float64[Tensor, "s s"]
+    level: float
+
+    @classmethod
+    def build(
+        cls,
+        support: SupportRows,
+        gram: Float64[Tensor, "s s"],
+        X: Float[Tensor, "b d"],
+        curvature: float,
+        n: int,
+    ) -> Flattening:
+        """P from the spectrum at the support rows, its level from a batch X of other rows.
+
+        Parameters
+        ----------
+        support, gram
+            See `support_gram`.
+        X : Tensor of shape (b, d)
+            As many rows as a step sees.
+        curvature : float
+            Second derivative of minus the log likelihood of a row.
+        n : int
+            Rows in all.
+
+        Notes
+        -----
+        O(s^3 + b^3), once. After Ma and Belkin (2017), Diving into the shallows.
+        """
+        s = len(support)
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+        kept = max(1, int(_FLATTENED * s))
+        top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
+        hessian = curvature * n / s * top + 1
+        floor = curvature * n / s * rest + 1
+        weights = torch.where(top > 1e-9 * top[-1], (1 - floor / hessian) / top, 0.0)
+        Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T
+        cross = support.cross(X).double()
+        batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T
+        largest = torch.linalg.eigvalsh(batch)[-1].clamp_min(0)
+        level = curvature * n / len(X) * float(largest) + 1
+        return cls(Q, gram, max(level, float(floor)))
