@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Tables and the picture "test NLL against seconds" from what compare.py measured.
+
+    python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/comparison.png
+
+Where a cell was measured more than once, its last line counts; several splits are averaged. Lines
+measured under settings other than the last line's (rows, budget, clock, threads) are left out and
+counted. A cell that failed on any split is shown as failed.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = ("n_train_asked", "max_seconds", "cut_seconds", "clock", "threads", "machine")
+COLUMNS = (
+    ("RMSE", "rmse", "{:.3f}"),
+    ("NLL", "nll", "{:.2f}"),
+    ("CRPS", "crps", "{:.3f}"),
+    ("95% cov.", "coverage95", "{:.3f}"),
+    ("fit s", "fit", "{:.1f}"),
+    ("predict s", "predict", "{:.2f}"),
+    ("peak MB", "peak_rss_mb", "{:.0f}"),
+)
+# Beyond the range of the others, a bad score would flatten a panel: it is drawn at the edge.
+WORST_NLL = 1.5
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    lines = [json.loads(text) for text in Path(args.lines).read_text("utf-8").splitlines() if text]
+    settings = {name: lines[-1][name] for name in SETTINGS}
+    used = [line for line in lines if all(line[k] == v for k, v in settings.items())]
+    cells = combine(used)
+    out = Path(args.out)
+    text = "\n".join([*preamble(used, settings, len(lines) - len(used)), "", *tables(cells)])
+    (out / "comparison_tables.inc").write_text(text + "\n", encoding="utf-8")
+    draw(cells, settings, out / "comparison.png")
+
+
+def parse_args(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", default=str(HERE / "results" / "compare.jsonl"))
+    parser.add_argument("--out", default=str(HERE.parent / "doc"), help="folder")
+    return parser.parse_args(argv)
+
+
+def combine(lines):
+    """{data set: {estimator: averages, or the first failure}}."""
+    last = {(line["dataset"], line["estimator"], line["split"]): line for line in lines}
+    groups = defaultdict(list)
+    for (dataset, estimator, _), line in last.items():
+        groups[dataset, estimator].append(line)
+    cells = defaultdict(dict)
+    for (dataset, estimator), found in groups.items():
+        failed = [line for line in found if line["status"] != "ok"]
+        cells[dataset][estimator] = failed[0] if failed else averages(found)
+    return dict(cells)
+
+
+def averages(lines):
+    which = "cpu_seconds" if lines[0]["clock"] == "cpu" else "seconds"
+    cell = {"status": "ok", "n_train": lines[0]["n_train"], "n_features": lines[0]["n_features"]}
+    names = {key: key for _, key, _ in COLUMNS} | {
+        step: f"{step}_{which}" for step in ("fit", "predict")
+    }
+    for key, name in names.items():
+        values = [line.get(name) for line in lines]
+        cell[key] = None if None in values else sum(values) / len(values)
+    cell["ended"] = any(line.get("stop_reason") in ("max_seconds", "callback") for line in lines)
+    return cell
+
+
+# ------------------------------------------------------------------ text
+
+
+def preamble(lines, settings, left_out):
+    """What was measured, where, when and within what limits."""
+    dates = sorted({line["date"] for line in lines})
+    versions = lines[-1]["versions"]
+    listed = ", ".join(f"{name} {v}" for name, v in versions.items() if name != "skscalablegp")
+    clock = {"cpu": "processor seconds", "wall": "seconds on the wall"}[settings["clock"]]
+    rows = settings["n_train_asked"]
+    splits = sorted({line["split"] for line in lines})
+    text = [
+        f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on a {settings['machine']}, "
+        f"{settings['threads']} thread(s), split(s) {', '.join(map(str, splits))}, "
+        f"{f'{rows:,} training rows' if rows else 'all training rows'}; {listed}.",
+        f"Seconds are {clock}. Training ends after {settings['max_seconds']:g} of them with the "
+        "best model so far (marked \\*), where the estimator knows how; a cell, predictions "
+        f"included, is cut at {settings['cut_seconds']:g} and then has no figures.",
+    ]
+    if left_out:
+        text.append(f"{left_out} lines of the file were measured under other settings.")
+    return text
+
+
+def tables(cells):
+    everywhere = {name for found in cells.values() for name in found}
+    for dataset, found in cells.items():
+        sizes = [c for c in found.values() if "n_train" in c and "n_features" in c]
+        size = f" ({sizes[0]['n_train']:,} rows, {sizes[0]['n_features']} columns)" if sizes else ""
+        title = f"{dataset}{size}"
+        yield from ("", title, "~" * len(title), "")
+        header = ["estimator", *(label for label, _, _ in COLUMNS)]
+        rows, notes = [], []
+        for name in sorted(found, key=lambda n: order(found[n])):
+            cell = found[name]
+            if cell["status"] == "ok":
+                shown = [
+                    "" if cell[key] is None else form.format(cell[key]) for _, key, form in COLUMNS
+                ]
+                rows.append([name + (" \\*" if cell["ended"] else ""), *shown])
+            else:
+                rows.append([name, f"*{cell['status']}*", *[""] * (len(COLUMNS) - 1)])
+                notes.append(f"- {name}: {plain(cell.get('error', ''))}")
+        yield from simple_table(header, rows)
+        if notes:
+            yield from ("", *notes)
+        missing = sorted(everywhere - set(found))
+        if missing:
+            yield from ("", f"Not measured: {', '.join(missing)}.")
+
+
+def order(cell):
+    """By NLL, failures last."""
+    return cell["nll"] if cell["status"] == "ok" else float("inf")
+
+
+def plain(text):
+    """One line that reStructuredText takes as it is."""
+    return "".join("\\" + c if c in "*`|_\\" else c for c in " ".join(text.split()))
+
+
+def simple_table(header, rows):
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = "  ".join("=" * width for width in widths)
+
+    def line(row):
+        first = row[0].ljust(widths[0])
+        # An empty first text would continue the row above; numbers align on the right.
+        rest = (
+            c.rjust(w) if c else "..".rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)
+        )
+        return "  ".join([first, *rest])
+
+    return [rule, line(header), rule, *map(line, rows), rule]
+
+
+# ------------------------------------------------------------------ picture
+
+
+def draw(cells, settings, path):
+    """One panel a data set: NLL over the seconds of fit and predictions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = sorted({name for found in cells.values() for name in found})
+    colours = plt.get_cmap("tab20")
+    markers = "os^vD<>Phd"
+    columns = min(3, len(cells))
+    lines = -(-len(cells) // columns)
+    fig, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3.2 * lines + 1), squeeze=False)
+    handles = {}
+    for ax, (dataset, found) in zip(axes.flat, cells.items(), strict=False):
+        for k, name in enumerate(names):
+            cell = found.get(name)
+            if cell is None or cell["status"] != "ok" or cell["nll"] is None:
+                continue
+            seconds = cell["fit"] + cell["predict"]
+            handles[name] = ax.scatter(
+                seconds,
+                min(cell["nll"], WORST_NLL),
+                color=colours(k % 20),
+                marker=markers[k % len(markers)],
+                edgecolor="black",
+                linewidth=0.4,
+                s=45,
+            )
+        ax.set(title=dataset, xscale="log")
+        ax.grid(alpha=0.3)
+    for ax in axes.flat[len(cells) :]:
+        ax.set_visible(False)
+    kind = "processor seconds" if settings["clock"] == "cpu" else "seconds"
+    fig.supxlabel(f"{kind} of fit and predictions", y=0.115, fontsize=10)
+    fig.supylabel(f"test NLL (at most {WORST_NLL:g} shown)", fontsize=10)
+    fig.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=8)
+    fig.tight_layout(rect=(0.01, 0.13, 1, 1))
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
+
+
+if __name__ == "__main__":
+    main()
