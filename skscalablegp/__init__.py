@@ -1,26 +1,32 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
 from .estimators import (
+    BSGDDKLRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
+    MinimaxDKLRegressor,
     PoERegressor,
     QSGPRegressor,
     RFFRegressor,
     RRCGRegressor,
+    SCGDDKLRegressor,
     SSRFFRegressor,
 )
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BSGDDKLRegressor",
     "IterativeGPRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",
+    "MinimaxDKLRegressor",
     "PoERegressor",
     "QSGPRegressor",
     "RFFRegressor",
     "RRCGRegressor",
+    "SCGDDKLRegressor",
     "SSRFFRegressor",
     "__version__",
 ]

@@ -1,5 +1,6 @@
 """The public estimators."""
 
+from ._dkl import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from ._iterative import IterativeGPRegressor
 from ._kissgp import KISSGPRegressor
 from ._love import LOVEPredictor
@@ -9,12 +10,15 @@ from ._rff import RFFRegressor, SSRFFRegressor
 from ._rrcg import RRCGRegressor
 
 __all__ = [
+    "BSGDDKLRegressor",
     "IterativeGPRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",
+    "MinimaxDKLRegressor",
     "PoERegressor",
     "QSGPRegressor",
     "RFFRegressor",
     "RRCGRegressor",
+    "SCGDDKLRegressor",
     "SSRFFRegressor",
 ]

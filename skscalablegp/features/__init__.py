@@ -1,6 +1,7 @@
 """Finite maps x -> phi(x) whose inner products are, or average to, a kernel."""
 
 from ._arrays import to_numpy, to_torch
+from ._deep import DeepFeatures, make_deep_features
 from ._fourier import PriorFeatures, sample_prior_features
 from ._grid import (
     Axis,
@@ -30,26 +31,28 @@ from ._sampled import BasisPart, KernelFunctions, SampledBasis, SeededFourier
 from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
-    "BasisPart",
-    "INDUCING_METHODS",
-    "KernelFunctions",
-    "SampledBasis",
-    "SeededFourier",
     "ACTIVATIONS",
+    "INDUCING_METHODS",
     "Axis",
+    "BasisPart",
+    "DeepFeatures",
     "DenseNetwork",
     "Frequencies",
     "Grid",
     "GridMoments",
+    "KernelFunctions",
     "ModuleNetwork",
     "Network",
     "NoSpectralDensity",
     "PriorFeatures",
+    "SampledBasis",
+    "SeededFourier",
     "cell_polynomials",
     "check_features",
     "grid_moments",
     "keys_weights",
     "local_polynomials",
+    "make_deep_features",
     "make_grid",
     "make_network",
     "network_from_numpy",

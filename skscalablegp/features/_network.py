@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,10 @@ class ModuleNetwork(Network):
     n_features_in: int
     n_features: int = 0
     n_trainable: int = 0
-    _module: list[torch.nn.Module] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self):
+        # Not a field: neither a record nor a pickle of the network holds the module.
+        object.__setattr__(self, "_module", [])
 
     def make(self, seed: int = 0) -> torch.nn.Module:
         """A new module; the global seed is as before afterwards."""

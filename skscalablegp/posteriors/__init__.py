@@ -4,7 +4,7 @@ from ._base import Posterior
 from ._chevron import ChevronPosterior, ChevronWeights
 from ._exact import ExactPosterior
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
-from ._features import FeaturePosterior, FeatureSpace
+from ._features import DeepFeatureSpace, FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
 from ._iterative import IterativePosterior, PathwiseSamples
@@ -13,9 +13,10 @@ from ._weights import WeightForm
 
 __all__ = [
     "COMBINATIONS",
-    "Combination",
     "ChevronPosterior",
     "ChevronWeights",
+    "Combination",
+    "DeepFeatureSpace",
     "ExactPosterior",
     "ExpertsPosterior",
     "FeaturePosterior",

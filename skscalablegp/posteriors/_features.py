@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +10,41 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..features import PriorFeatures
+from ..features import DeepFeatures, PriorFeatures
 from ..kernels import TorchKernel
 from ..objectives import FeatureWeights
 from ._base import Posterior
 from ._weights import WeightForm
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureSpace:
+class FeatureMap(ABC):
     """What a posterior in weight space knows in the place of an operator over the rows.
+
+    Attributes
+    ----------
+    device : torch.device
+    dtype : torch.dtype
+        Of the rows that it takes.
+    shape : tuple of int
+        q twice, for q features.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
+        """phi(X), without a gradient."""
+
+    @abstractmethod
+    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        """What white noise adds to a new observation's variance."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSpace(FeatureMap):
+    """The random features of a kernel, and the kernel's own white noise.
 
     Attributes
     ----------
@@ -39,13 +65,52 @@ class FeatureSpace:
     def shape(self) -> tuple[int, int]:
         return self.features.n_features, self.features.n_features
 
+    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
+        with torch.no_grad():
+            return self.features.evaluate(self.theta, X.double())
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        with torch.no_grad():
+            return self.kernel.noise(self.theta, X.double())
+
+
+@dataclass(frozen=True, eq=False)
+class DeepFeatureSpace(FeatureMap):
+    """The features of a deep kernel, and one noise variance.
+
+    Attributes
+    ----------
+    features : DeepFeatures
+    tensors : list of Tensor
+        Its parameters, float64.
+    noise_variance : float
+    device : torch.device
+    """
+
+    features: DeepFeatures
+    tensors: list[Tensor]
+    noise_variance: float
+    device: torch.device
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.features.n_features, self.features.n_features
+
+    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
+        with torch.no_grad():
+            return self.features(self.tensors, X.double())
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
+        return X.new_full((len(X),), self.noise_variance, dtype=torch.float64)
+
 
 class FeaturePosterior(Posterior):
     """f(x) = phi(x)' w with w ~ N(mean, (L L')^-1); holds no training rows.
 
     Parameters
     ----------
-    operator : FeatureSpace
+    operator : FeatureMap
         The map at the trained hyperparameters.
     weights : FeatureWeights
         Mean and factor of the weights' posterior.
@@ -55,16 +120,15 @@ class FeaturePosterior(Posterior):
     A mean costs O(m) a row, a variance O(m^2); variances are sums of squares and never negative.
     """
 
-    operator: FeatureSpace
+    operator: FeatureMap
 
-    def __init__(self, operator: FeatureSpace, weights: FeatureWeights):
+    def __init__(self, operator: FeatureMap, weights: FeatureWeights):
         self.operator = operator
         self.weights = weights.mean
         self.factor = weights.factor
 
     def _phi(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
-        with torch.no_grad():
-            return self.operator.features.evaluate(self.operator.theta, X.double())
+        return self.operator.evaluate(X)
 
     def _whitened(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "q m"]:
         return torch.linalg.solve_triangular(self.factor, self._phi(X).T, upper=False)
@@ -89,8 +153,7 @@ class FeaturePosterior(Posterior):
         )
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        with torch.no_grad():
-            return self.operator.kernel.noise(self.operator.theta, X.double())
+        return self.operator.noise(X)
 
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState

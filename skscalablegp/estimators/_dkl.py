@@ -1,0 +1,386 @@
+"""Deep kernels trained by random batches: minimax, compositional, and the biased baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any
+
+import torch
+
+from .._compat import Interval, StrOptions
+from ..gradients import BatchGradient, CompositionalGradient, MinibatchGradient, MinimaxGradient
+from ..training import RowSource, neighbour_batches
+from ._dkl_base import DeepKernelRegressorBase
+
+_SHARED_PARAMETERS = """
+    kernel : kernel instance, default=None
+        A scikit-learn kernel on the network's outputs divided by the square root of their number,
+        without a WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
+        (RBF, Matern, RationalQuadratic) become random Fourier features. None is
+        ``ConstantKernel() * DotProduct()``, the linear kernel.
+    hidden_layer_sizes : int or array-like of int, default=(128, 128)
+        Widths of fully connected layers; () puts the kernel on the standardised columns.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        After each layer.
+    network : callable, default=None
+        ``network(n_columns)`` returns a `torch.nn.Module` that takes the layers' place. Its
+        features of a row may not depend on other rows (batch norm) or on chance (dropout).
+    n_features : int, default=1000
+        Random Fourier features, half sines and half cosines, for each product of the kernel that
+        has a stationary factor.
+    min_noise : float, default=0.01
+        Lower bound of the noise's standard deviation, in normalised units.
+    batch_size : int or "auto", default="auto"
+        Rows of a batch; "auto" is 64 up to 100,000 rows and 256 above.
+    max_epochs : int or "auto", default="auto"
+        Passes over the rows; "auto" makes about 12,000 steps of 64 rows, at most 100 epochs.
+    learning_rate : float or "auto", default="auto"
+        At the start; it falls to zero along a half cosine. "auto" is 0.01 for Adam, times the
+        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    optimizer : {"adam", "adamw", "adadelta", "adagrad", "rmsprop", "sgd"} or callable, \
+            default="adam"
+        A callable gets a list of parameter groups and returns a `torch.optim.Optimizer`.
+    early_stopping : bool, default=False
+        Hold rows out and score their mean negative log density; otherwise the score is the exact
+        negative log marginal likelihood per row. The parameters with the best score are kept.
+    validation_fraction : float, default=0.1
+        Rows held out by `early_stopping`.
+    tol : float, default=1e-4
+        A score has to improve by this much to count.
+    n_iter_no_change : int or None, default=None
+        Stop after so many scores (20 in a whole training) without an improvement.
+    normalize_y : bool, default=True
+        Centre the target and divide it by its standard deviation. Without it the model's mean is
+        zero, and the unit of its noise is the target's root mean square.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the initial network, frequencies and batches. None draws a new one at each fit.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Of training; "auto" is float64 up to 1,000 rows. Predictions are float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each score with a `TrainingStep`; a true value stops the training.
+    max_seconds : float or None, default=None
+        Time budget of the training; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+"""
+
+_ATTRIBUTES = """
+    kernel_ : kernel instance
+        The trained scikit-learn kernel on the network's outputs.
+    noise_variance_ : float
+        s2, in normalised units.
+    coef_ : ndarray of shape (m, t)
+        Posterior mean of the weights of the m features.
+    coef_cholesky_ : ndarray of shape (m, m)
+        Lower Cholesky factor of the weights' posterior precision.
+    log_marginal_likelihood_value_ : float
+        Exact for these features, in normalised units, summed over targets.
+    n_iter_ : int
+        Epochs, rounded up.
+    n_samples_seen_ : int
+        Rows of fit, and of partial_fit since.
+    history_ : dict of lists
+        stage, theta (log hyperparameters, then log s2), objective (the score), epochs and seconds
+        of each score.
+    solver_info_ : dict
+        status, epochs, steps, jitter, why training stopped, and the plan in words.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+"""
+
+
+def _documented(cls: type) -> type:
+    """Fill in what the three classes have in common."""
+    doc = cls.__doc__ or ""
+    doc = doc.replace("\n    {parameters}\n", _SHARED_PARAMETERS)
+    cls.__doc__ = doc.replace("\n    {attributes}\n", _ATTRIBUTES)
+    return cls
+
+
+class _Parameters(DeepKernelRegressorBase):
+    """The constructor that the three share."""
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for name in self._get_param_names():
+            setattr(self, name, values[name])
+
+
+@_documented
+class SCGDDKLRegressor(_Parameters):
+    """A deep kernel trained by stochastic compositional gradients.
+
+    The kernel is the inner product of features phi(x), a network followed by a kernel's own
+    features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
+    over rows plus log|Z'Z + s2 I|, whose gradient comes from a running average of the batches'
+    estimates of the matrix: small batches do not bias it. One exact pass ends the training.
+
+    Parameters
+    ----------
+    {parameters}
+    averaging : float or "auto", default="auto"
+        Weight b_t of the current batch in the running average, in (0, 1]. "auto" is
+        batch_size / (10 m) for m features; 0.9 is the paper's, close to BSGD with the right scale.
+    averaging_decay : float, default=0.0
+        b_t falls like the steps since the last exact pass to the power -averaging_decay.
+
+    Attributes
+    ----------
+    {attributes}
+    See Also
+    --------
+    MinimaxDKLRegressor : The same model, trained by descent and ascent.
+    BSGDDKLRegressor : The same model, trained by the batches' own likelihoods.
+
+    Notes
+    -----
+    O(b m^2) and the network's cost a step, O(m^3) every tenth of the average's window; each score
+    is a pass of O(n m^2). A prediction costs O(m) a row, its variance O(m^2). Beside the data
+    nothing grows with n but one list of row numbers.
+
+    References
+    ----------
+    N. Shoham, H. Avron, Unbiased Stochastic Optimization for Gaussian Processes on Finite
+    Dimensional RKHS, section 3.2. M. Wang, E. X. Fang, H. Liu (2017), Stochastic compositional
+    gradient descent, Mathematical Programming 161.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman1
+    >>> from skscalablegp import SCGDDKLRegressor
+    >>> X, y = make_friedman1(n_samples=500, random_state=0)
+    >>> model = SCGDDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> bool(model.score(X, y) > 0.95)
+    True
+    """
+
+    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
+        "averaging": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
+        "averaging_decay": [Interval(Real, 0, 1, closed="both")],
+    }
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        hidden_layer_sizes: Any = (128, 128),
+        activation: Any = "silu",
+        network: Any = None,
+        n_features: Any = 1000,
+        min_noise: Any = 0.01,
+        batch_size: Any = "auto",
+        max_epochs: Any = "auto",
+        learning_rate: Any = "auto",
+        optimizer: Any = "adam",
+        early_stopping: Any = False,
+        validation_fraction: Any = 0.1,
+        tol: Any = 1e-4,
+        n_iter_no_change: Any = None,
+        normalize_y: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+        averaging: Any = "auto",
+        averaging_decay: Any = 0.0,
+    ):
+        self._set(locals())
+
+    def _rule(self) -> BatchGradient:
+        return CompositionalGradient(self.averaging, self.averaging_decay)
+
+
+@_documented
+class MinimaxDKLRegressor(_Parameters):
+    """A deep kernel trained by stochastic minimax descent and ascent.
+
+    The kernel is the inner product of features phi(x), a network followed by a kernel's own
+    features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
+    over rows plus log|F|, F = Z'Z + s2 I. A stand-in A takes F's place there, and a multiplier B
+    holds it there; the whole is then a sum over rows, of which batches give unbiased gradients.
+    One exact pass ends the training.
+
+    Parameters
+    ----------
+    {parameters}
+    penalty : float or callable, default=2.0
+        mu, the price of A differing from F, relative to F; the constraint is exact from 1 on. A
+        function of the number of steps since the last exact pass makes it a schedule.
+    dual_rate : float or "auto", default="auto"
+        How far one batch moves B, in (0, 1]. "auto" is batch_size / (10 m) for m features.
+
+    Attributes
+    ----------
+    {attributes}
+    See Also
+    --------
+    SCGDDKLRegressor : The same model, trained by a running average.
+    BSGDDKLRegressor : The same model, trained by the batches' own likelihoods.
+
+    Notes
+    -----
+    O(b m^2) and the network's cost for two independent batches a step, O(m^3) every tenth of the
+    multiplier's window; each score is a pass of O(n m^2). A prediction costs O(m) a row, its
+    variance O(m^2). The penalty is measured relative to the last exact F, and the ascent has a
+    proximal term: see :class:`skscalablegp.gradients.MinimaxGradient` for both departures from the
+    paper.
+
+    References
+    ----------
+    N. Shoham, H. Avron, Unbiased Stochastic Optimization for Gaussian Processes on Finite
+    Dimensional RKHS, section 3.1. J. Zhang, P. Xiao, R. Sun, Z.-Q. Luo (2020), A single-loop
+    smoothed gradient descent-ascent algorithm for nonconvex-concave min-max problems, NeurIPS.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman1
+    >>> from skscalablegp import MinimaxDKLRegressor
+    >>> X, y = make_friedman1(n_samples=500, random_state=0)
+    >>> model = MinimaxDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> bool(model.score(X, y) > 0.95)
+    True
+    """
+
+    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
+        "penalty": [Interval(Real, 0, None, closed="neither"), callable],
+        "dual_rate": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
+    }
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        hidden_layer_sizes: Any = (128, 128),
+        activation: Any = "silu",
+        network: Any = None,
+        n_features: Any = 1000,
+        min_noise: Any = 0.01,
+        batch_size: Any = "auto",
+        max_epochs: Any = "auto",
+        learning_rate: Any = "auto",
+        optimizer: Any = "adam",
+        early_stopping: Any = False,
+        validation_fraction: Any = 0.1,
+        tol: Any = 1e-4,
+        n_iter_no_change: Any = None,
+        normalize_y: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+        penalty: Any = 2.0,
+        dual_rate: Any = "auto",
+    ):
+        self._set(locals())
+
+    def _rule(self) -> BatchGradient:
+        return MinimaxGradient(self.penalty, self.dual_rate)
+
+
+@_documented
+class BSGDDKLRegressor(_Parameters):
+    """A deep kernel trained by the batches' own marginal likelihoods: the biased baseline.
+
+    Each step follows the gradient of the exact log marginal likelihood of one batch as if it were
+    the whole table. The bias falls as batches grow; at 16 to 64 rows it costs accuracy, which is
+    what :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` avoid. One exact pass ends the
+    training.
+
+    Parameters
+    ----------
+    {parameters}
+    batches : {"random", "neighbours"}, default="random"
+        Random rows, or a random row with its nearest neighbours (sgGP; 15 of them at
+        batch_size=16), which need a tree over all rows in memory.
+
+    Attributes
+    ----------
+    {attributes}
+    See Also
+    --------
+    SCGDDKLRegressor : The same model without the bias.
+    MinimaxDKLRegressor : The same model without the bias.
+
+    Notes
+    -----
+    O(b^2 m + b^3) and the network's cost a step; each score is a pass of O(n m^2).
+
+    References
+    ----------
+    H. Chen, L. Zheng, R. Al Kontar, G. Raskutti (2020), Stochastic gradient descent in correlated
+    settings: a study on Gaussian processes, NeurIPS. N. Shoham, H. Avron, Unbiased Stochastic
+    Optimization for Gaussian Processes on Finite Dimensional RKHS, section 4.2.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman1
+    >>> from skscalablegp import BSGDDKLRegressor
+    >>> X, y = make_friedman1(n_samples=500, random_state=0)
+    >>> model = BSGDDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> model.predict(X[:2]).shape
+    (2,)
+    """
+
+    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
+        "batches": [StrOptions({"random", "neighbours"})],
+    }
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        hidden_layer_sizes: Any = (128, 128),
+        activation: Any = "silu",
+        network: Any = None,
+        n_features: Any = 1000,
+        min_noise: Any = 0.01,
+        batch_size: Any = "auto",
+        max_epochs: Any = "auto",
+        learning_rate: Any = "auto",
+        optimizer: Any = "adam",
+        early_stopping: Any = False,
+        validation_fraction: Any = 0.1,
+        tol: Any = 1e-4,
+        n_iter_no_change: Any = None,
+        normalize_y: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+        batches: Any = "random",
+    ):
+        self._set(locals())
+
+    def _rule(self) -> BatchGradient:
+        return MinibatchGradient()
+
+    def _batches(
+        self, source: RowSource, size: int, generator: torch.Generator
+    ) -> Callable[[], Iterator[torch.Tensor]]:
+        if self.batches == "neighbours":
+            return lambda: neighbour_batches(source, size, generator)
+        return super()._batches(source, size, generator)

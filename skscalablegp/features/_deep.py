@@ -1,0 +1,107 @@
+"""A network followed by a kernel's features: the finite map of a deep kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..kernels import TorchKernel
+from ._fourier import PriorFeatures, sample_prior_features
+from ._network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class DeepFeatures:
+    """phi(x) = features of a kernel at z = network(x) / sqrt(q), q the network's columns.
+
+    The division makes two unrelated rows lie at a distance of about sqrt(2) where a network
+    begins, whatever its width; without layers z is x itself. Tensors are one list: the network's
+    trained ones, theta (log hyperparameters of the kernel, float64), the network's frozen ones.
+
+    Attributes
+    ----------
+    network : Network
+    kernel_features : PriorFeatures
+        Exact for products of constants and DotProduct, random Fourier features for stationary
+        kernels.
+    theta0, bounds : tuple
+        Where theta starts, and its bounds as pairs.
+    """
+
+    network: Network
+    kernel_features: PriorFeatures
+    theta0: tuple[float, ...]
+    bounds: tuple[tuple[float, float], ...]
+
+    @property
+    def n_features_in(self) -> int:
+        return self.network.n_features_in
+
+    @property
+    def n_features(self) -> int:
+        """m, the columns of phi."""
+        return self.kernel_features.n_features
+
+    @property
+    def n_trainable(self) -> int:
+        return self.network.n_trainable + 1
+
+    @property
+    def theta_at(self) -> int:
+        """Where theta stands in the list of tensors."""
+        return self.network.n_trainable
+
+    @property
+    def amplitude_at(self) -> int | None:
+        """The entry of theta that multiplies the whole kernel, if there is a free one."""
+        blocks = self.kernel_features.blocks
+        free = [
+            {slot.index.start for slot in block.constants if slot.index is not None}
+            for block in blocks
+        ]
+        common = set.intersection(*free) if free else set()
+        return min(common, default=None)
+
+    def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Starting values of all tensors, on the CPU."""
+        tensors = self.network.initial(generator, dtype)
+        tensors.insert(self.theta_at, torch.tensor(self.theta0, dtype=torch.float64))
+        return tensors
+
+    def embed(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        """z, what the kernel sees."""
+        k = self.theta_at
+        Z = self.network([*tensors[:k], *tensors[k + 1 :]], X)
+        return Z if self.network.n_trainable == 0 else Z * self.network.n_features**-0.5
+
+    def __call__(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+        """phi(X), differentiable in the tensors; O(n (network + q m))."""
+        return self.kernel_features.evaluate(tensors[self.theta_at], self.embed(tensors, X))
+
+
+def make_deep_features(
+    network: Network, kernel: TorchKernel, n_fourier: int, generator: Generator
+) -> DeepFeatures:
+    """Draw the frequencies of a deep kernel.
+
+    Parameters
+    ----------
+    network : Network
+    kernel : TorchKernel
+        Compiled for the network's columns, without white noise.
+    n_fourier : int
+        Random features, half sines and half cosines, for each product with a stationary factor.
+    generator : Generator
+
+    Raises
+    ------
+    NoSpectralDensity
+        For a kernel that has no features.
+    """
+    features = sample_prior_features(kernel, network.n_features, max(1, n_fourier // 2), generator)
+    bounds = tuple((float(low), float(high)) for low, high in kernel.bounds)
+    return DeepFeatures(network, features, tuple(kernel.theta0.tolist()), bounds)

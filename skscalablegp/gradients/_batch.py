@@ -1,0 +1,103 @@
+"""Gradients of a feature map's marginal likelihood from a few rows: the interface, and BSGD."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from ..objectives import FeatureMoments
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureBatch:
+    """What one step sees.
+
+    Attributes
+    ----------
+    phi : Tensor of shape (b, m)
+        Features of the batch, differentiable.
+    Y : Tensor of shape (b, t)
+        Its targets.
+    weights : Tensor of shape (m, t)
+        The current weights, differentiable.
+    log_noise : scalar Tensor
+        log s2, differentiable.
+    n : int
+        Rows of the whole table.
+    other : Tensor of shape (b, m) or None
+        Features of an independent batch, without a gradient, for rules that ask for one.
+    """
+
+    phi: Float[Tensor, "b m"]
+    Y: Float[Tensor, "b t"]
+    weights: Float[Tensor, "m t"]
+    log_noise: Float[Tensor, ""]
+    n: int
+    other: Tensor | None = None
+
+
+class BatchGradient(BaseEstimator, ABC):
+    """A rule that turns a batch into a scalar whose gradient is the direction to descend.
+
+    Objects are settings; what changes from step to step is in the state.
+
+    Attributes
+    ----------
+    needs_independent_batch : bool
+        Whether `FeatureBatch.other` has to be there.
+    trains_weights : bool
+        Whether the scalar depends on the weights.
+    """
+
+    needs_independent_batch = False
+    trains_weights = True
+
+    @abstractmethod
+    def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
+        """A state that knows the exact moments at the current parameters."""
+
+    @abstractmethod
+    def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
+        """-2 log p(y) / n up to constants and to the rule's error, and the next state."""
+
+
+def automatic_rate(batch_size: int, m: int) -> float:
+    """How far one step moves an average over batches: ten times m rows fill its window.
+
+    An m x m matrix estimated from r rows has an inverse that is too large by about 1 / (1 - m / r)
+    (the mean of an inverse Wishart), so that ten times m rows leave a tenth.
+    """
+    return min(0.9, batch_size / (10 * m))
+
+
+def steps_between(rate: float) -> int:
+    """Steps from one factorisation to the next: a tenth of an average's window."""
+    return max(1, int(0.1 / rate))
+
+
+class MinibatchGradient(BatchGradient):
+    """BSGD: the exact marginal likelihood of the batch alone, a biased gradient of the whole's.
+
+    With the batch's own s2 I + sum phi phi' in the place of F, its determinant lacks the factor
+    n / b (Chen et al. 2020; Shoham and Avron, section 4.2). O(b^2 m + b^3).
+    """
+
+    trains_weights = False
+
+    def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> None:
+        return None
+
+    def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
+        phi, Y = batch.phi.double(), batch.Y.double()
+        noise = torch.exp(batch.log_noise).double()
+        H = phi @ phi.T + noise * torch.eye(len(phi), dtype=phi.dtype, device=phi.device)
+        L = torch.linalg.cholesky(H)
+        white = torch.linalg.solve_triangular(L, Y, upper=False)
+        value = white.square().sum() + 2 * Y.shape[1] * L.diagonal().log().sum()
+        return value / len(phi), state

@@ -1,0 +1,149 @@
+"""Minimax gradients: log|F| through a constrained stand-in A and its multiplier B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..objectives import FeatureMoments, data_fit, log_det_direction
+from ..solvers import cholesky_with_jitter
+from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
+
+# Curvature of the proximal term's smoothed penalty; log|A| has curvature 1 relative to F, and the
+# saddle is stable above that.
+_STIFFNESS = 4.0
+# A's step relative to B's, which has to be the faster one.
+_PRIMAL_RATE = 0.5
+# How fast the centre of the proximal term follows B.
+_CENTRE_RATE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Saddle:
+    """A and B relative to a reference R R' near F: A = R a R', and q = mu sqrt(m) B.
+
+    Attributes
+    ----------
+    a, q, centre : Tensor of shape (m, m)
+        The stand-in, the scaled multiplier, and the centre of its proximal term.
+    whiten : Tensor of shape (m, m)
+        R^-1.
+    slope : Tensor of shape (m, m)
+        -R^-T q R^-1, which takes the place of F^-1 in the descent direction.
+    trace : Tensor, scalar
+        Of the slope.
+    pending : tuple of Tensor
+        Features of the ascent batches since A and B last moved.
+    t : int
+        Steps so far.
+    rate : float
+        How far one step moves B.
+    """
+
+    a: Float[Tensor, "m m"]
+    q: Float[Tensor, "m m"]
+    centre: Float[Tensor, "m m"]
+    whiten: Float[Tensor, "m m"]
+    slope: Float[Tensor, "m m"]
+    trace: Float[Tensor, ""]
+    pending: tuple[Tensor, ...]
+    t: int
+    rate: float
+
+
+class MinimaxGradient(BatchGradient):
+    """Descend Psi = g + log|A| + mu <B, A - F> in (w, alpha, s2, A), ascend it in |B| <= 1.
+
+    Psi is a sum over rows, so batches give unbiased gradients of it. A and F are measured relative
+    to R R', the exact F of the last pass over the data (see `saddle_value`); there the constraint
+    is exact for mu >= 1 whatever the features' condition number. Descent and ascent use independent
+    batches. A is projected onto A >= s2 I and B onto its ball.
+
+    Parameters
+    ----------
+    penalty : float or callable, default=2.0
+        mu, or a function of the step number that gives it.
+    rate : float or "auto", default="auto"
+        How far one step moves B in (0, 1]; "auto" is b / (10 m), as in SCGD.
+
+    Notes
+    -----
+    Given B, log|A| + mu <B, A> is concave in A, so plain alternating steps spiral away from the
+    saddle. The ascent therefore has a proximal term |B - B0|^2 whose centre B0 follows B slowly
+    (smoothed gradient descent ascent, Zhang et al. 2020): the fixed point is the same, and the
+    spiral is damped. Exact passes put A, B and B0 on the saddle of the current features.
+
+    O(b m^2) a step and O(m^3) every tenth of the window. Shoham and Avron, section 3.1.
+    """
+
+    needs_independent_batch = True
+
+    def __init__(self, penalty: float | Callable[[int], float] = 2.0, rate: Any = "auto"):
+        self.penalty = penalty
+        self.rate = rate
+
+    def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Saddle:
+        auto = isinstance(self.rate, str)
+        rate = automatic_rate(batch_size, len(moments.gram)) if auto else float(self.rate)
+        F = moments.gram.clone()
+        F.diagonal().add_(noise)
+        L, _ = cholesky_with_jitter(F)
+        eye = torch.eye(len(F), dtype=F.dtype, device=F.device)
+        whiten = torch.linalg.solve_triangular(L, eye, upper=False)
+        slope = torch.cholesky_inverse(L).to(dtype)
+        eye = eye.to(dtype)
+        return Saddle(eye, -eye, -eye, whiten.to(dtype), slope, slope.diagonal().sum(), (), 0, rate)
+
+    def estimate(self, batch: FeatureBatch, state: Saddle) -> tuple[Float[Tensor, ""], Saddle]:
+        direction = log_det_direction(batch.phi, state.slope, state.trace, batch.log_noise, batch.n)
+        fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
+        return fit + batch.Y.shape[1] * direction, self._follow(batch, state)
+
+    def mu(self, t: int) -> float:
+        """The penalty at a step."""
+        return float(self.penalty(t) if callable(self.penalty) else self.penalty)
+
+    def _follow(self, batch: FeatureBatch, state: Saddle) -> Saddle:
+        """One projected step of A and of B for the batches of a tenth of the window."""
+        pending, t = (*state.pending, batch.other), state.t + 1
+        if len(pending) < steps_between(state.rate):
+            return replace(state, pending=pending, t=t)
+        noise = batch.log_noise.detach().exp().to(state.whiten)
+        floor = noise * (state.whiten @ state.whiten.T)
+        rows = torch.cat(pending) @ state.whiten.T
+        F = rows.T @ rows * (batch.n / len(rows)) + floor
+        step = min(state.rate * len(pending), 0.5)
+        a = state.a - _PRIMAL_RATE * step * (torch.linalg.inv(state.a) + state.q)
+        a = _at_least(floor, (a + a.T) / 2)
+        q = state.q + step * (_STIFFNESS * (a - F) - (state.q - state.centre))
+        radius = self.mu(t) * len(q) ** 0.5
+        q = q * (radius / torch.linalg.norm(q).clamp_min(radius))
+        slope = -(state.whiten.T @ q @ state.whiten)
+        centre = state.centre + _CENTRE_RATE * step * (q - state.centre)
+        return replace(
+            state,
+            a=a,
+            q=q,
+            centre=centre,
+            slope=slope,
+            trace=slope.diagonal().sum(),
+            pending=(),
+            t=t,
+        )
+
+
+def _at_least(floor: Float[Tensor, "m m"], a: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    """The nearest matrix to `a` that exceeds `floor` by a positive semidefinite one.
+
+    Rounding leaves `a` a little below where it should touch; a hundredth passes, and only more than
+    that pays for the eigenvalues.
+    """
+    if int(torch.linalg.cholesky_ex(a - 0.99 * floor)[1]) == 0:
+        return a
+    values, basis = torch.linalg.eigh(a - floor)
+    return floor + (basis * values.clamp_min(0)) @ basis.T

@@ -1,0 +1,249 @@
+r"""The marginal likelihood of a finite feature map as a sum over rows plus one log determinant.
+
+With w ~ N(0, I), f(x) = phi(x)'w, F = Z'Z + s2 I (m x m) and Z the n rows of phi,
+
+.. math:: -2 \log p(y) = \min_w |Zw - y|^2/s^2 + |w|^2 + \log|F| + (n - m)\log s^2 + n\log 2\pi
+
+(Shoham and Avron, section 2.2, with the square that Theorem B.1 leaves out). Every function here
+is of moments or of a batch; nothing is n x n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from scipy.optimize import minimize
+from torch import Tensor
+
+from ..solvers import cholesky_with_jitter
+from ._collapsed import FeatureWeights
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMoments:
+    """All that a finite feature map needs to know about n rows.
+
+    Attributes
+    ----------
+    gram : Tensor of shape (m, m)
+        Z'Z.
+    cross : Tensor of shape (m, t)
+        Z'Y.
+    square : float
+        tr(Y'Y).
+    n : int
+        Rows.
+    """
+
+    gram: Float64[Tensor, "m m"]
+    cross: Float64[Tensor, "m t"]
+    square: float
+    n: int
+
+    def scaled(self, variance: float) -> FeatureMoments:
+        """The moments of features that are sqrt(variance) times as large."""
+        return FeatureMoments(self.gram * variance, self.cross * variance**0.5, self.square, self.n)
+
+    def extended(self, n: int) -> FeatureMoments:
+        """What n rows would have, of which these are a random part."""
+        factor = n / self.n
+        return FeatureMoments(self.gram * factor, self.cross * factor, self.square * factor, n)
+
+
+def feature_moments(
+    blocks: Iterable[tuple[Tensor, Tensor]], evaluate: Callable[[Tensor], Tensor]
+) -> FeatureMoments:
+    """One pass over the rows; O(n m^2) time, O(m^2) memory beside a block.
+
+    Parameters
+    ----------
+    blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t))
+        Inputs and targets.
+    evaluate : callable
+        phi of a block of rows; products are accumulated in float64.
+    """
+    gram = cross = None
+    square, n = 0.0, 0
+    with torch.no_grad():
+        for X, Y in blocks:
+            phi, Y = evaluate(X).double(), Y.double()
+            if gram is None:
+                gram = phi.new_zeros(phi.shape[1], phi.shape[1])
+                cross = phi.new_zeros(phi.shape[1], Y.shape[1])
+            gram.addmm_(phi.T, phi)
+            cross.addmm_(phi.T, Y)
+            square, n = square + float(Y.square().sum()), n + len(Y)
+    if gram is None:
+        raise ValueError("feature_moments needs at least one block of rows.")
+    return FeatureMoments(gram, cross, square, n)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSpaceEvaluation:
+    """The likelihood at its best weights.
+
+    Attributes
+    ----------
+    value : float
+        Log marginal likelihood, summed over targets.
+    weights : Tensor of shape (m, t)
+        F^-1 Z'Y, the minimiser and the posterior mean.
+    factor : Tensor of shape (m, m)
+        Lower Cholesky factor of F.
+    jitter : float
+        What had to be added to F's diagonal.
+    """
+
+    value: float
+    weights: Float64[Tensor, "m t"]
+    factor: Float64[Tensor, "m m"]
+    jitter: float
+
+    def posterior(self, noise: float) -> FeatureWeights:
+        """The weights' posterior, whose precision is F / s2."""
+        return FeatureWeights(self.factor / noise**0.5, self.weights)
+
+
+def weight_space_likelihood(moments: FeatureMoments, noise: float) -> WeightSpaceEvaluation:
+    """The exact log marginal likelihood from moments and the noise variance s2; O(m^3)."""
+    (m, t), n = moments.cross.shape, moments.n
+    F = moments.gram.clone()
+    F.diagonal().add_(noise)
+    L, jitter = cholesky_with_jitter(F)
+    w = torch.cholesky_solve(moments.cross, L)
+    quadratic = (moments.square - float((moments.cross * w).sum())) / noise
+    log_det = 2 * float(L.diagonal().log().sum()) + (n - m) * math.log(noise)
+    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+    return WeightSpaceEvaluation(value, w, L, jitter)
+
+
+def best_scales(
+    moments: FeatureMoments,
+    noise: float,
+    noise_bounds: tuple[float, float],
+    amplitude_bounds: tuple[float, float],
+) -> tuple[float, float]:
+    """Maximise the exact likelihood over the noise and one factor of the features' variance.
+
+    In the eigenbasis of Z'Z both are O(m) an evaluation; the decomposition is O(m^3).
+
+    Parameters
+    ----------
+    moments : FeatureMoments
+    noise : float
+        Where the search starts; the factor starts at 1.
+    noise_bounds : tuple of float
+        Of s2.
+    amplitude_bounds : tuple of float
+        Of the factor; equal bounds fix it.
+
+    Returns
+    -------
+    noise, amplitude : float
+    """
+    (m, t), n = moments.cross.shape, moments.n
+    values, basis = torch.linalg.eigh(moments.gram)
+    lam = values.clamp_min(0).cpu().numpy()
+    a = (basis.T @ moments.cross).square().sum(1).cpu().numpy()
+
+    def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
+        s2, tau = np.exp(z)
+        D = tau * lam + s2
+        explained = tau * a / D
+        quadratic = (moments.square - explained.sum()) / s2
+        f = quadratic + t * np.log(D).sum() + t * (n - m) * z[0]
+        # d/dlog s2 and d/dlog tau.
+        g0 = -quadratic + (explained / D).sum() + t * (s2 / D).sum() + t * (n - m)
+        g1 = -(explained / D).sum() + t * (tau * lam / D).sum()
+        return f / n, np.array([g0, g1]) / n
+
+    bounds = np.log([noise_bounds, amplitude_bounds])
+    start = np.clip([math.log(noise), 0.0], bounds[:, 0], bounds[:, 1])
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    best = found.x if np.isfinite(found.fun) and found.fun <= objective(start)[0] else start
+    return float(np.exp(best[0])), float(np.exp(best[1]))
+
+
+def data_fit(
+    phi: Float[Tensor, "b m"],
+    Y: Float[Tensor, "b t"],
+    weights: Float[Tensor, "m t"],
+    log_noise: Float[Tensor, ""],
+    n: int,
+) -> Float[Tensor, ""]:
+    """An unbiased estimate of g / n from a batch of b rows; the whole of g where b = n.
+
+    g = |Zw - Y|^2 / s2 + |w|^2 + (n - m) log s2 (summed over targets): the part of the objective
+    that is a sum over rows (paper, section 3).
+    """
+    t, m = Y.shape[1], phi.shape[1]
+    residual = (phi @ weights - Y).square().sum() / len(Y)
+    rest = weights.square().sum() + t * (n - m) * log_noise
+    return residual * torch.exp(-log_noise) + rest / n
+
+
+def log_det_direction(
+    phi: Float[Tensor, "b m"],
+    P: Float[Tensor, "m m"],
+    trace: Float[Tensor, ""],
+    log_noise: Float[Tensor, ""],
+    n: int,
+) -> Float[Tensor, ""]:
+    """<P, F_S> / n with F_S = (n / b) phi'phi + s2 I: its gradient is that of log|F| at P = F^-1.
+
+    Linear in P, so that an unbiased P that is independent of the batch gives an unbiased gradient.
+    `trace` is tr(P). O(b m^2).
+    """
+    return ((phi @ P) * phi).sum() / len(phi) + torch.exp(log_noise) * trace / n
+
+
+def saddle_value(
+    g: Float[Tensor, ""],
+    A: Float[Tensor, "m m"],
+    B: Float[Tensor, "m m"],
+    F: Float[Tensor, "m m"],
+    penalty: float,
+    root: Float[Tensor, "m m"] | None = None,
+) -> Float[Tensor, ""]:
+    """Psi = g + log|A| + mu <B, A - F> / scale; its min over A, max over |B| <= 1 is g + log|F|.
+
+    Parameters
+    ----------
+    g : scalar Tensor
+        The separable part.
+    A, B, F : Tensor of shape (m, m)
+        The stand-in for F, the multiplier, and F itself.
+    penalty : float
+        mu.
+    root : Tensor of shape (m, m), optional
+        Without it the scale is |A| (the paper's equation 3.2). With it, a fixed lower triangular R
+        near the factor of F, A and F are measured relative to R R': mu sqrt(m) <B, R^-1 (A - F)
+        R^-T>.
+
+    Notes
+    -----
+    The constraint is exact as soon as the multiplier that balances log|A| fits into the ball: in
+    the paper's scale at mu >= |F| |F^-1|, which grows with the condition number and is at least m;
+    relative to R R' = F at mu >= 1, whatever the features.
+    """
+    D = A - F
+    if root is None:
+        D = D / torch.linalg.norm(A)
+    else:
+        D = torch.linalg.solve_triangular(root, D, upper=False)
+        D = torch.linalg.solve_triangular(root, D.T, upper=False).T * len(root) ** 0.5
+    return g + torch.logdet(A) + penalty * (B * D).sum()
+
+
+def saddle_multiplier(
+    F: Float[Tensor, "m m"], penalty: float, root: Float[Tensor, "m m"] | None = None
+) -> Float[Tensor, "m m"]:
+    """The B at which A = F is stationary; its norm is at most 1 where the constraint is exact."""
+    if root is None:
+        return -torch.linalg.norm(F) / penalty * torch.linalg.inv(F)
+    return -(root.T @ torch.linalg.inv(F) @ root) / (penalty * len(root) ** 0.5)

@@ -1,0 +1,275 @@
+"""Training a deep feature map by random batches, with exact passes in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Generator, Tensor
+
+from ..features import DeepFeatures
+from ..gradients import BatchGradient, FeatureBatch
+from ..objectives import (
+    FeatureMoments,
+    WeightSpaceEvaluation,
+    best_scales,
+    feature_moments,
+    weight_space_likelihood,
+)
+from ._rows import RowSource
+from ._steps import Stepper
+
+# Rows of a pass at a time: their features take a few dozen megabytes.
+_PASS_ROWS = 4096
+# The weights enter linearly and may move faster than what makes their features.
+_WEIGHT_RATE = 3.0
+# Longest gradient of the mean objective per row, against rare batches that throw everything out.
+_LONGEST = 100.0
+# Steps from one change of the learning rate to the next.
+_SCHEDULE_STEPS = 10
+
+BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+
+
+def cosine(total: int) -> Callable[[int], float]:
+    """A learning rate's factor that falls from 1 to 0 in `total` steps."""
+    return lambda t: 0.5 * (1 + math.cos(math.pi * min(t / max(total, 1), 1)))
+
+
+def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Iterator[Tensor]:
+    """A random row and its nearest neighbours, without end (sgGP, Chen et al. 2020).
+
+    O(n log n) once and O(n d) memory for the tree, O(size log n) a batch.
+    """
+    rows = torch.cat([X for X, _ in source.blocks()]).cpu().double().numpy()
+    tree, k = cKDTree(rows), min(size, len(rows))
+    while True:
+        chosen = int(torch.randint(len(rows), (), generator=generator))
+        yield torch.from_numpy(np.atleast_1d(tree.query(rows[chosen], k)[1]))
+
+
+class WeightSpaceStepper(Stepper):
+    """(w, alpha, s2) of f(x) = phi_alpha(x)'w + noise, changed a random batch at a time.
+
+    A score is an exact pass over the rows: it also puts the weights, the noise and the amplitude on
+    their optimum for the current features and tells the gradient rule the exact moments.
+
+    Parameters
+    ----------
+    features : DeepFeatures
+    tensors : list of Tensor
+        Its parameters; copied.
+    noise : float
+        s2 at the start.
+    noise_bounds : tuple of float
+    source : RowSource
+        Rows that batches are drawn from.
+    rule : BatchGradient
+    optimizer : callable
+        ``optimizer(groups)`` returns a torch optimiser for groups of parameters with their "lr".
+    learning_rate : float
+    batches : callable
+        Makes an iterator over row numbers; called twice where the rule wants independent batches.
+    batch_size : int
+    schedule : callable, optional
+        The learning rate's factor at a step.
+    scored_rows : RowSource, optional
+        Rows of the exact passes; `source` by default.
+    n : int, optional
+        Rows of the whole table, of which `scored_rows` may be a random part; `source`'s by default.
+    held_out : RowSource, optional
+        Rows whose mean negative log density is the score; without them it is the negative log
+        marginal likelihood per row and target.
+    """
+
+    def __init__(
+        self,
+        features: DeepFeatures,
+        tensors: list[Tensor],
+        noise: float,
+        noise_bounds: tuple[float, float],
+        source: RowSource,
+        rule: BatchGradient,
+        optimizer: Callable[[list[dict]], torch.optim.Optimizer],
+        learning_rate: float,
+        batches: Callable[[], Iterator[Tensor]],
+        batch_size: int,
+        schedule: Callable[[int], float] | None = None,
+        scored_rows: RowSource | None = None,
+        n: int | None = None,
+        held_out: RowSource | None = None,
+    ):
+        self.features, self.rule, self.source = features, rule, source
+        self.scored_rows = source if scored_rows is None else scored_rows
+        self.n = len(source) if n is None else n
+        self.held_out, self.noise_bounds, self.batch_size = held_out, noise_bounds, batch_size
+        device, k = source.device, features.n_trainable
+        self.tensors = [t.to(device).clone() for t in tensors]
+        t = source.Y.shape[1]
+        self.weights = torch.zeros(features.n_features, t, dtype=source.dtype, device=device)
+        self.log_noise = torch.tensor(math.log(noise), dtype=source.dtype, device=device)
+        self._bounds = torch.tensor(features.bounds, dtype=torch.float64).reshape(-1, 2).to(device)
+        trained = [t for t in [*self.tensors[:k], self.log_noise] if t.numel()]
+        for tensor in [*trained, self.weights]:
+            tensor.requires_grad_(True)
+        groups = [
+            {"params": trained, "lr": learning_rate},
+            {"params": [self.weights], "lr": _WEIGHT_RATE * learning_rate},
+        ]
+        self._trained = [*trained, self.weights]
+        self._optimizer = optimizer(groups if rule.trains_weights else groups[:1])
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._schedule, self._t = schedule, 0
+        self._batches, self._others = batches(), batches()
+        self._state: Any = None
+        self._failed = False
+        self.likelihood = -math.inf
+
+    # ------------------------------------------------------------------ steps
+
+    @property
+    def noise(self) -> float:
+        return float(self.log_noise.detach().exp())
+
+    def step(self) -> None:
+        if self._failed:
+            return
+        X, Y = self.source.rows(next(self._batches))
+        other = None
+        if self.rule.needs_independent_batch:
+            with torch.no_grad():
+                other = self.features(self.tensors, self.source.rows(next(self._others))[0])
+        phi = self.features(self.tensors, X)
+        batch = FeatureBatch(phi, Y, self.weights, self.log_noise, self.n, other)
+        try:
+            loss, self._state = self.rule.estimate(batch, self._state)
+        except torch.linalg.LinAlgError:
+            # Features that overflow or cancel: the next score says so.
+            self._failed = True
+            return
+        self._optimizer.zero_grad()
+        loss.backward()
+        if isinstance(self._optimizer, torch.optim.SGD):
+            # The others take steps of a length that does not depend on the gradient's.
+            torch.nn.utils.clip_grad_norm_(self._trained, _LONGEST)
+        self._optimizer.step()
+        self._project()
+        self._t += 1
+        if self._schedule is not None and self._t % _SCHEDULE_STEPS == 0:
+            factor = self._schedule(self._t)
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = factor * rate
+
+    def _project(self) -> None:
+        """Noise and kernel hyperparameters go back into their bounds."""
+        low, high = self.noise_bounds
+        with torch.no_grad():
+            self.log_noise.clamp_(math.log(low), math.log(high))
+            theta = self.tensors[self.features.theta_at]
+            if theta.numel():
+                theta.copy_(torch.minimum(torch.maximum(theta, self._bounds[:, 0]),
+                                          self._bounds[:, 1]))  # fmt: skip
+
+    # ------------------------------------------------------------------ exact passes
+
+    def score(self) -> float:
+        if self._failed or not self._finite():
+            return math.inf
+        try:
+            moments = self.moments()
+            if not bool(moments.gram.isfinite().all()):
+                return math.inf
+            evaluation, moments = self._settle(moments)
+            self._state = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
+        except torch.linalg.LinAlgError:
+            return math.inf
+        rows = moments.n * moments.cross.shape[1]
+        self.likelihood = evaluation.value
+        if self.held_out is None:
+            return -evaluation.value / rows
+        return self._held_out_density(evaluation)
+
+    def _finite(self) -> bool:
+        return all(bool(t.isfinite().all()) for t in self._trained)
+
+    def moments(self, dtype: torch.dtype | None = None) -> FeatureMoments:
+        """The exact moments of all rows at the current parameters; products in float64."""
+        tensors = self.tensors if dtype is None else [
+            t.to(dtype) if t.is_floating_point() else t for t in self.tensors
+        ]  # fmt: skip
+        moments = feature_moments(
+            self.scored_rows.blocks(_PASS_ROWS),
+            lambda X: self.features(tensors, X if dtype is None else X.to(dtype)),
+        )
+        return moments if moments.n == self.n else moments.extended(self.n)
+
+    def _settle(self, moments: FeatureMoments) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
+        """Noise, amplitude and weights at their optimum for these features."""
+        noise, amplitude = best_scales(
+            moments, self.noise, self.noise_bounds, self._amplitude_bounds()
+        )
+        moments = moments.scaled(amplitude)
+        evaluation = weight_space_likelihood(moments, noise)
+        with torch.no_grad():
+            self.log_noise.fill_(math.log(noise))
+            at = self.features.amplitude_at
+            if at is not None:
+                self.tensors[self.features.theta_at][at] += math.log(amplitude)
+            self.weights.copy_(evaluation.weights)
+        return evaluation, moments
+
+    def _amplitude_bounds(self) -> tuple[float, float]:
+        """How far the kernel's own constant may still go."""
+        at = self.features.amplitude_at
+        if at is None:
+            return 1.0, 1.0
+        now = float(self.tensors[self.features.theta_at].detach()[at])
+        low, high = self.features.bounds[at]
+        # A single step of several orders of magnitude would only undo what training balanced.
+        return math.exp(max(low - now, -5.0)), math.exp(min(high - now, 5.0))
+
+    def _held_out_density(self, evaluation: WeightSpaceEvaluation) -> float:
+        """The mean negative log density of held-out targets, every row on its own."""
+        total, count, noise = 0.0, 0, self.noise
+        with torch.no_grad():
+            for X, Y in self.held_out.blocks(_PASS_ROWS):
+                phi = self.features(self.tensors, X).double()
+                white = torch.linalg.solve_triangular(evaluation.factor, phi.T, upper=False)
+                variance = noise * (1 + white.square().sum(0))[:, None]
+                error = (phi @ evaluation.weights - Y.double()).square()
+                density = 0.5 * (error / variance + torch.log(2 * math.pi * variance))
+                total, count = total + float(density.sum()), count + Y.numel()
+        return total / count
+
+    def finish(self) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
+        """The last exact pass, features too in float64."""
+        return self._settle(self.moments(torch.float64))
+
+    # ------------------------------------------------------------------ for the driver
+
+    def theta(self) -> np.ndarray:
+        """The kernel's log hyperparameters and log s2."""
+        theta = self.tensors[self.features.theta_at].detach().cpu().numpy()
+        return np.append(theta, float(self.log_noise.detach()))
+
+    def snapshot(self) -> list[Tensor]:
+        return [t.detach().clone() for t in [*self.tensors, self.weights, self.log_noise]]
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        with torch.no_grad():
+            for tensor, kept in zip(
+                [*self.tensors, self.weights, self.log_noise], snapshot, strict=True
+            ):
+                tensor.copy_(kept)
+        self._failed = False

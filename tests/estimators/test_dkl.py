@@ -1,0 +1,323 @@
+"""Deep kernels: what the fit leaves is an exact Gaussian process on the trained features."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import multivariate_normal
+from sklearn.base import clone
+from sklearn.datasets import make_friedman1
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    ExpSineSquared,
+    WhiteKernel,
+)
+from torch import nn
+
+from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+
+ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+SMALL = {"hidden_layer_sizes": (12,), "max_epochs": 8, "random_state": 0}
+
+
+def table(n=120, seed=0):
+    return make_friedman1(n_samples=n, noise=0.5, random_state=seed)
+
+
+def quick(cls=SCGDDKLRegressor, **params):
+    return cls(**{**SMALL, **params})
+
+
+def standardised(model, X, y):
+    """Rows and target in the model's units, by NumPy alone."""
+    return (y - y.mean(0)) / y.std(0), y.mean(0), y.std(0)
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("kernel", [None, ConstantKernel() * RBF()], ids=str)
+def test_predictions_are_those_of_a_dense_process_on_the_features(cls, kernel):
+    """Mean, covariance and likelihood by n x n algebra on kernel_ at features(X)."""
+    X, y = table(60)
+    model = quick(cls, kernel=kernel, n_features=600, max_epochs=2).fit(X, y)
+    X_new = table(9, seed=1)[0]
+    target, mean, std = standardised(model, X, y)
+    Z, Z_new, s2 = model.features(X), model.features(X_new), model.noise_variance_
+    K, cross, prior = (model.kernel_(a, b) for a, b in ((Z, Z), (Z_new, Z), (Z_new, Z_new)))
+    H = K + s2 * np.eye(len(X))
+    # Random features average to the kernel; the linear one is exact.
+    tolerance = 1e-7 if kernel is None else 0.15
+    expected = mean + std * (cross @ np.linalg.solve(H, target))
+    ours, covariance = model.predict(X_new, return_cov=True)
+    assert_allclose(ours, expected, atol=3 * tolerance * std)
+    latent = prior - cross @ np.linalg.solve(H, cross.T) + s2 * np.eye(len(X_new))
+    assert_allclose(covariance, std**2 * latent, atol=tolerance * std**2)
+    if kernel is None:
+        dense = multivariate_normal(cov=H).logpdf(target)
+        assert_allclose(model.log_marginal_likelihood(), dense, rtol=1e-8)
+        assert_allclose(model.history_["objective"][-1], -dense / len(X), rtol=0.2)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_training_learns_and_keeps_the_best_score(cls):
+    X, y = table(400)
+    X_new, y_new = table(200, seed=1)
+    model = cls(hidden_layer_sizes=(32,), max_epochs=60, random_state=0).fit(X, y)
+    scores = np.array(model.history_["objective"])
+    assert scores.min() < scores[0] - 0.3
+    assert_allclose(
+        -model.log_marginal_likelihood_value_ / len(X), scores.min(), rtol=1e-3, atol=1e-3
+    )
+    assert model.score(X_new, y_new) > 0.9
+    mean, std = model.predict(X_new, return_std=True)
+    assert 0.8 < np.mean(np.abs(y_new - mean) < 2 * std) <= 1.0
+
+
+def test_targets_share_features_and_factor():
+    X, y = table()
+    Y = np.column_stack([y, X[:, 0] ** 2, np.full(len(y), 3.0)])
+    model = quick().fit(X, Y)
+    assert model.coef_.shape == (13, 3) and model.coef_cholesky_.shape == (13, 13)
+    target, _, _ = standardised(model, X, Y[:, :2])
+    Z = model.features(X)
+    H = model.kernel_(Z) + model.noise_variance_ * np.eye(len(X))
+    dense = [multivariate_normal(cov=H).logpdf(c) for c in (*target.T, np.zeros(len(X)))]
+    assert_allclose(model.log_marginal_likelihood_value_, sum(dense), rtol=1e-8)
+    assert_allclose(model.predict(X)[:, 2], 3.0)
+
+
+def test_without_layers_the_kernel_sees_the_standardised_columns():
+    X, y = table()
+    kernel = ConstantKernel() * RBF(np.ones(X.shape[1]))
+    model = quick(hidden_layer_sizes=(), kernel=kernel, n_features=60).fit(X, y)
+    assert_allclose(model.features(X), (X - X.mean(0)) / X.std(0))
+    assert model.kernel_.k2.length_scale.shape == (X.shape[1],)
+    assert not np.allclose(model.kernel_.k2.length_scale, 1)
+    assert model.coef_.shape == (60, 1)
+
+
+def test_bounds_and_fixed_hyperparameters_are_honoured():
+    X, y = table()
+    kernel = ConstantKernel(2.0, "fixed") * RBF(1.0, (0.9, 1.1))
+    fitted = quick(kernel=kernel, n_features=50, learning_rate=0.1).fit(X, y).kernel_
+    assert fitted.k1.constant_value == 2.0
+    assert 0.9 <= fitted.k2.length_scale <= 1.1
+
+
+def test_noise_stays_above_its_bound():
+    X, _ = table()
+    model = quick(min_noise=0.2).fit(X, X[:, 0])
+    assert model.noise_variance_ == pytest.approx(0.04)
+
+
+def test_without_normalisation_the_prior_mean_is_zero():
+    X, y = table()
+    raw = quick(normalize_y=False, kernel=RBF(), hidden_layer_sizes=()).fit(X, y + 100)
+    far = raw.predict(np.full((1, X.shape[1]), 1e6))
+    assert abs(far[0]) < 150 and raw._y_train_mean[0] == 0
+
+
+def module(d):
+    return nn.Sequential(nn.Linear(d, 6), nn.LayerNorm(6), nn.Tanh())
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_any_module_may_make_the_features(cls):
+    X, y = table()
+    model = cls(network=module, max_epochs=4, random_state=0).fit(X, y)
+    assert model.features(X).shape == (len(X), 6)
+    again = pickle.loads(pickle.dumps(model))
+    assert_array_equal(again.predict(X[:5]), model.predict(X[:5]))
+    assert_array_equal(clone(model).fit(X, y).predict(X[:5]), model.predict(X[:5]))
+
+
+class Undefined(nn.Module):
+    """NaN from the start, which only rows in the thousands show."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, X):
+        return torch.log(X * self.weight)
+
+
+@pytest.mark.parametrize(
+    "network, message",
+    [
+        (lambda d: nn.Sequential(nn.Linear(d, 3), nn.BatchNorm1d(3)), "batch norm"),
+        (lambda d: nn.Flatten(0), "must turn"),
+        (Undefined, "NaN or infinity"),
+    ],
+)
+def test_wrong_networks(network, message):
+    X, y = table()
+    with pytest.raises(ValueError, match=message):
+        SCGDDKLRegressor(network=network, max_epochs=2).fit(X, y)
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_rate_that_diverges_leaves_the_best_state_and_names_itself(cls, optimizer):
+    X, y = table()
+    model = quick(cls, learning_rate=1e30, optimizer=optimizer)
+    with pytest.warns(ConvergenceWarning, match="learning_rate=1e\\+30"):
+        model.fit(X, y)
+    assert model.solver_info_["stop_reason"] == "diverged"
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all() and np.isfinite(std).all()
+    assert model.score(X, y) > 0.3
+
+
+def test_batches_larger_than_the_table_are_the_table():
+    X, y = table()
+    with pytest.warns(UserWarning, match="batch_size=500 exceeds the 120 training rows"):
+        large = quick(batch_size=500).fit(X, y)
+    assert_array_equal(large.predict(X), quick(batch_size=120).fit(X, y).predict(X))
+
+
+def test_kernels_that_have_no_features_or_bring_their_own_noise():
+    X, y = table()
+    with pytest.raises(ValueError, match="leave the WhiteKernel out"):
+        quick(kernel=RBF() + WhiteKernel()).fit(X, y)
+    with pytest.raises(ValueError, match="no finite features: use sums or products of RBF"):
+        quick(kernel=ExpSineSquared()).fit(X, y)
+
+
+def test_features_that_do_not_fit_are_refused_before_any_work():
+    X, y = table()
+    with pytest.raises(MemoryError, match="1000 columns.*n_features"):
+        quick(kernel=RBF(), memory_budget=1e6).fit(X, y)
+
+
+@pytest.mark.parametrize("optimizer", ["adadelta", "adamw", "adagrad", "rmsprop", "sgd"])
+def test_other_optimizers(optimizer):
+    X, y = table()
+    model = quick(optimizer=optimizer).fit(X, y)
+    assert model.history_["objective"][0] > min(model.history_["objective"])
+
+
+def test_an_optimizer_may_be_a_function():
+    X, y = table()
+    model = quick(optimizer=lambda groups: torch.optim.Adam(groups, betas=(0.8, 0.99)))
+    assert model.fit(X, y).n_iter_ == 8
+
+
+def test_neighbours_make_local_batches():
+    X, y = table()
+    local = quick(BSGDDKLRegressor, batches="neighbours", batch_size=16).fit(X, y)
+    random = quick(BSGDDKLRegressor, batch_size=16).fit(X, y)
+    assert not np.allclose(local.predict(X), random.predict(X))
+
+
+def test_early_stopping_scores_held_out_rows():
+    X, y = table(200)
+    plain = quick(max_epochs=30).fit(X, y)
+    model = quick(max_epochs=30, early_stopping=True, n_iter_no_change=2, tol=10.0).fit(X, y)
+    assert model.solver_info_["stop_reason"] == "converged" and model.n_iter_ < 30
+    assert model.history_["objective"][0] != plain.history_["objective"][0]
+    # The last pass is over all rows, and predictions stay those of an exact posterior.
+    Z = model.features(X)
+    H = model.kernel_(Z) + model.noise_variance_ * np.eye(len(X))
+    target, mean, std = standardised(model, X, y)
+    expected = mean + std * (model.kernel_(Z[:4], Z) @ np.linalg.solve(H, target))
+    assert_allclose(model.predict(X[:4]), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="leaves no training row of 1"):
+        quick(early_stopping=True).fit(X[:1], y[:1])
+
+
+def test_callbacks_end_a_training():
+    X, y = table()
+    seen = []
+    model = quick(callbacks=lambda step: seen.append(step.objective) or len(seen) == 3)
+    model.fit(X, y)
+    assert len(seen) == 3 and model.solver_info_["stop_reason"] == "callback"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_memory_maps_are_the_same_table(tmp_path, dtype):
+    X, y = table()
+    X = X.astype(dtype)
+    stored = np.memmap(tmp_path / "X", dtype=dtype, mode="w+", shape=X.shape)
+    stored[:] = X
+    stored.flush()
+    model = quick().fit(np.memmap(tmp_path / "X", dtype=dtype, mode="r", shape=X.shape), y)
+    assert_array_equal(model.predict(X), quick().fit(X, y).predict(X))
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_streams_improve_and_repeat():
+    X, y = table(600)
+    X_new, y_new = table(200, seed=1)
+    scores, models = [], []
+    for _ in range(2):
+        model = quick(batch_size=16, learning_rate=0.02)
+        for start in range(0, 600, 100):
+            model.partial_fit(X[start : start + 100], y[start : start + 100])
+            scores.append(model.score(X_new, y_new))
+        models.append(model)
+    assert scores[5] > scores[0] and scores[5] > 0.7
+    assert scores[:6] == scores[6:]
+    assert models[0].n_samples_seen_ == 600
+    assert_array_equal(models[0].predict(X), models[1].predict(X))
+
+
+def test_a_stream_goes_on_after_a_pickle_and_after_fit():
+    X, y = table(200)
+    model = quick().fit(X[:100], y[:100])
+    copy = pickle.loads(pickle.dumps(model))
+    for m in (model, copy):
+        m.partial_fit(X[100:], y[100:])
+    assert_array_equal(model.predict(X), copy.predict(X))
+    assert model.n_samples_seen_ == 200
+    # Up to 8,192 rows the posterior is exact for all of them.
+    Z = model.features(X)
+    H = model.kernel_(Z) + model.noise_variance_ * np.eye(200)
+    target = (y - model._y_train_mean[0]) / model._y_train_std[0]
+    dense = multivariate_normal(cov=H).logpdf(target)
+    assert_allclose(model.log_marginal_likelihood_value_, dense, rtol=1e-7)
+
+
+def test_longer_streams_keep_a_uniform_sample():
+    from skscalablegp.estimators import _dkl_base as base
+
+    kept, seen = None, 0
+    random_state = np.random.RandomState(0)
+    for _ in range(12):
+        rows = np.arange(seen, seen + 2000.0)[:, None]
+        kept = base._sampled(kept, rows, rows, seen, random_state)
+        seen += 2000
+    sample = kept[0][:, 0]
+    assert len(sample) == len(np.unique(sample)) == base._KEPT_ROWS
+    assert_array_equal(kept[0], kept[1])
+    # Mean of a uniform sample without replacement: its z-score.
+    sd = seen / 12**0.5 * ((1 - len(sample) / seen) / len(sample)) ** 0.5
+    assert abs(sample.mean() - seen / 2) / sd < 3
+
+
+def test_streams_refuse_other_widths():
+    X, y = table()
+    model = quick().partial_fit(X, y)
+    with pytest.raises(ValueError, match="X has 9 features"):
+        model.partial_fit(X[:, 1:], y)
+    with pytest.raises(ValueError, match="2 targets, but earlier chunks had 1"):
+        model.partial_fit(X, np.column_stack([y, y]))
+
+
+def test_no_warnings_on_a_plain_fit():
+    X, y = table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick().fit(X, y)
+
+
+def test_likelihood_elsewhere_is_not_known():
+    X, y = table()
+    with pytest.raises(ValueError, match="keeps no training rows"):
+        quick().fit(X, y).log_marginal_likelihood(np.zeros(2))
