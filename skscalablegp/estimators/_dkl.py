@@ -38,9 +38,10 @@ _SHARED_PARAMETERS = """
     learning_rate : float or "auto", default="auto"
         At the start; it falls to zero along a half cosine. "auto" is 0.01 for Adam, times the
         square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
-    optimizer : {"adam", "adamw", "adadelta", "adagrad", "rmsprop", "sgd"} or callable, \
+    optimizer : {"adam", "adamw", "adadelta", "adagrad", "rmsprop", "sgd"}, callable or None, \
             default="adam"
-        A callable gets a list of parameter groups and returns a `torch.optim.Optimizer`.
+        A callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None
+        keeps the initial network, the kernel as given, and a noise variance of 0.1.
     early_stopping : bool, default=False
         Hold rows out and score their mean negative log density; otherwise the score is the exact
         negative log marginal likelihood per row. The parameters with the best score are kept.

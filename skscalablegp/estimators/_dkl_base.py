@@ -88,7 +88,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         "n_features": [Interval(Integral, 2, None, closed="left")],
         "min_noise": [_POSITIVE],
         "max_epochs": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "optimizer": [StrOptions(set(BATCH_OPTIMIZERS)), callable],
+        "optimizer": [StrOptions(set(BATCH_OPTIMIZERS)), callable, None],
         "early_stopping": ["boolean"],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -138,6 +138,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             annealed=True,
         )
         steps = settings.max_epochs * settings.steps_per_epoch(len(train))
+        steps = 0 if self.optimizer is None else steps
         result, monitor = self._run(stepper, settings, steps, keep_best=True)
         if not math.isfinite(result.score):
             raise ValueError(
@@ -205,7 +206,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             scored_rows=replace(source, X=kept[0], Y=kept[1], _resident=None),
             n=seen + len(X),
         )
-        steps = settings.steps_per_epoch(len(X))
+        steps = 0 if self.optimizer is None else settings.steps_per_epoch(len(X))
         result, monitor = self._run(stepper, settings, steps, keep_best=False)
         if not math.isfinite(result.score):
             raise ValueError("This chunk leaves no parameters with a finite likelihood.")

@@ -76,8 +76,9 @@ class WeightSpaceStepper(Stepper):
     source : RowSource
         Rows that batches are drawn from.
     rule : BatchGradient
-    optimizer : callable
+    optimizer : callable or None
         ``optimizer(groups)`` returns a torch optimiser for groups of parameters with their "lr".
+        None trains nothing: a score then puts the weights alone on their optimum.
     learning_rate : float
     batches : callable
         Makes an iterator over row numbers; called twice where the rule wants independent batches.
@@ -101,7 +102,7 @@ class WeightSpaceStepper(Stepper):
         noise_bounds: tuple[float, float],
         source: RowSource,
         rule: BatchGradient,
-        optimizer: Callable[[list[dict]], torch.optim.Optimizer],
+        optimizer: Callable[[list[dict]], torch.optim.Optimizer] | None,
         learning_rate: float,
         batches: Callable[[], Iterator[Tensor]],
         batch_size: int,
@@ -128,7 +129,9 @@ class WeightSpaceStepper(Stepper):
             {"params": [self.weights], "lr": _WEIGHT_RATE * learning_rate},
         ]
         self._trained = [*trained, self.weights]
-        self._optimizer = optimizer(groups if rule.trains_weights else groups[:1])
+        self._frozen = optimizer is None
+        made = torch.optim.SGD if optimizer is None else optimizer
+        self._optimizer = made(groups if rule.trains_weights else groups[:1])
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._schedule, self._t = schedule, 0
         self._batches, self._others = batches(), batches()
@@ -216,9 +219,11 @@ class WeightSpaceStepper(Stepper):
 
     def _settle(self, moments: FeatureMoments) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
         """Noise, amplitude and weights at their optimum for these features."""
-        noise, amplitude = best_scales(
-            moments, self.noise, self.noise_bounds, self._amplitude_bounds()
-        )
+        noise, amplitude = self.noise, 1.0
+        if not self._frozen:
+            noise, amplitude = best_scales(
+                moments, noise, self.noise_bounds, self._amplitude_bounds()
+            )
         moments = moments.scaled(amplitude)
         evaluation = weight_space_likelihood(moments, noise)
         with torch.no_grad():

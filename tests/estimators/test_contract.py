@@ -17,13 +17,16 @@ from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from skscalablegp import (  # noqa: E402
+    BSGDDKLRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
+    MinimaxDKLRegressor,
     PoERegressor,
     QSGPRegressor,
     RFFRegressor,
     RRCGRegressor,
+    SCGDDKLRegressor,
     SSRFFRegressor,
 )
 from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
@@ -121,6 +124,24 @@ ROWS = [
         SSRFFRegressor(min_features=8, step=4, max_iter=5),
         search={"step": [4, 8]},
         scikit_learn_checks=False,
+    ),
+    Row(
+        "scgd",
+        SCGDDKLRegressor(hidden_layer_sizes=(16,), max_epochs=12),
+        noise_variance=False,
+        search={"averaging": [0.1, 0.9]},
+    ),
+    Row(
+        "minimax",
+        MinimaxDKLRegressor(hidden_layer_sizes=(16,), max_epochs=12),
+        noise_variance=False,
+        search={"penalty": [1.0, 2.0]},
+    ),
+    Row(
+        "bsgd",
+        BSGDDKLRegressor(hidden_layer_sizes=(16,), max_epochs=12),
+        noise_variance=False,
+        search={"batches": ["random", "neighbours"]},
     ),
 ]
 
