@@ -108,6 +108,8 @@ class GridPosterior(Posterior):
         scale = float(values.clamp_min(0)[-1]) ** 0.5
         if scale == 0:
             return torch.zeros(len(self.root), 1), 1.0
+        if 1e-12 < scale < 1e12:
+            scale = 1.0  # single precision needs none
         return (self.root @ vectors[:, kept] / scale).float(), scale
 
     @property
@@ -196,8 +198,10 @@ class GridPosterior(Posterior):
                 draws.normal_(generator=generator).addmm_(left[block], z, beta=white)
             else:
                 torch.mm(left[block], z, out=draws)
-            np.multiply(draws.numpy(), scale, out=out[block])
-            out[block].reshape(len(part), t, n_samples)[:] += mean[block]
+            if scale != 1:
+                draws = draws.double().mul_(scale)
+            draws = draws.numpy().reshape(len(part), t, n_samples)
+            np.add(draws, mean[block], out=out[block].reshape(draws.shape))
         return torch.from_numpy(out).reshape(n, t, n_samples)
 
     def noise(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
