@@ -69,6 +69,11 @@ def parse_args(argv):
     parser.add_argument("--kernel", default="linear", choices=["linear", "gaussian"])
     parser.add_argument("--learning-rate", nargs="*", type=float, default=[])
     parser.add_argument("--max-epochs", type=int, default=0, help="0: the estimator's own")
+    parser.add_argument(
+        "--no-early-stopping",
+        action="store_true",
+        help="keep the parameters with the best training objective, as the paper does",
+    )
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=5_000_000)
@@ -151,6 +156,8 @@ def make(args, method, size, rate):
         model.set_params(max_epochs=args.max_epochs)
     if method == "svgp":
         return model.set_params(n_inducing=size)
+    if args.no_early_stopping:
+        model.set_params(early_stopping=False)
     kernel = ConstantKernel() * RBF() if args.kernel == "gaussian" else None
     return model.set_params(kernel=kernel)
 

@@ -57,6 +57,10 @@ _SCORES = 20
 _KEPT_ROWS = 8192
 _RESIDENT_NUMBERS = 2**24
 _SMALL_TABLE = 1000
+# Fewer rows than this are too few to hold some out; above _LARGE_TABLE a copy would cost too much.
+_FEWEST_SPLIT = 1000
+# What training may lose per row, in nats, before it counts as having diverged.
+_LOSS = 0.05
 # The noise variance may not exceed the target's by more than this.
 _LARGEST_NOISE = 1e3
 _POSITIVE = Interval(Real, 0, None, closed="neither")
@@ -89,7 +93,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         "min_noise": [_POSITIVE],
         "max_epochs": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "optimizer": [StrOptions(set(BATCH_OPTIMIZERS)), callable, None],
-        "early_stopping": ["boolean"],
+        "early_stopping": ["boolean", StrOptions({"auto"})],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "tol": [Interval(Real, 0, None, closed="left")],
     }  # fmt: skip
@@ -301,7 +305,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     def _split(self, source: RowSource, random_state: np.random.RandomState):
         """Training and held-out rows; no copies unless rows are held out."""
-        if not self.early_stopping:
+        wanted = self.early_stopping
+        if isinstance(wanted, str):
+            wanted = _FEWEST_SPLIT <= len(source) <= _LARGE_TABLE
+        if not wanted:
             return source, None
         count = max(1, round(self.validation_fraction * len(source)))
         if count >= len(source):
@@ -360,6 +367,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             )
         finally:
             monitor.close()
+        scores = [step.objective for step in monitor.steps]
+        if scores and result.score == scores[0] and scores[-1] > scores[0] + _LOSS:
+            # Finite, since an exact pass repairs the weights, and yet worse than no training.
+            result = replace(result, stop_reason="diverged")
         return result, monitor
 
     def _keep(self, features, stepper, settings, result, monitor, source: RowSource) -> None:
@@ -393,9 +404,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         texts = unfinished(result.stop_reason, self, f"{result.n_steps} steps")
         if texts and result.stop_reason == "diverged":
             texts = [
-                f"Training stopped on values that are not finite after {result.n_steps} steps at "
-                f"learning_rate={settings.learning_rate:g}: try a tenth of it. The best state so "
-                "far is kept."
+                f"Training diverged after {result.n_steps} steps at learning_rate="
+                f"{settings.learning_rate:g}: try a tenth of it. The best state so far is kept."
             ]
         warn_once(texts)
 

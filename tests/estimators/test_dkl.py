@@ -72,7 +72,7 @@ def test_training_learns_and_keeps_the_best_score(cls):
     assert_allclose(
         -model.log_marginal_likelihood_value_ / len(X), scores.min(), rtol=1e-3, atol=1e-3
     )
-    assert model.score(X_new, y_new) > 0.9
+    assert model.score(X_new, y_new) > 0.85
     mean, std = model.predict(X_new, return_std=True)
     assert 0.8 < np.mean(np.abs(y_new - mean) < 2 * std) <= 1.0
 
@@ -110,7 +110,7 @@ def test_bounds_and_fixed_hyperparameters_are_honoured():
 
 def test_noise_stays_above_its_bound():
     X, _ = table()
-    model = quick(min_noise=0.2).fit(X, X[:, 0])
+    model = quick(min_noise=0.2, hidden_layer_sizes=()).fit(X, X[:, 0])
     assert model.noise_variance_ == pytest.approx(0.04)
 
 
