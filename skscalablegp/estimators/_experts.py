@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import joblib
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
 from ..gradients import ExactGradient, ExpertTable
 from ..objectives import exact_marginal_likelihood
@@ -41,7 +43,10 @@ def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) 
             return [np.sort(rows)]
         some = rows[random_state.permutation(len(rows))[:_KMEANS_ROWS]]
         seed = random_state.randint(2**31 - 1)
-        a, b = KMeans(2, n_init=1, random_state=seed).fit(scaled[some]).cluster_centers_
+        with warnings.catch_warnings():
+            # Equal rows have one centre; they are cut in the middle all the same.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            a, b = KMeans(2, n_init=1, random_state=seed).fit(scaled[some]).cluster_centers_
         order = rows[np.argsort(scaled[rows] @ (b - a), kind="stable")]
         left = k // 2
         middle = round(len(rows) * left / k)

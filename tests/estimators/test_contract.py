@@ -78,7 +78,7 @@ ROWS = [
     # Rules that divide by a prior are densities of single rows: no joint covariance, no samples.
     Row(
         "poe-grbcm",
-        PoERegressor(combination="grbcm", partition="kmeans", expert_size=8, max_iter=5),
+        PoERegressor(combination="grbcm", partition="random", expert_size=8, max_iter=5),
         covariances=False,
         samples=False,
         search={"combination": ["bcm", "rbcm"]},
