@@ -13,6 +13,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+from compare import known_estimators
+
 HERE = Path(__file__).resolve().parent
 SETTINGS = ("n_train_asked", "max_seconds", "cut_seconds", "clock", "threads", "machine")
 COLUMNS = (
@@ -100,7 +102,7 @@ def preamble(lines, settings, left_out):
 
 
 def tables(cells):
-    everywhere = {name for found in cells.values() for name in found}
+    everywhere = {name for found in cells.values() for name in found} | set(known_estimators())
     for dataset, found in cells.items():
         sizes = [c for c in found.values() if "n_train" in c and "n_features" in c]
         size = f" ({sizes[0]['n_train']:,} rows, {sizes[0]['n_features']} columns)" if sizes else ""
@@ -168,6 +170,9 @@ def draw(cells, settings, path):
     lines = -(-len(cells) // columns)
     fig, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3.2 * lines + 1), squeeze=False)
     handles = {}
+    # One range for all panels.
+    measured = [c for found in cells.values() for c in found.values() if c["status"] == "ok"]
+    times = [cell["fit"] + cell["predict"] for cell in measured] or [1.0]
     for ax, (dataset, found) in zip(axes.flat, cells.items(), strict=False):
         for k, name in enumerate(names):
             cell = found.get(name)
@@ -183,15 +188,18 @@ def draw(cells, settings, path):
                 linewidth=0.4,
                 s=45,
             )
-        ax.set(title=dataset, xscale="log")
+        ax.set(title=dataset, xscale="log", xlim=(0.8 * min(times), 1.25 * max(times)))
+        ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000, 10000) if t < 1.25 * max(times)]
+        ax.set_xticks(ticks, map(str, ticks))
+        ax.minorticks_off()
         ax.grid(alpha=0.3)
     for ax in axes.flat[len(cells) :]:
         ax.set_visible(False)
     kind = "processor seconds" if settings["clock"] == "cpu" else "seconds"
-    fig.supxlabel(f"{kind} of fit and predictions", y=0.115, fontsize=10)
+    fig.supxlabel(f"{kind} of fit and predictions", y=0.09, fontsize=10)
     fig.supylabel(f"test NLL (at most {WORST_NLL:g} shown)", fontsize=10)
     fig.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=8)
-    fig.tight_layout(rect=(0.01, 0.13, 1, 1))
+    fig.tight_layout(rect=(0.01, 0.09, 1, 1))
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
