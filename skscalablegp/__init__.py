@@ -11,7 +11,10 @@ from .estimators import (
     RFFRegressor,
     RRCGRegressor,
     SCGDDKLRegressor,
+    SGPRRegressor,
     SSRFFRegressor,
+    SVGPClassifier,
+    SVGPRegressor,
 )
 
 __version__ = "0.1.0.dev0"
@@ -27,6 +30,9 @@ __all__ = [
     "RFFRegressor",
     "RRCGRegressor",
     "SCGDDKLRegressor",
+    "SGPRRegressor",
     "SSRFFRegressor",
+    "SVGPClassifier",
+    "SVGPRegressor",
     "__version__",
 ]

@@ -8,6 +8,9 @@ from ._poe import PoERegressor
 from ._qsgp import QSGPRegressor
 from ._rff import RFFRegressor, SSRFFRegressor
 from ._rrcg import RRCGRegressor
+from ._sgpr import SGPRRegressor
+from ._svgp import SVGPRegressor
+from ._svgp_classifier import SVGPClassifier
 
 __all__ = [
     "BSGDDKLRegressor",
@@ -20,5 +23,8 @@ __all__ = [
     "RFFRegressor",
     "RRCGRegressor",
     "SCGDDKLRegressor",
+    "SGPRRegressor",
     "SSRFFRegressor",
+    "SVGPClassifier",
+    "SVGPRegressor",
 ]

@@ -149,4 +149,5 @@ class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
         -------
         labels : ndarray of shape (m,)
         """
-        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]
+        probabilities = self.predict_proba(X)  # says so where the model is not fitted
+        return self.classes_[np.argmax(probabilities, axis=1)]

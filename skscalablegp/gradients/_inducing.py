@@ -52,5 +52,5 @@ class InducingGradient(GradientEstimator):
         bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
         grad = bound.grad
         if self.scale is not None:
-            grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().double()])
+            grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().to(grad)])
         return GradientEstimate(grad, bound.value, None, bound.white.jitter), state

@@ -96,7 +96,7 @@ def collapsed_bound(
     """
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
-        white = Whitening.of(kernel.cross(theta, Z, Z))
+        white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
     belief, value, whitened = _first_pass(kernel, theta, Z, blocks, white)
     if not eval_gradient:
         return CollapsedBound(value, belief, white)
@@ -156,11 +156,11 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             cross = alpha.to(X) @ terms.d_mean.T
             cross.addcmul_(T, terms.d_variance[:, 0], value=2)
         K.backward(KernelGradients(cross, None, terms.d_variance[:, 0], terms.d_noise))
-    inducing = kernel.cross(theta, Z, Z)
+    inducing = kernel.cross(theta, Z.double(), Z.double())
     # At the optimum the gradient of the likelihood in the belief's mean is that of the prior.
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
-        torch.autograd.backward(inducing, -inducing_gradient(white, D).to(inducing))
+        torch.autograd.backward(inducing, -inducing_gradient(white, D))
 
 
 def check_noise(noise: Tensor) -> None:

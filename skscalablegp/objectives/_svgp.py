@@ -16,8 +16,9 @@ from torch import Generator, Tensor
 from ..solvers import cholesky_with_jitter
 from ._likelihoods import Likelihood
 
-# Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular.
-JITTER = 1e-6
+# Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular; by
+# the precision in which k(Z, Z) was computed.
+JITTER = {torch.float64: 1e-8, torch.float32: 1e-6}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,20 +122,25 @@ class Whitening:
         L and L^-1.
     jitter : float
         In the kernel's units.
+    fraction : float
+        Of the mean diagonal entry that was added at first.
     """
 
     factor: Float64[Tensor, "m m"]
     inverse: Float64[Tensor, "m m"]
     jitter: float
+    fraction: float
 
     @classmethod
     def of(cls, K: Float[Tensor, "m m"]) -> Whitening:
         """O(m^3), in float64 whatever comes in."""
+        fraction = JITTER[K.dtype]
         K = K.detach().double()
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
-        jitter = JITTER * float(K.diagonal().mean())
+        jitter = fraction * float(K.diagonal().mean())
         L, more = cholesky_with_jitter(torch.add(K, eye, alpha=jitter), max_jitter=1e-2)
-        return cls(L, torch.linalg.solve_triangular(L, eye, upper=False), jitter + more)
+        inverse = torch.linalg.solve_triangular(L, eye, upper=False)
+        return cls(L, inverse, jitter + more, fraction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,5 +299,5 @@ def inducing_gradient(white: Whitening, D: Float64[Tensor, "m m"]) -> Float64[Te
     symmetric.diagonal().copy_(D.diagonal())
     gradient = -0.5 * (white.inverse.T @ symmetric @ white.inverse)
     # The jitter follows the mean of the diagonal.
-    gradient.diagonal().add_(JITTER * gradient.diagonal().mean())
+    gradient.diagonal().add_(white.fraction * gradient.diagonal().mean())
     return gradient

@@ -1,0 +1,311 @@
+"""Sparse variational regression.
+
+Longer than most files here: more than half of it documents the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._compat import fit_context
+from .._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
+from ..objectives import Gaussian, Likelihood, StudentT
+from ..objectives import check_noise as check_positive
+from ..posteriors import InducingPosterior
+from ._fitting import shared_parameters
+from ._minibatch import MinibatchGPRegressorBase, input_scaling
+from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian, "student_t": StudentT}
+
+
+class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
+    """Gaussian-process regression through inducing points, trained on random batches.
+
+    The posterior is summarised by its values at m inducing points, whose distribution, positions
+    and hyperparameters maximise a lower bound of the marginal likelihood (Hensman et al. 2013). A
+    step costs O(b m^2 + m^3) for a batch of b rows, whatever the number of rows; predictions cost
+    O(m) for a mean and O(m^2) for a deviation. With Gaussian noise the distribution follows natural
+    gradients, in closed form, and ends at its optimum for all rows.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, in the units of X; training starts at its values and honours its
+        bounds. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
+        scale a column, started where the exact likelihood of 500 rows has its maximum.
+    n_inducing : int or "auto", default="auto"
+        Inducing points m; "auto" is 512, or all rows where there are fewer.
+    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
+            default="kmeans++"
+        How the points are chosen among the rows, by distances in the kernel's feature space; or the
+        points themselves.
+    optimize_inducing : bool, default=True
+        Whether the points move during training.
+    likelihood : {"gaussian", "student_t"} or object, default="gaussian"
+        Of the noise around the function. ``StudentT(df=4)`` ignores wild targets; its squared scale
+        is the kernel's white noise. Objects are in ``skscalablegp.objectives``.
+    feature_extractor : sequence of int, callable or None, default=None
+        Widths of a ReLU network in front of the kernel, trained with it, or a function of the
+        number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
+    optimizer : {"natural", "adam"} or None, default="natural"
+        What moves the variational distribution: natural gradients or Adam; hyperparameters and
+        points follow Adam. None keeps the kernel and the points.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to that of the kernel, in the units of the (normalised) target
+        squared.
+    natural_rate : float, default=0.1
+        Length of a natural gradient step on a batch; 1 forgets everything but the batch.
+    learning_rate : float or "auto", default="auto"
+        Of Adam on log hyperparameters, and on points in units of the length scale; it rises for ten
+        steps and falls by half a cosine. "auto" is 0.05. Networks learn at a tenth of it.
+    batch_size : int or "auto", default="auto"
+        Rows of a step; "auto" is 1,024 or all.
+    max_iter : int or "auto", default="auto"
+        Steps; "auto" is 8 passes over the rows, between 80 and 400 steps.
+    normalize_y : bool, default=False
+        Centre and scale the target before training.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of batches, inducing points and networks. None draws a new one at each fit.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Of products with rows in training: "auto" is float64 up to 3,000 rows. Factors of m x m
+        matrices and predictions are always float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each score with a `TrainingStep`; a true value stops the training.
+    max_seconds : float or None, default=None
+        Time budget of the training; the state at its end is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel.
+    likelihood_ : Likelihood
+        The likelihood that was used.
+    inducing_points_ : ndarray of shape (m, d)
+        In the units of X; with a network, in those of its features.
+    variational_mean_ : ndarray of shape (m, t)
+        Mean of the whitened inducing values.
+    variational_cov_ : ndarray of shape (1, m, m)
+        Their covariance, shared by the targets.
+    log_marginal_likelihood_value_ : float
+        The bound on the log marginal likelihood of the rows of `fit`, in normalised units.
+    n_rows_seen_ : int
+        Rows of `fit` and of every `partial_fit`.
+    n_iter_ : int
+        Training steps.
+    history_ : dict of lists
+        stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
+        objective is the negative bound per row.
+    solver_info_ : dict
+        status, why training stopped, and the plan in words.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    SGPRRegressor : The same model with the variational distribution integrated out.
+    SVGPClassifier : The same for classes.
+
+    Notes
+    -----
+    Tables of at most 500 rows whose rows are all inducing points are trained on the exact marginal
+    likelihood, which the bound then equals.
+
+    References
+    ----------
+    J. Hensman, N. Fusi, N. Lawrence (2013), Gaussian processes for big data.
+    H. Salimbeni, S. Eleftheriadis, J. Hensman (2018), Natural gradients in practice.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import SVGPRegressor
+    >>> X, y = make_friedman2(n_samples=400, noise=1.0, random_state=0)
+    >>> gp = SVGPRegressor(n_inducing=60, normalize_y=True, random_state=0).fit(X, y)
+    >>> bool(gp.score(X, y) > 0.98)
+    True
+    """
+
+    _noisy_kernel = True
+    _parameter_constraints = shared_parameters("alpha", "normalize_y", "n_targets") | PARAMETERS
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        n_inducing: Any = "auto",
+        inducing: Any = "kmeans++",
+        optimize_inducing: Any = True,
+        likelihood: Any = "gaussian",
+        feature_extractor: Any = None,
+        optimizer: Any = "natural",
+        alpha: Any = 1e-10,
+        natural_rate: Any = 0.1,
+        learning_rate: Any = "auto",
+        batch_size: Any = "auto",
+        max_iter: Any = "auto",
+        normalize_y: Any = False,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self.kernel = kernel
+        self.n_inducing = n_inducing
+        self.inducing = inducing
+        self.optimize_inducing = optimize_inducing
+        self.likelihood = likelihood
+        self.feature_extractor = feature_extractor
+        self.optimizer = optimizer
+        self.alpha = alpha
+        self.natural_rate = natural_rate
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.normalize_y = normalize_y
+        self.n_targets = n_targets
+        self.random_state = random_state
+        self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SVGPRegressor:
+        """Train hyperparameters, inducing points and the variational distribution.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows; a floating-point `np.memmap` is read by batches and never copied.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Split by
+            cross-validation when metadata routing is on.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        X, Y = self._read_rows(X, y)
+        likelihood = self._checked_likelihood(Y.shape[1])
+        scaling = input_scaling(X, Y, self.normalize_y)
+        noise = self._known_noise(noise_variance, len(X), scaling.y_scale)
+        device = resolve_device(self.device)
+        self._train_sparse(X, Y, noise, scaling, likelihood, Y.shape[1], device)
+        return self
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> SVGPRegressor:
+        """Learn from further rows; the first call is `fit`.
+
+        What is known so far is the prior of the new rows: with Gaussian noise the result is that of
+        all rows together, in one pass over the new ones. Hyperparameters and inducing points stay
+        those of the first call, which should therefore see rows from everywhere. Rows passed twice
+        count twice.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            New rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            As for `fit`.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+        """
+        if not hasattr(self, "n_iter_"):
+            return self.fit(X, y, noise_variance)
+        X, Y = self._read_rows(X, y, reset=False)
+        if Y.shape[1] != self._n_outputs():
+            raise ValueError(
+                f"y has {Y.shape[1]} targets, but the model was fitted with {self._n_outputs()}."
+            )
+        noise = self._known_noise(noise_variance, len(X), self._scaling.y_scale)
+        self._absorb(X, Y, noise, Y.shape[1])
+        return self
+
+    def _checked_likelihood(self, t: int) -> Likelihood:
+        likelihood = resolve_likelihood(self.likelihood, LIKELIHOODS)
+        if not isinstance(likelihood, tuple(LIKELIHOODS.values())):
+            raise ValueError(
+                f"likelihood={self.likelihood!r} is not one of regression: use "
+                f"{sorted(LIKELIHOODS)}, Gaussian() or StudentT(df=4.0)."
+            )
+        if isinstance(likelihood, StudentT):
+            if not likelihood.df > 2:
+                raise ValueError(
+                    f"StudentT needs df > 2, without which noise has no variance, got "
+                    f"{likelihood.df!r}."
+                )
+            if t > 1:
+                raise ValueError(
+                    f"The Student-t likelihood takes one target, y has {t}: wrap the model in "
+                    "sklearn.multioutput.MultiOutputRegressor."
+                )
+        return likelihood
+
+    def _known_noise(self, noise_variance: Any, n: int, y_scale: np.ndarray) -> np.ndarray:
+        noise = check_noise(self.alpha, n)
+        own = check_noise_variance(noise_variance, n)
+        if own is None:
+            return noise
+        unit = np.unique(np.square(y_scale))
+        if len(unit) > 1:
+            raise ValueError(
+                f"noise_variance is in the units of y, and with normalize_y=True the targets have "
+                f"{len(unit)} different scales: standardise y yourself, fit one target at a time "
+                "(MultiOutputRegressor), or set normalize_y=False."
+            )
+        return noise + own / unit[0]
+
+    def _check_rows(self, model, rows, X: np.ndarray) -> None:
+        x = rows.take(slice(0, 1))[0].double()
+        if model.network is not None:
+            x = x.new_zeros(1, model.network.n_features)
+        with torch.no_grad():
+            # White noise is the same for every row but for a few exotic products.
+            total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
+        if bool((total <= 0).any()):
+            check_duplicates(X, total.cpu().numpy())
+            check_positive(total)
+
+    def _forget(self) -> None:
+        self._remember(None)
+
+    def _build_posterior(self) -> InducingPosterior:
+        return self._sparse_posterior()

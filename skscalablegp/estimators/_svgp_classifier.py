@@ -1,0 +1,375 @@
+"""Sparse variational classification.
+
+Longer than most files here: more than half of it documents the parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtri
+from scipy.stats import qmc
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from .._compat import fit_context
+from .._validation import resolve_device
+from ..kernels import compile_kernel, default_kernel
+from ..objectives import Bernoulli, Likelihood, Softmax
+from ..posteriors import InducingPosterior
+from ._minibatch import GPClassifierBase, input_scaling
+from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
+from ._svgp_steps import SparseModel, SparseRows
+from ._svgp_training import SparseFit, exact_start, left_out
+
+# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
+_POSTERIORS: weakref.WeakKeyDictionary[Any, InducingPosterior] = weakref.WeakKeyDictionary()
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {"bernoulli": Bernoulli, "softmax": Softmax}
+
+# Draws of the latent functions in a prediction, a power of two for the Sobol sequence.
+_DRAWS = 256
+# Largest draws times rows times classes held in a prediction.
+_DRAWN = 2**24
+# Variance of the latent functions where training starts.
+_LATENT_VARIANCE = 30.0
+# Rows that the power of the probabilities is found with, and its largest logarithm.
+_POWER_ROWS = 2000
+_LARGEST_POWER = 1.4
+
+
+class SVGPClassifier(SparseMixin, GPClassifierBase):
+    """Gaussian-process classification through inducing points, trained on random batches.
+
+    Two classes have one latent function and a logit or probit link; more have one latent function
+    each, with a common kernel and common inducing points, and a softmax. The latent functions'
+    uncertainty is integrated out of the probabilities.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel of the latent functions, in the units of X; training starts at its
+        values and honours its bounds. None means ``ConstantKernel() * Matern(nu=1.5)`` with one
+        length scale a column, started at a common multiple of the columns' deviations that a
+        regression on the labels of 500 rows chooses.
+    n_inducing : int or "auto", default="auto"
+        Inducing points m; "auto" is 512 for two classes and 256 for more, or all rows where there
+        are fewer.
+    inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
+            default="kmeans++"
+        How the points are chosen among the rows, by distances in the kernel's feature space; or the
+        points themselves.
+    optimize_inducing : bool, default=True
+        Whether the points move during training.
+    likelihood : {"auto", "bernoulli", "softmax"} or object, default="auto"
+        "auto" is ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
+        ``Bernoulli(link="probit")`` is in ``skscalablegp.objectives``.
+    feature_extractor : sequence of int, callable or None, default=None
+        Widths of a ReLU network in front of the kernel, trained with it, or a function of the
+        number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
+    calibrate : bool, default=True
+        Raise the probabilities to the power with the best leave-one-out log loss of up to 2,000
+        training rows: the variational posterior alone is too cautious.
+    optimizer : {"natural", "adam"} or None, default="natural"
+        What moves the variational distribution: natural gradients or Adam; hyperparameters and
+        points follow Adam. None keeps the kernel and the points.
+    natural_rate : float, default=0.1
+        Length of a natural gradient step; 1 forgets everything but the batch.
+    learning_rate : float or "auto", default="auto"
+        Of Adam on log hyperparameters, and on points in units of the length scale; it rises for ten
+        steps and falls by half a cosine. "auto" is 0.05. Networks learn at a tenth of it.
+    batch_size : int or "auto", default="auto"
+        Rows of a step; "auto" is 1,024 or all.
+    max_iter : int or "auto", default="auto"
+        Steps; "auto" is 8 passes over the rows, between 80 and 400 steps.
+    random_state : int, RandomState instance or None, default=None
+        Seed of batches, inducing points, draws and networks. None draws a new one at each fit.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Of products with rows in training: "auto" is float64 up to 3,000 rows. Factors of m x m
+        matrices and predictions are always float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each score with a `TrainingStep`; a true value stops the training.
+    max_seconds : float or None, default=None
+        Time budget of the training; the state at its end is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (c,)
+        The labels, sorted.
+    kernel_ : kernel instance
+        The trained scikit-learn kernel.
+    likelihood_ : Likelihood
+        The likelihood that was used.
+    inducing_points_ : ndarray of shape (m, d)
+        In the units of X; with a network, in those of its features.
+    variational_mean_ : ndarray of shape (m, q)
+        Means of the whitened inducing values of the q latent functions: 1, or one a class.
+    variational_cov_ : ndarray of shape (q, m, m)
+        Their covariances.
+    draws_ : ndarray of shape (256, c) or None
+        Standard normal points (a scrambled Sobol sequence, drawn at fit) over which softmax is
+        averaged in predictions; None for two classes, where a quadrature does it.
+    probability_power_ : float
+        Probabilities are raised to it, and divided by their sum; 1 without `calibrate`.
+    log_marginal_likelihood_value_ : float
+        The bound on the log marginal likelihood of the rows of `fit`.
+    n_rows_seen_ : int
+        Rows of `fit` and of every `partial_fit`.
+    n_iter_ : int
+        Training steps.
+    history_ : dict of lists
+        stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
+        objective is the negative bound per row.
+    solver_info_ : dict
+        status, why training stopped, and the plan in words.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    SVGPRegressor : The same for regression.
+
+    References
+    ----------
+    J. Hensman, A. Matthews, Z. Ghahramani (2015), Scalable variational Gaussian process
+    classification.
+    M. E. Khan, W. Lin (2017), Conjugate-computation variational inference.
+    A. Vehtari et al. (2016), Bayesian leave-one-out cross-validation approximations for Gaussian
+    latent variable models.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from skscalablegp import SVGPClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> gp = SVGPClassifier(n_inducing=30, random_state=0).fit(X, y)
+    >>> bool(gp.score(X, y) > 0.95)
+    True
+    """
+
+    _noisy_kernel = False
+    _parameter_constraints = PARAMETERS | {"calibrate": ["boolean"]}
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        n_inducing: Any = "auto",
+        inducing: Any = "kmeans++",
+        optimize_inducing: Any = True,
+        likelihood: Any = "auto",
+        feature_extractor: Any = None,
+        calibrate: Any = True,
+        optimizer: Any = "natural",
+        natural_rate: Any = 0.1,
+        learning_rate: Any = "auto",
+        batch_size: Any = "auto",
+        max_iter: Any = "auto",
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self.kernel = kernel
+        self.n_inducing = n_inducing
+        self.inducing = inducing
+        self.optimize_inducing = optimize_inducing
+        self.likelihood = likelihood
+        self.feature_extractor = feature_extractor
+        self.calibrate = calibrate
+        self.optimizer = optimizer
+        self.natural_rate = natural_rate
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any) -> SVGPClassifier:
+        """Train hyperparameters, inducing points and the variational distribution.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows; a floating-point `np.memmap` is read by batches and never copied.
+        y : array-like of shape (n,)
+            Labels of at least two classes.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        return self._fit(X, y, None)
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SVGPClassifier:
+        """Learn from further rows; the first call is `fit`.
+
+        What is known so far is the prior of the new rows. Hyperparameters and inducing points stay
+        those of the first call, which should therefore see rows from everywhere. Rows passed twice
+        count twice.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            New rows.
+        y : array-like of shape (n,)
+            Labels.
+        classes : array-like of shape (c,), optional
+            All labels that will ever come, for the first call; those of y by default.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+        """
+        if not hasattr(self, "n_iter_"):
+            return self._fit(X, y, classes)
+        X, codes = self._read_rows(X, y, reset=False)
+        noise = np.zeros(len(X))
+        self._absorb(X, codes[:, None].astype(np.float64), noise, len(self.classes_))
+        return self
+
+    def _fit(self, X: Any, y: Any, classes: Any) -> SVGPClassifier:
+        known = getattr(self, "classes_", None)
+        try:
+            X, codes = self._read_rows(X, y, classes=classes)
+            c = len(self.classes_)
+            likelihood = self._checked_likelihood(c)
+            Y = codes[:, None].astype(np.float64)
+            scaling = input_scaling(X, Y, False)
+            self._largest_default = 512 if c == 2 else 256
+            device = resolve_device(self.device)
+            noise = np.zeros(len(X))
+            trained = self._train_sparse(X, Y, noise, scaling, likelihood, c, device)
+        except BaseException:
+            # A failed refit leaves the old model whole.
+            if known is not None:
+                self.classes_ = known
+            raise
+        self.draws_ = None if isinstance(likelihood, Bernoulli) else self._draw(c)
+        self.probability_power_ = self._calibrated(*trained) if self.calibrate else 1.0
+        return self
+
+    def _calibrated(self, model: SparseModel, rows: SparseRows, fit: SparseFit) -> float:
+        """The power of the probabilities with the best leave-one-out log loss."""
+        generator = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(rows), generator=generator)[:_POWER_ROWS].sort().values.numpy()
+        some = SparseRows(rows.source.subset(chosen), rows.noise[torch.as_tensor(chosen)])
+        mean, variance = left_out(model, some, fit, generator)
+        mean, variance = mean.cpu(), variance.cpu()
+        codes = some.take(slice(None))[1].long().cpu()
+        draws = None if self.draws_ is None else torch.tensor(self.draws_)
+        log_p = self._class_probabilities(mean, variance, draws).clamp_min(1e-12).log()
+
+        def loss(log_power: float) -> float:
+            own = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
+            # Few rows say little: a standard normal prior of the logarithm.
+            return float(-own.sum()) + 0.5 * log_power**2
+
+        bounds = (-_LARGEST_POWER, _LARGEST_POWER)
+        found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
+        return float(np.exp(found.x))
+
+    def _class_probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor | None) -> Tensor:
+        if isinstance(self.likelihood_, Bernoulli):
+            return self.likelihood_.probabilities(mean, variance)
+        return self.likelihood_.probabilities(mean, variance, draws)
+
+    def _draw(self, c: int) -> np.ndarray:
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        uniform = qmc.Sobol(c, scramble=True, rng=np.random.default_rng(seed)).random(_DRAWS)
+        return ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
+
+    def _checked_likelihood(self, c: int) -> Likelihood:
+        if isinstance(self.likelihood, str) and self.likelihood == "auto":
+            return Bernoulli() if c == 2 else Softmax()
+        likelihood = resolve_likelihood(self.likelihood, LIKELIHOODS)
+        if not isinstance(likelihood, tuple(LIKELIHOODS.values())):
+            raise ValueError(
+                f"likelihood={self.likelihood!r} is not one of classes: use 'auto', 'bernoulli', "
+                "'softmax', Bernoulli(link='probit') or Softmax()."
+            )
+        if isinstance(likelihood, Bernoulli):
+            if c > 2:
+                raise ValueError(
+                    f"A Bernoulli likelihood has two classes, y has {c}: use likelihood='softmax'."
+                )
+            if likelihood.link not in ("logit", "probit"):
+                raise ValueError(f"link must be 'logit' or 'probit', got {likelihood.link!r}.")
+        return likelihood
+
+    def _default_kernel(self, width: int, spread: Any, unit: float) -> Kernel:
+        """Columns that hardly vary, such as rare words and pixels, are not blown up."""
+        spread = np.broadcast_to(spread, (width,))
+        return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
+
+    def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
+        """A common factor of the length scales from a regression on the labels."""
+        kernel = model.kernel
+        labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
+        labels = labels - labels.mean(0)
+        labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
+        unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
+        single = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
+        single = compile_kernel(single, kernel.n_features)
+        result = exact_start(single, X / unit, labels, noise, monitor, generator, steps)
+        theta = kernel.theta0
+        theta[1:] += float(result.theta[1])
+        bounds = kernel.bounds
+        return theta.clamp(bounds[:, 0], bounds[:, 1]), result.n_iter
+
+    def _forget(self) -> None:
+        _POSTERIORS.pop(self, None)
+
+    def _posterior(self) -> InducingPosterior:
+        if self not in _POSTERIORS:
+            _POSTERIORS[self] = self._sparse_posterior()
+        return _POSTERIORS[self]
+
+    def _probabilities(self, X: np.ndarray) -> np.ndarray:
+        posterior, c = self._posterior(), len(self.classes_)
+        room = max(1, _DRAWN // (_DRAWS * c + len(self.inducing_points_)))
+        out = np.empty((len(X), c))
+        draws = None if self.draws_ is None else torch.tensor(self.draws_)
+        for start in range(0, len(X), room):
+            part = slice(start, start + room)
+            rows = self._scaling.inputs(X[part], posterior.dtype, posterior.device)
+            mean, variance = posterior.moments(rows)
+            variance = variance + posterior.noise(rows)[:, None]
+            p = self._class_probabilities(mean, variance, draws)
+            log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
+            out[part] = torch.softmax(self.probability_power_ * log_p, 1).numpy()
+        return out
