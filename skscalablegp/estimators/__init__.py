@@ -6,6 +6,8 @@ from ._kissgp import KISSGPRegressor
 from ._love import LOVEPredictor
 from ._poe import PoERegressor
 from ._qsgp import QSGPRegressor
+from ._qsgp_classifier import QSGPClassifier
+from ._qsrvm import QSRVMRegressor
 from ._rff import RFFRegressor, SSRFFRegressor
 from ._rrcg import RRCGRegressor
 from ._sgpr import SGPRRegressor
@@ -19,7 +21,9 @@ __all__ = [
     "LOVEPredictor",
     "MinimaxDKLRegressor",
     "PoERegressor",
+    "QSGPClassifier",
     "QSGPRegressor",
+    "QSRVMRegressor",
     "RFFRegressor",
     "RRCGRegressor",
     "SCGDDKLRegressor",

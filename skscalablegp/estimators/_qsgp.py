@@ -5,19 +5,13 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-import torch
-from sklearn.utils.validation import check_array
-
-from .._compat import FitEvents, Interval, StrOptions, fit_context
-from ..posteriors import ChevronPosterior
-from ..training import RowSource
-from ._fitting import make_monitor, seeded, shared_parameters, unfinished, warn_once
-from ._minibatch import MinibatchGPRegressorBase, training_device
-from ._qsgp_base import COMMON_CONSTRAINTS, Fit, Trained, build_posterior, scaling_of
+from .._compat import Interval, StrOptions, fit_context
+from ._fitting import shared_parameters
+from ._minibatch import MinibatchGPRegressorBase
+from ._qsgp_base import COMMON_CONSTRAINTS, QSGPMixin
 
 
-class QSGPRegressor(MinibatchGPRegressorBase):
+class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     """Gaussian-process regression whose steps cost the same for any number of rows and functions.
 
     The kernel becomes a basis of m functions, ten million if need be, and variational inference
@@ -35,7 +29,7 @@ class QSGPRegressor(MinibatchGPRegressorBase):
         Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns. A kernel
         without WhiteKernel gets one: the likelihood needs noise.
     n_features : int or "auto", default="auto"
-        m. "auto" is 512 up to 500 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
+        m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
         the number of points.
     basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
         Random Fourier features, or kernel functions at all rows or at given points (in X's units).
@@ -47,7 +41,8 @@ class QSGPRegressor(MinibatchGPRegressorBase):
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 500.
     feature_batch_size : int or "auto", default="auto"
-        Functions of each draw; "auto" is a tenth of m, at most 10,000.
+        Functions of each draw; "auto" is a tenth of m, from 1,024 to 10,000, and all for
+        basis="rows", whose few large weights make sampled sums noisy.
     control_variate_rank : int or "auto", default="auto"
         Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
         up to 20,000 rows and 1,000 above.
@@ -252,7 +247,8 @@ class QSGPRegressor(MinibatchGPRegressorBase):
             If the weights do not fit.
         """
         X, Y = self._read_rows(X, y)
-        return self._train(X, Y, self._state if self.warm_start and self._fitted() else None)
+        self._train_on(X, Y, self.likelihood, self.normalize_y, self._past())
+        return self
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any) -> QSGPRegressor:
@@ -281,78 +277,11 @@ class QSGPRegressor(MinibatchGPRegressorBase):
         if not self._fitted():
             return self.fit(X, y)
         X, Y = self._read_rows(X, y, reset=False)
-        if isinstance(self.basis, str) and self.basis == "rows":
-            raise ValueError(
-                'partial_fit cannot add to basis="rows", whose functions are the rows: use '
-                'basis="fourier", or an array of points.'
-            )
+        self._check_growing()
         if Y.shape[1] != self._state.mean.shape[2]:
             raise ValueError(
                 f"y has {Y.shape[1]} targets, but the model was fitted with "
                 f"{self._state.mean.shape[2]}."
             )
-        return self._train(X, Y, self._state, self._state.n_rows)
-
-    def _fitted(self) -> bool:
-        return hasattr(self, "_state")
-
-    def _points(self, X: np.ndarray, source: RowSource) -> np.ndarray | None:
-        """Points of a kernel basis in the model's units."""
-        if isinstance(self.basis, str) and self.basis == "fourier":
-            return None
-        if isinstance(self.basis, str):
-            return source.rows(slice(None))[0].cpu().numpy()
-        points = check_array(self.basis, dtype=np.float64, input_name="basis")
-        if points.shape[1] != X.shape[1]:
-            raise ValueError(
-                f"basis has points of {points.shape[1]} columns, but X has {X.shape[1]}."
-            )
-        if self.inference == "stochastic":
-            raise ValueError(
-                'inference="stochastic" needs basis="fourier" or basis="rows"; a model of kernel '
-                'functions at given points is solved by full batches (inference="auto").'
-            )
-        return source.scaling.inputs(points, torch.float64, torch.device("cpu")).numpy()
-
-    def _train(
-        self, X: np.ndarray, Y: np.ndarray, start: Trained | None, n_seen: int = 0
-    ) -> QSGPRegressor:
-        monitor = make_monitor(self)
-        random_state, _ = seeded(self.random_state)
-        events = FitEvents(self, X, Y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        scaling = self._scaling if start is not None else scaling_of(self, X, Y, self.normalize_y)
-        source = RowSource(X, Y, scaling, torch.float64, training_device(self.device))
-        points = start.points if start is not None else self._points(X, source)
-        try:
-            state = Fit(self, source, self.likelihood, points, monitor, random_state).run(
-                start, n_seen
-            )
-        finally:
-            monitor.close()
-        self._keep(state, monitor)
-        self._keep_scaling(scaling)
-        self._remember(None)
-        steps = f"{state.n_steps} steps"
-        warn_once(unfinished(state.stop_reason, self, steps))
-        events.end()
+        self._train_on(X, Y, self.likelihood, self.normalize_y, self._state, self._state.n_rows)
         return self
-
-    def _keep(self, state: Trained, monitor: Any) -> None:
-        self._state = state
-        self.kernel_ = state.kernel
-        self.coef_ = state.mean.reshape(-1, state.mean.shape[2])
-        self.inference_ = "exact" if state.exact else "stochastic"
-        self.n_basis_ = len(self.coef_)
-        self.lower_bound_ = -state.score
-        self.n_iter_ = state.n_steps
-        self.history_ = monitor.history()
-        self.device_, self.dtype_ = str(training_device(self.device)), state.plan["dtype"]
-        self.solver_info_ = {
-            "status": "max_iter" if state.stop_reason == "max_iter" else state.stop_reason,
-            "stop_reason": state.stop_reason,
-            "plan": state.summary,
-        }
-
-    def _build_posterior(self) -> ChevronPosterior:
-        return build_posterior(self, self._state)

@@ -83,7 +83,7 @@ def make_plan(
         If weights and their state do not fit.
     """
     small = n <= _SMALL_ROWS
-    m = _or(est.n_features, m_max or (512 if n <= 500 else 1024 if small else 100_000))
+    m = _or(est.n_features, m_max or (256 if n <= 200 else 1024 if small else 100_000))
     if m_max is not None:
         if m > m_max:
             raise ValueError(
@@ -106,25 +106,29 @@ def make_plan(
         and n * m**2 <= _EXACT_WORK
         and est.n_dense in ("auto", m)
     )
-    work = n if small else 10_000
     plan = QSGPPlan(
         exact=exact,
         n_features=m,
         n_dense=m if exact else min(_or(est.n_dense, 0 if m_max else 20), m),
         rows=min(_or(est.batch_size, 500), n),
-        features=min(_or(est.feature_batch_size, min(10_000, max(m // 10, min(m, 1024)))), m),
+        features=min(_or(est.feature_batch_size, m if m_max else _drawn(m)), m),
         support=min(_or(est.control_variate_rank, 500 if n <= 20_000 else 1000), n),
         steps=_or(est.max_iter, 100 if small else 200 if n <= 20_000 else 500),
-        dtype=_dtype(est.dtype, exact, work),
+        dtype=_dtype(est.dtype, exact),
     )
     _check_room(plan, est, d, t, device)
     return plan
 
 
-def _dtype(dtype: str, exact: bool, work: int) -> torch.dtype:
-    if dtype == "auto":
-        return torch.float64 if exact else torch.float32
-    return getattr(torch, dtype)
+def _drawn(m: int) -> int:
+    """Fourier features of a draw."""
+    return min(10_000, max(m // 10, min(m, 1024)))
+
+
+def _dtype(dtype: str, exact: bool) -> torch.dtype:
+    if exact:
+        return torch.float64
+    return torch.float32 if dtype == "auto" else getattr(torch, dtype)
 
 
 def _check_room(plan: QSGPPlan, est: Any, d: int, t: int, device: torch.device) -> None:

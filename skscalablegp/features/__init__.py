@@ -27,10 +27,16 @@ from ._network import (
     network_from_numpy,
     network_to_numpy,
 )
-from ._sampled import BasisPart, KernelFunctions, SampledBasis, SeededFourier
+from ._sampled import BasisPart, KernelFunctions, SampledBasis, ScaledFunctions, SeededFourier
 from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
+    "ScaledFunctions",
+    "BasisPart",
+    "INDUCING_METHODS",
+    "KernelFunctions",
+    "SampledBasis",
+    "SeededFourier",
     "ACTIVATIONS",
     "INDUCING_METHODS",
     "Axis",

@@ -236,6 +236,53 @@ class KernelFunctions(SampledBasis):
         return KernelPart(index, self.kernel, self.points[index.to(self.points.device)])
 
 
+@dataclass(frozen=True, eq=False)
+class ScaledPart(BasisPart):
+    """Functions times numbers."""
+
+    index: Tensor
+    part: BasisPart
+    scale: Float[Tensor, " u"]
+
+    def evaluate(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n qu"]:
+        return self.part.evaluate(theta, X) * self.scale.to(X)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledFunctions(SampledBasis):
+    """Kernel functions divided by the roots of their prior precisions, which then are 1.
+
+    Parameters
+    ----------
+    functions : KernelFunctions
+    scale : Tensor of shape (m,)
+        s_i^-1/2.
+    """
+
+    functions: KernelFunctions
+    scale: Float[Tensor, " m"]
+
+    per_unit = 1
+    block_units = 1
+
+    @property
+    def kernel(self) -> TorchKernel:
+        return self.functions.kernel
+
+    @property
+    def n_units(self) -> int:
+        return self.functions.n_units
+
+    def index(self, blocks: np.ndarray) -> Tensor:
+        return torch.as_tensor(blocks)
+
+    def part(self, blocks: np.ndarray) -> ScaledPart:
+        part = self.functions.part(blocks)
+        return ScaledPart(part.index, part, self.scale[part.index.to(self.scale.device)])
+
+
 def _mixed(seed: int, block: int) -> int:
     """The seed of a block: neighbouring numbers become unrelated (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + block * 0xD1B54A32D192ED03 + 1) % 2**64

@@ -7,6 +7,7 @@ from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer, Optimum
 from ._qsgp import QSGPStepper, SampledWeights, StepSizes
 from ._qsgp_dual import DualStepper
 from ._quasi_newton import QuasiNewton
+from ._relevance import RelevanceStepper
 from ._resolve import OPTIMIZERS, resolve_optimizer
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
 from ._sparse import SPARSE_OPTIMIZERS, SparseAdaGrad, SparseAdam, SparseOptimizer, SparseSGD
@@ -17,6 +18,8 @@ from ._weight_space import BATCH_OPTIMIZERS, WeightSpaceStepper, cosine, neighbo
 
 __all__ = [
     "BATCH_OPTIMIZERS",
+    "RelevanceStepper",
+    "Adam",
     "BLOCK_ROWS",
     "LBFGS",
     "OPTIMIZERS",

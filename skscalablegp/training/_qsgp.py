@@ -44,7 +44,7 @@ class Draw(NamedTuple):
 
     part: BasisPart
     data: BasisDraw
-    tail: Tensor
+    everywhere: Tensor
 
 
 class SampledWeights:
@@ -59,13 +59,19 @@ class SampledWeights:
         u.
     shared : Tensor of shape (s, k)
         b, in double precision.
-    a : Tensor of shape (s, k)
-        Phi_p w, kept up to date in O(s u) a step.
+    a : Tensor of shape (s + v, k)
+        Phi w at the support rows and at those of the scores, kept up to date in O((s + v) u).
     """
 
-    def __init__(self, coef: Float[Tensor, "q units k"], a: Float64[Tensor, "s k"], head: int):
+    def __init__(
+        self,
+        coef: Float[Tensor, "q units k"],
+        a: Float64[Tensor, "sv k"],
+        head: int,
+        n_support: int,
+    ):
         self.coef, self.a, self.head = coef, a, head
-        self.shared = torch.zeros_like(a)
+        self.shared = torch.zeros_like(a[:n_support])
 
     def copy(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.coef.clone(), self.shared.clone(), self.a.clone()
@@ -124,6 +130,7 @@ class QSGPStepper(Stepper):
         self.t = support.Y.shape[1]
         self.curvature = site.typical_curvature
         self._theta = support.theta
+        self._rows = support.all_rows
         self._steps = 0
         self.refresh()
 
@@ -140,7 +147,7 @@ class QSGPStepper(Stepper):
             k = self.weights.coef.shape[2] if dense else self.t
             control = Projection(
                 self.support.regression(self.support.cross(X)),
-                self.weights.a[:, :k].to(X),
+                self.weights.a[: len(self.support), :k].to(X),
             )
             left, right = self._draw(X, k), self._draw(X, k)
             std = self._std(left, right, control)
@@ -161,13 +168,14 @@ class QSGPStepper(Stepper):
     def _draw(self, X: Float[Tensor, "b d"], k: int) -> Draw:
         part, scale = self.basis.draw(self.sizes.blocks, self.rng)
         phi = part.evaluate(self._theta, X)
-        at_support = part.evaluate(self.support.theta, self.support.X)
+        everywhere = part.evaluate(self.support.theta, self._rows)
+        at_support = everywhere[: len(self.support)]
         tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
         weights = self.weights.coef[:, part.index, :k].reshape(-1, k)
         if self.flattening is not None:
             shared = self.weights.shared[:, :k].to(at_support)
             weights = weights + (at_support * tail).T @ shared
-        return Draw(part, BasisDraw(phi, weights, scale, at_support), tail)
+        return Draw(part, BasisDraw(phi, weights, scale, at_support), everywhere)
 
     def _std(self, left: Draw, right: Draw, control: Projection) -> Float[Tensor, "b 1"]:
         """Of f under q: its variance is unbiased, and varies little over draws of thousands."""
@@ -195,10 +203,9 @@ class QSGPStepper(Stepper):
         change = self.optimizer.change(index, gradient, self.basis.n_units)
         change[:, :, self.t :] *= self._triangle(index, change.shape[2] - self.t)
         self.weights.coef[:, index, :k] += change
-        flat = change.reshape(-1, k)
-        moved = (data.phi_support @ flat).double()
+        moved = (draw.everywhere @ change.reshape(-1, k)).double()
         if self.flattening is not None:
-            shared = -self.flattening.Q @ moved
+            shared = -self.flattening.Q @ moved[: len(self.support)]
             self.weights.shared[:, :k] += shared
             moved = moved + self.flattening.gram @ shared
         self.weights.a[:, :k] += moved
@@ -252,38 +259,38 @@ class QSGPStepper(Stepper):
     # ------------------------------------------------------------------ what the driver asks
 
     def refresh(self) -> None:
-        """The variance of f at the support rows and what depends on it; O(s m), not every step."""
-        rows, t = self.support, self.t
+        """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
+        X, Y, t = self._rows[len(self.support) :], self.support.Y_check.double(), self.t
+        w = self.weights.a[len(self.support) :]
         for _ in range(1 if self.site.gaussian else 3):
-            variance = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.X.device)
-            step = max(1, 2**24 // (self.basis.per_unit * len(rows)))
+            variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
+            step = max(1, 2**24 // (self.basis.per_unit * len(X)))
             for part in self.basis.parts(step):
-                phi = part.evaluate(self._theta, rows.X)
+                phi = part.evaluate(self._theta, X)
                 c = self.diagonal(part.index).flatten()
                 variance += (phi.square() @ c.square())[:, None].double()
-            variance += self.weights.a[:, t:].square().sum(1, keepdim=True)
-            self._support_std = variance.sqrt()
-            mean, Y = self.weights.a[:, :t], rows.Y.double()
-            std = self._support_std.expand_as(mean)
+            variance += w[:, t:].square().sum(1, keepdim=True)
+            self._check_std = variance.sqrt()
+            std = self._check_std.expand_as(w[:, :t])
             previous = self.curvature
-            self.curvature = float(self.site.curvature(Y, mean, std).mean())
+            self.curvature = float(self.site.curvature(Y, w[:, :t], std).mean())
             if abs(self.curvature - previous) < 0.05 * previous:
                 break
 
     def score(self) -> float:
-        """Minus the ELBO a row and target, the likelihood from the support rows; O(s^2 + m)."""
-        w, t = self.weights, self.t
-        mean = w.a[:, :t]
+        """Minus the ELBO a row and target, the likelihood from some fixed rows; O(s^2 + m)."""
+        w, t, s = self.weights, self.t, len(self.support)
+        mean, Y = w.a[s:, :t], self.support.Y_check.double()
         if not bool(torch.isfinite(mean).all()):
             return float("nan")
         if not self.site.gaussian:
             self._follow_curvature(mean)
-        std = self._support_std.expand_as(mean)
-        likelihood = self.site.expected(self.support.Y.double(), mean, std).mean() * self.n
+        std = self._check_std.expand_as(mean)
+        likelihood = self.site.expected(Y, mean, std).mean() * self.n
         u = w.coef[:, :, :t]
         norm = u.square().sum().double()
         if self.flattening is not None:
-            b, gram = w.shared[:, :t], self.flattening.gram
+            b, gram = w.shared[:, :t], self.flattening.gram[:s]
             norm = norm + 2 * (b * (self._tail_values() - gram @ b)).sum() + (b * (gram @ b)).sum()
         c2 = self.diagonal().double().square()
         kept = c2[c2 > 0]
@@ -292,26 +299,23 @@ class QSGPStepper(Stepper):
 
     def _follow_curvature(self, mean: Tensor) -> None:
         """The closed form of the diagonal again, when the likelihood's curvature has moved."""
-        std = self._support_std.expand_as(mean)
-        now = float(self.site.curvature(self.support.Y.double(), mean, std).mean())
+        std = self._check_std.expand_as(mean)
+        now = float(self.site.curvature(self.support.Y_check.double(), mean, std).mean())
         if abs(now - self.curvature) > 0.1 * self.curvature:
             self.refresh()
 
     def _tail_values(self) -> Tensor:
         """Phi_p w without the head's part."""
-        if not self.weights.head:
-            return self.weights.a[:, : self.t]
-        head = self._head_part()
-        return self.weights.a[:, : self.t] - head
+        values = self.weights.a[: len(self.support), : self.t]
+        return values - self._head_part() if self.weights.head else values
 
     def _head_part(self) -> Tensor:
-        values = torch.zeros_like(self.weights.a[:, : self.t])
         blocks = -(-self.weights.head // self.basis.block_units)
         part = self.basis.part(np.arange(blocks))
         phi = by_unit(part.evaluate(self.support.theta, self.support.X), self.basis.per_unit)
         inside = part.index < self.weights.head
         w = self.weights.coef[:, part.index[inside], : self.t]
-        return values + (phi[:, :, inside].flatten(1) @ w.reshape(-1, self.t)).double()
+        return (phi[:, :, inside].flatten(1) @ w.reshape(-1, self.t)).double()
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()

@@ -28,6 +28,10 @@ class SupportRows:
     theta : Tensor of shape (p,)
     X : Tensor of shape (s, d)
     Y : Tensor of shape (s, t)
+    X_check : Tensor of shape (v, d)
+        Further rows at which f is known, for scores only: the start fits the support rows too well
+        for them to judge.
+    Y_check : Tensor of shape (v, t)
     factor : Tensor of shape (s, s)
         Cholesky factor of k(X, X) with jitter.
     """
@@ -36,6 +40,8 @@ class SupportRows:
     theta: Float64[Tensor, " p"]
     X: Float[Tensor, "s d"]
     Y: Float[Tensor, "s t"]
+    X_check: Float[Tensor, "v d"]
+    Y_check: Float[Tensor, "v t"]
     factor: Float64[Tensor, "s s"]
 
     @classmethod
@@ -45,15 +51,22 @@ class SupportRows:
         theta: Float64[Tensor, " p"],
         X: Float[Tensor, "s d"],
         Y: Float[Tensor, "s t"],
+        X_check: Float[Tensor, "v d"],
+        Y_check: Float[Tensor, "v t"],
     ) -> SupportRows:
         """O(s^3)."""
         K = kernel.cross(theta, X.double(), X.double())
         scale = K.diagonal().mean()
         K = K + 1e-4 * scale * torch.eye(len(X), dtype=K.dtype, device=K.device)
-        return cls(kernel, theta, X, Y, cholesky_with_jitter(K)[0])
+        return cls(kernel, theta, X, Y, X_check, Y_check, cholesky_with_jitter(K)[0])
 
     def __len__(self) -> int:
         return len(self.X)
+
+    @property
+    def all_rows(self) -> Float[Tensor, "sv d"]:
+        """Support rows, then those of the scores."""
+        return torch.cat([self.X, self.X_check])
 
     def cross(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b s"]:
         """k(X, support rows)."""
@@ -66,13 +79,14 @@ class SupportRows:
 
 def support_gram(
     support: SupportRows, basis: SampledBasis, skip: int = 0
-) -> Float64[Tensor, "s s"]:
-    """phi_p phi_p' of all units but the first `skip`; O(s^2 m), once."""
-    gram = torch.zeros(len(support), len(support), dtype=torch.float64, device=support.X.device)
-    for part in basis.parts(max(1, _NUMBERS // (basis.per_unit * len(support)))):
-        phi = by_unit(part.evaluate(support.theta, support.X), basis.per_unit)
+) -> Float64[Tensor, "sv s"]:
+    """phi phi_p' of all units but the first `skip`, phi at all rows; O(s^2 m), once."""
+    X, s = support.all_rows, len(support)
+    gram = torch.zeros(len(X), s, dtype=torch.float64, device=X.device)
+    for part in basis.parts(max(1, _NUMBERS // (basis.per_unit * len(X)))):
+        phi = by_unit(part.evaluate(support.theta, X), basis.per_unit)
         phi = phi[:, :, part.index >= skip].flatten(1)
-        gram += (phi @ phi.T).double()
+        gram += (phi @ phi[:s].T).double()
     return gram
 
 
@@ -92,21 +106,21 @@ class Flattening:
     Attributes
     ----------
     Q : Tensor of shape (s, s)
-    gram : Tensor of shape (s, s)
-        Phi_p Phi_p' over the weights that b acts on.
+    gram : Tensor of shape (s + v, s)
+        Phi Phi_p' over the weights that b acts on, at all rows of `SupportRows`.
     level : float
         Largest eigenvalue of P times a batch's Hessian: a step of 1 / level is safe.
     """
 
     Q: Float64[Tensor, "s s"]
-    gram: Float64[Tensor, "s s"]
+    gram: Float64[Tensor, "sv s"]
     level: float
 
     @classmethod
     def build(
         cls,
         support: SupportRows,
-        gram: Float64[Tensor, "s s"],
+        gram: Float64[Tensor, "sv s"],
         X: Float[Tensor, "b d"],
         curvature: float,
         n: int,
@@ -129,7 +143,7 @@ class Flattening:
         O(s^3 + b^3), once. After Ma and Belkin (2017), Diving into the shallows.
         """
         s = len(support)
-        eigenvalues, vectors = torch.linalg.eigh(gram)
+        eigenvalues, vectors = torch.linalg.eigh(gram[:s])
         kept = max(1, int(_FLATTENED * s))
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
         hessian = curvature * n / s * top + 1

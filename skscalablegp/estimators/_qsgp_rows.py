@@ -1,0 +1,84 @@
+"""Training with kernel functions at all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..features import KernelFunctions
+from ..objectives import Site, optimal_diagonal
+from ..training import (
+    DualStepper,
+    Flattening,
+    StepSizes,
+)
+from ._qsgp_fit import Fit
+from ._qsgp_start import support_weights
+from ._qsgp_state import Trained
+
+
+def dual_fit(
+    fit: Fit,
+    kernel: Any,
+    basis: KernelFunctions,
+    site: Site,
+    seed: int,
+    rng: np.random.Generator,
+    start: Trained | None,
+    n_seen: int,
+) -> Trained:
+    """Train by `DualStepper`."""
+    plan = fit.plan
+    with torch.no_grad():
+        support, rows = fit.support(None, basis.kernel), fit.split()[0]
+        X, theta = support.X, support.theta
+        K = basis.kernel.cross(theta, support.all_rows.double(), X.double())
+        batch, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
+        flattening = Flattening.build(support, K, batch, site.typical_curvature, fit.n)
+        alpha = support_weights(site, K[: len(X)], support.Y.double())
+        coef = torch.zeros(fit.n, fit.t).to(X)
+        if start is not None:
+            coef = torch.as_tensor(start.mean[0]).to(X)
+            alpha = torch.zeros_like(alpha)
+        stepper = DualStepper(
+            fit.source,
+            basis,
+            site,
+            support,
+            torch.as_tensor(rows),
+            flattening,
+            fit.optimizer(plan.steps),
+            coef,
+            alpha,
+            StepSizes(plan.rows, plan.features),
+            rng,
+        )
+    result = fit.drive(stepper)
+    with torch.no_grad():
+        stepper.fold()
+        squares = fit.squares(basis, support, rng, fit.n)
+        prior = basis.kernel.diag(theta, basis.points)
+        diagonal = optimal_diagonal(squares, site.typical_curvature, prior)
+    return Trained(
+        kernel=kernel,
+        mean=stepper.coef.cpu().numpy()[None],
+        dense=np.zeros((1, fit.n, 0)),
+        diagonal=diagonal.cpu().numpy(),
+        squares=squares.cpu().numpy(),
+        precision=None,
+        seed=seed,
+        points=fit.points,
+        support_X=support.X.cpu().numpy(),
+        support_Y=support.Y.cpu().numpy(),
+        noise=site.noise,
+        n_rows=fit.n + n_seen,
+        n_steps=(0 if start is None else start.n_steps) + result.n_steps,
+        plan=vars(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")},
+        block=basis.block_units,
+        summary=str(plan),
+        exact=False,
+        score=result.score,
+        stop_reason=result.stop_reason,
+    )

@@ -1,0 +1,120 @@
+"""What a trained quadruply stochastic model is made of, as NumPy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._validation import resolve_device
+from ..features import KernelFunctions, SampledBasis, SeededFourier
+from ..kernels import TorchKernel, compile_kernel
+from ..posteriors import ChevronPosterior, ChevronWeights
+from ..training import Scaling, column_moments
+from ._qsgp_plan import QSGPPlan
+
+
+@dataclass
+class Trained:
+    """A posterior as NumPy arrays, and all that training needs to go on.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        scikit-learn kernel at the trained hyperparameters.
+    mean : ndarray of shape (q, m / q, t)
+    dense : ndarray of shape (q, m / q, c)
+    diagonal, squares : ndarray of shape (q, m / q)
+    precision : ndarray of shape (m, m) or None
+        Of an exact posterior, for what `partial_fit` adds.
+    seed : int
+        Of the basis.
+    points : ndarray of shape (m, d) or None
+        Of a kernel basis, in the model's units.
+    support_X, support_Y : ndarray
+        Support rows in the model's units.
+    noise : float
+        Noise variance, 0 for labels.
+    n_rows, n_steps : int
+        Rows seen and steps taken so far.
+    block : int
+        Units of a block of the basis.
+    plan : dict
+        Of the last call.
+    summary : str
+        The plan in words.
+    exact : bool
+    score : float
+    stop_reason : str
+    """
+
+    kernel: Any
+    mean: np.ndarray
+    dense: np.ndarray
+    diagonal: np.ndarray
+    squares: np.ndarray
+    precision: np.ndarray | None
+    seed: int
+    points: np.ndarray | None
+    support_X: np.ndarray
+    support_Y: np.ndarray
+    noise: float
+    n_rows: int
+    n_steps: int
+    block: int
+    plan: dict
+    summary: str
+    exact: bool
+    score: float
+    stop_reason: str
+
+
+def scaling_of(est: Any, X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
+    """Units of the model; one pass over the data."""
+    t, d = Y.shape[1], X.shape[1]
+    moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
+    inputs = column_moments(X) if est.standardize else (np.zeros(d), np.ones(d))
+    return Scaling(*inputs, *moments)
+
+
+def make_basis(
+    est: Any,
+    kernel: TorchKernel,
+    plan: QSGPPlan,
+    seed: int,
+    points: Tensor | None,
+    block: int | None = None,
+) -> SampledBasis:
+    """The basis that a plan asks for; `block` where its past settles it."""
+    device = resolve_device(est.device)
+    if points is not None:
+        return KernelFunctions(kernel, points.to(device, plan.dtype))
+    per_unit = 2 * max(1, len(kernel.node.products()))
+    units = max(1, plan.n_features // per_unit)
+    if block is None:
+        block = max(1, min(256, plan.features // per_unit, units))
+    return SeededFourier(kernel, units, seed, block, plan.dtype, device)
+
+
+def build_posterior(est: Any, state: Trained) -> ChevronPosterior:
+    """The posterior from NumPy arrays; float64 predictions of exact fits, else the training's."""
+    dtype = getattr(torch, state.plan["dtype"])
+    compiled = compile_kernel(state.kernel, est.n_features_in_)
+    points = None if state.points is None else torch.as_tensor(state.points)
+    device = torch.device("cpu")
+    if points is not None:
+        basis: SampledBasis = KernelFunctions(compiled, points.to(dtype))
+    else:
+        units = state.mean.shape[1]
+        basis = SeededFourier(compiled, units, state.seed, state.block, dtype, device)
+    weights = ChevronWeights(
+        *(torch.tensor(a, dtype=dtype) for a in (state.mean, state.dense, state.diagonal))
+    )
+    augment = None
+    if points is not None:
+        share = len(points) / max(state.n_rows, 1)
+        augment = (compiled, state.noise * share)
+    return ChevronPosterior(basis, compiled.theta0, weights, state.noise, augment)
