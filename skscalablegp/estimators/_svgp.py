@@ -259,6 +259,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self._absorb(X, Y, noise, Y.shape[1])
         return self
 
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        robust = self.likelihood == "student_t" or isinstance(self.likelihood, StudentT)
+        tags.target_tags.multi_output = not robust
+        return tags
+
     def _checked_likelihood(self, t: int) -> Likelihood:
         likelihood = resolve_likelihood(self.likelihood, LIKELIHOODS)
         if not isinstance(likelihood, tuple(LIKELIHOODS.values())):

@@ -29,7 +29,10 @@ from skscalablegp import (  # noqa: E402
     RFFRegressor,
     RRCGRegressor,
     SCGDDKLRegressor,
+    SGPRRegressor,
     SSRFFRegressor,
+    SVGPClassifier,
+    SVGPRegressor,
 )
 from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
 
@@ -165,6 +168,19 @@ ROWS = [
         noise_variance=False,
         search={"batches": ["random", "neighbours"]},
     ),
+    Row("svgp", SVGPRegressor(), search={"n_inducing": [5, 10]}),
+    Row(
+        "svgp-batches",
+        SVGPRegressor(n_inducing=8, batch_size=8, max_iter=10),
+        search={"natural_rate": [0.1, 0.5]},
+    ),
+    Row(
+        "svgp-network",
+        SVGPRegressor(feature_extractor=[8, 4], max_iter=10),
+        scikit_learn_checks=False,
+    ),
+    Row("svgp-classes", SVGPClassifier(), classifier=True, search={"n_inducing": [5, 10]}),
+    Row("sgpr", SGPRRegressor(max_iter=30), search={"n_inducing": [5, 10]}),
 ]
 
 
