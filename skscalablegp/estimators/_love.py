@@ -192,7 +192,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         return with_basis(self.estimator_._posterior(), self.rank_, self._basis)
 
     def _rows(self, X: Any) -> np.ndarray:
-        return _as_seen(self.estimator_, super()._rows(X))
+        X = super()._rows(X)  # raises before a fit
+        return _as_seen(self.estimator_, X)
 
     def _n_outputs(self) -> int:
         return self.estimator_._n_outputs()
