@@ -1,7 +1,7 @@
 """Estimators of the gradient of the log marginal likelihood."""
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
-from ._batch import BatchGradient, FeatureBatch, MinibatchGradient
+from ._batch import BatchGradient, FeatureBatch, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
 from ._exact import ExactGradient
 from ._experts import ExpertsGradient, ExpertTable
@@ -39,6 +39,7 @@ __all__ = [
     "SingleSampleGradient",
     "StandardGradient",
     "TruncatedGradient",
+    "automatic_rate",
     "built_preconditioner",
     "sampled_gradient",
 ]

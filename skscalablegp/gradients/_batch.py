@@ -25,7 +25,7 @@ class FeatureBatch:
     Y : Tensor of shape (b, t)
         Its targets.
     weights : Tensor of shape (m, t)
-        The current weights, differentiable.
+        The current weights.
     log_noise : scalar Tensor
         log s2, differentiable.
     n : int
@@ -51,12 +51,9 @@ class BatchGradient(BaseEstimator, ABC):
     ----------
     needs_independent_batch : bool
         Whether `FeatureBatch.other` has to be there.
-    trains_weights : bool
-        Whether the scalar depends on the weights.
     """
 
     needs_independent_batch = False
-    trains_weights = True
 
     @abstractmethod
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
@@ -65,6 +62,29 @@ class BatchGradient(BaseEstimator, ABC):
     @abstractmethod
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
         """-2 log p(y) / n up to constants and to the rule's error, and the next state."""
+
+    @abstractmethod
+    def inverse(self, state: Any) -> Tensor | None:
+        """What stands for F^-1, to precondition the weights' own steps; None to leave them."""
+
+    def descend_weights(self, batch: FeatureBatch, state: Any, rate: float) -> None:
+        """One implicit stochastic Newton step of the weights, in place, on the batch's part of g.
+
+        With P = F^-1 and k = rate n / b, w - rate s2 P w - k P phi' (I + k phi P phi')^-1 (phi w -
+        Y): the proximal form of a step along an unbiased direction to F^-1 Z'Y, stable also where
+        features have moved to where P is large. Its noise is a fixed part of s2, whatever the
+        features' scale; steps of a fixed length would drown a small s2. O(b m^2 + b^3).
+        """
+        P = self.inverse(state)
+        if P is None:
+            return
+        phi, w, noise = batch.phi.detach(), batch.weights, batch.log_noise.detach().exp()
+        k = rate * batch.n / len(phi)
+        PZ = P @ phi.T
+        inner = k * (phi @ PZ)
+        inner.diagonal().add_(1)
+        residual = torch.linalg.solve(inner, phi @ w - batch.Y)
+        w.sub_(rate * noise * (P @ w)).sub_(PZ @ residual, alpha=k)
 
 
 def automatic_rate(batch_size: int, m: int) -> float:
@@ -88,9 +108,10 @@ class MinibatchGradient(BatchGradient):
     n / b (Chen et al. 2020; Shoham and Avron, section 4.2). O(b^2 m + b^3).
     """
 
-    trains_weights = False
-
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> None:
+        return None
+
+    def inverse(self, state: Any) -> None:
         return None
 
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:

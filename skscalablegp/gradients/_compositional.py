@@ -75,6 +75,9 @@ class CompositionalGradient(BatchGradient):
         P = _inverse(gram, moments.n, noise).to(dtype)
         return RunningGram(gram, P, P.diagonal().sum(), (), 0, rate)
 
+    def inverse(self, state: RunningGram) -> Tensor:
+        return state.inverse
+
     def estimate(
         self, batch: FeatureBatch, state: RunningGram
     ) -> tuple[Float[Tensor, ""], RunningGram]:

@@ -37,6 +37,8 @@ class Saddle:
         -R^-T q R^-1, which takes the place of F^-1 in the descent direction.
     trace : Tensor, scalar
         Of the slope.
+    inverse : Tensor of shape (m, m)
+        F^-1 at the last exact pass.
     pending : tuple of Tensor
         Features of the ascent batches since A and B last moved.
     t : int
@@ -51,6 +53,7 @@ class Saddle:
     whiten: Float[Tensor, "m m"]
     slope: Float[Tensor, "m m"]
     trace: Float[Tensor, ""]
+    inverse: Float[Tensor, "m m"]
     pending: tuple[Tensor, ...]
     t: int
     rate: float
@@ -97,7 +100,12 @@ class MinimaxGradient(BatchGradient):
         whiten = torch.linalg.solve_triangular(L, eye, upper=False)
         slope = torch.cholesky_inverse(L).to(dtype)
         eye = eye.to(dtype)
-        return Saddle(eye, -eye, -eye, whiten.to(dtype), slope, slope.diagonal().sum(), (), 0, rate)
+        return Saddle(
+            eye, -eye, -eye, whiten.to(dtype), slope, slope.diagonal().sum(), slope, (), 0, rate
+        )
+
+    def inverse(self, state: Saddle) -> Tensor:
+        return state.inverse
 
     def estimate(self, batch: FeatureBatch, state: Saddle) -> tuple[Float[Tensor, ""], Saddle]:
         direction = log_det_direction(batch.phi, state.slope, state.trace, batch.log_noise, batch.n)

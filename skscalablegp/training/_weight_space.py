@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
 from ..features import DeepFeatures
-from ..gradients import BatchGradient, FeatureBatch
+from ..gradients import BatchGradient, FeatureBatch, automatic_rate
 from ..objectives import (
     FeatureMoments,
     WeightSpaceEvaluation,
@@ -25,8 +25,8 @@ from ._steps import Stepper
 
 # Rows of a pass at a time: their features take a few dozen megabytes.
 _PASS_ROWS = 4096
-# The weights enter linearly and may move faster than what makes their features.
-_WEIGHT_RATE = 3.0
+# The weights' steps shrink with the learning rate, so that their noise averages out, but not to 0.
+_SLOWEST_WEIGHTS = 0.1
 # Longest gradient of the mean objective per row, against rare batches that throw everything out.
 _LONGEST = 100.0
 # Steps from one change of the learning rate to the next.
@@ -122,16 +122,13 @@ class WeightSpaceStepper(Stepper):
         self.log_noise = torch.tensor(math.log(noise), dtype=source.dtype, device=device)
         self._bounds = torch.tensor(features.bounds, dtype=torch.float64).reshape(-1, 2).to(device)
         trained = [t for t in [*self.tensors[:k], self.log_noise] if t.numel()]
-        for tensor in [*trained, self.weights]:
+        for tensor in trained:
             tensor.requires_grad_(True)
-        groups = [
-            {"params": trained, "lr": learning_rate},
-            {"params": [self.weights], "lr": _WEIGHT_RATE * learning_rate},
-        ]
-        self._trained = [*trained, self.weights]
+        self._trained = trained
         self._frozen = optimizer is None
         made = torch.optim.SGD if optimizer is None else optimizer
-        self._optimizer = made(groups if rule.trains_weights else groups[:1])
+        self._optimizer = made([{"params": trained, "lr": learning_rate}])
+        self._weight_rate = automatic_rate(batch_size, features.n_features)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._schedule, self._t = schedule, 0
         self._batches, self._others = batches(), batches()
@@ -155,14 +152,17 @@ class WeightSpaceStepper(Stepper):
                 other = self.features(self.tensors, self.source.rows(next(self._others))[0])
         phi = self.features(self.tensors, X)
         batch = FeatureBatch(phi, Y, self.weights, self.log_noise, self.n, other)
+        before, factor = self._state, 1.0 if self._schedule is None else self._schedule(self._t)
         try:
-            loss, self._state = self.rule.estimate(batch, self._state)
+            loss, self._state = self.rule.estimate(batch, before)
         except torch.linalg.LinAlgError:
             # Features that overflow or cancel: the next score says so.
             self._failed = True
             return
         self._optimizer.zero_grad()
         loss.backward()
+        # After the backward pass, which reads the weights.
+        self.rule.descend_weights(batch, before, self._weight_rate * max(factor, _SLOWEST_WEIGHTS))
         if isinstance(self._optimizer, torch.optim.SGD):
             # The others take steps of a length that does not depend on the gradient's.
             torch.nn.utils.clip_grad_norm_(self._trained, _LONGEST)
@@ -170,7 +170,6 @@ class WeightSpaceStepper(Stepper):
         self._project()
         self._t += 1
         if self._schedule is not None and self._t % _SCHEDULE_STEPS == 0:
-            factor = self._schedule(self._t)
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = factor * rate
 
@@ -204,7 +203,7 @@ class WeightSpaceStepper(Stepper):
         return self._held_out_density(evaluation)
 
     def _finite(self) -> bool:
-        return all(bool(t.isfinite().all()) for t in self._trained)
+        return all(bool(t.isfinite().all()) for t in [*self._trained, self.weights])
 
     def moments(self, dtype: torch.dtype | None = None) -> FeatureMoments:
         """The exact moments of all rows at the current parameters; products in float64."""

@@ -195,3 +195,40 @@ def test_averaging_may_decay():
         grams.append(state.gram)
     b = 0.8 / 2**0.5
     assert_allclose(grams[2], (1 - b) * grams[1] + b / B * phi.T @ phi)
+
+
+@pytest.mark.parametrize("rule", [CompositionalGradient(), MinimaxGradient()], ids=str)
+def test_weights_descend_to_the_ridge_solution(rule):
+    X, Y, (V, w, s) = problem()
+    whole, noise = moments(X, Y, V), float(s.detach().exp())
+    exact, phi = weight_space_likelihood(whole, noise).weights, phi_of(X, V).detach()
+    batch = FeatureBatch(phi, Y, exact.clone(), s.detach(), N)
+    state = rule.start(whole, noise, N, DTYPE)
+    rule.descend_weights(batch, state, 0.3)
+    # Implicit in the data term, explicit in the prior's: its fixed point is a step away, not more.
+    assert float((batch.weights - exact).norm() / exact.norm()) < 0.02
+    batch = FeatureBatch(phi, Y, 0 * exact, s.detach(), N)
+    for _ in range(400):
+        rule.descend_weights(batch, state, 0.02)
+    assert_allclose(batch.weights, exact, rtol=0.01, atol=0.01)
+
+
+def test_weights_stay_bounded_where_features_have_moved():
+    """Features new to F meet a P of 1 / s2; an explicit step would be n / s2 times too long."""
+    X, Y, (V, w, s) = problem()
+    whole = moments(torch.zeros_like(X), Y, V)
+    rule = CompositionalGradient()
+    state = rule.start(whole, 1e-4, B, DTYPE)
+    weights = torch.zeros_like(w.detach())
+    for i in range(0, N, B):
+        phi = phi_of(X[i : i + B], V).detach()
+        batch = FeatureBatch(phi, Y[i : i + B], weights, torch.tensor(1e-4, dtype=DTYPE).log(), N)
+        rule.descend_weights(batch, state, 0.1)
+    assert float(weights.abs().max()) < 10
+
+
+def test_the_baseline_leaves_the_weights_alone():
+    X, Y, (V, w, s) = problem()
+    batch = FeatureBatch(phi_of(X, V), Y, torch.ones(M, T, dtype=DTYPE), s, N)
+    MinibatchGradient().descend_weights(batch, None, 0.5)
+    assert torch.equal(batch.weights, torch.ones(M, T, dtype=DTYPE))
