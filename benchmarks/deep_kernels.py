@@ -92,7 +92,7 @@ def table(args):
         for size in args.batch_size:
             for method in args.method:
                 rate, tried = choose_rate(args, method, size, X, y)
-                model = make(args, method, size, rate)
+                model = make(args, method, size, rate, len(X))
                 wall, cpu = time.perf_counter(), time.process_time()
                 fit(model, X, y)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -140,22 +140,25 @@ def choose_rate(args, method, size, X, y):
     held, kept = order[: len(X) // 10], order[len(X) // 10 :]
     tried = {}
     for rate in rates:
-        model = fit(make(args, method, size, rate), X[kept], y[kept])
+        model = fit(make(args, method, size, rate, len(kept)), X[kept], y[kept])
         tried[rate] = round(nlpd(y[held], *model.predict(X[held], return_std=True)), 5)
     return min(tried, key=tried.get), tried
 
 
-def make(args, method, size, rate):
+def make(args, method, size, rate, n):
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
     import skscalablegp
 
     model = getattr(skscalablegp, METHODS[method])(batch_size=size, random_state=args.seed)
     model.set_params(learning_rate=rate)
+    if method == "svgp":
+        model.set_params(n_inducing=size, normalize_y=True)
+        if args.max_epochs:
+            model.set_params(max_iter=max(1, args.max_epochs * n // size))
+        return model
     if args.max_epochs:
         model.set_params(max_epochs=args.max_epochs)
-    if method == "svgp":
-        return model.set_params(n_inducing=size)
     if args.no_early_stopping:
         model.set_params(early_stopping=False)
     kernel = ConstantKernel() * RBF() if args.kernel == "gaussian" else None

@@ -51,8 +51,8 @@ _BATCH, _LARGE_BATCH, _LARGE_TABLE = 64, 256, 100_000
 # Learning rates that do well with the default network, at batches of 64.
 _RATES = {"adam": 0.01, "adamw": 0.01, "adadelta": 1.0, "adagrad": 0.05, "rmsprop": 3e-3}
 _OTHER_RATE = 0.01
-# Scores, each with an exact pass, in one training.
-_SCORES = 20
+# Most scores in one training; each is an exact pass, and few passes must not cost more than steps.
+_SCORES, _SCORES_PER_EPOCH = 20, 4
 # Rows that partial_fit keeps for its exact passes, and the largest table that becomes tensors.
 _KEPT_ROWS = 8192
 _RESIDENT_NUMBERS = 2**24
@@ -352,7 +352,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     def _run(self, stepper: WeightSpaceStepper, settings: _Settings, steps: int, keep_best: bool):
         monitor = make_monitor(self)
-        every = max(1, math.ceil(steps / _SCORES))
+        scores = min(_SCORES, _SCORES_PER_EPOCH * settings.max_epochs)
+        every = max(1, math.ceil(steps / scores))
         monitor.begin("batches", math.ceil(steps / every) + 1)
         try:
             result = train_steps(

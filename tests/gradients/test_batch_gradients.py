@@ -83,7 +83,7 @@ def test_the_batches_own_likelihood_points_elsewhere():
     """The same comparison fails for BSGD, also with the weights at their optimum."""
     X, Y, params = problem()
     V, w, log_noise = params
-    noise = float(log_noise.exp())
+    noise = float(log_noise.detach().exp())
     with torch.no_grad():
         w.copy_(weight_space_likelihood(moments(X, Y, V), noise).weights)
     exact = torch.autograd.grad(exact_objective(X, Y, params), params)
@@ -95,7 +95,7 @@ def test_the_batches_own_likelihood_points_elsewhere():
 def test_a_batch_of_all_rows_is_exact_for_every_rule():
     X, Y, params = problem()
     V, w, log_noise = params
-    noise = float(log_noise.exp())
+    noise = float(log_noise.detach().exp())
     with torch.no_grad():
         w.copy_(weight_space_likelihood(moments(X, Y, V), noise).weights)
     exact = torch.autograd.grad(exact_objective(X, Y, params), V)[0]
@@ -149,7 +149,7 @@ def test_fixed_points(rule, biased):
 def test_noisy_saddles_keep_to_their_sets():
     X, Y, (V, w, s) = problem()
     rule = MinimaxGradient(penalty=1.1, rate=0.5)
-    noise = float(s.exp())
+    noise = float(s.detach().exp())
     state = rule.start(moments(X, Y, V), noise, 1, DTYPE)
     g, reached = seeded(0), 0.0
     for _ in range(100):
