@@ -3,18 +3,13 @@
 from ._arrays import to_numpy, to_torch
 from ._deep import DeepFeatures, make_deep_features
 from ._fourier import PriorFeatures, sample_prior_features
-from ._grid import (
-    Axis,
-    Grid,
-    GridMoments,
+from ._grid import Axis, Grid, keys_weights, make_grid, varying_columns
+from ._grid_moments import GridMoments, grid_moments
+from ._grid_polynomials import (
     cell_polynomials,
-    grid_moments,
-    keys_weights,
     local_polynomials,
-    make_grid,
     offset_sums,
     value_polynomials,
-    varying_columns,
 )
 from ._inducing import INDUCING_METHODS, select_inducing
 from ._network import (

@@ -1,0 +1,125 @@
+"""Everything a grid needs to know about its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import scipy.sparse
+
+from ._grid import Grid, outer, powers
+from ._grid_polynomials import cell_places, gram_stencil, spread, stencil_matrix
+
+# Bytes of one block of powers while rows are streamed.
+_BLOCK_BYTES = 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class GridMoments:
+    """All that a regression on a grid needs to know of its rows; no size depends on n.
+
+    Sums over rows with weights c_i: ``gram = W' C W``, ``rhs = W' C Y``, ``total = sum c_i y_i^2``
+    (one entry a target).
+
+    Attributes
+    ----------
+    gram : csr_array of shape (m, m)
+    rhs : ndarray of shape (m, t)
+    total : ndarray of shape (t,)
+    n : int
+        Number of rows.
+    """
+
+    gram: scipy.sparse.csr_array | None
+    rhs: np.ndarray
+    total: np.ndarray
+    n: int
+
+    def __add__(self, other: GridMoments) -> GridMoments:
+        return GridMoments(
+            self.gram + other.gram, self.rhs + other.rhs, self.total + other.total, self.n + other.n
+        )
+
+    def scaled(self, factor: float) -> GridMoments:
+        """The moments with every weight multiplied."""
+        return GridMoments(self.gram * factor, self.rhs * factor, self.total * factor, self.n)
+
+    def moved(self, numbers: np.ndarray, n_points: int) -> GridMoments:
+        """The same rows on a grid in which point i has become ``numbers[i]``."""
+        gram = self.gram.tocoo()
+        pairs = numbers[gram.row], numbers[gram.col]
+        rhs = np.zeros((n_points, self.rhs.shape[1]))
+        rhs[numbers] = self.rhs
+        gram = scipy.sparse.csr_array((gram.data, pairs), shape=(n_points, n_points))
+        return GridMoments(gram, rhs, self.total, self.n)
+
+
+def grid_moments(
+    grid: Grid, X: np.ndarray, Y: np.ndarray, weights: np.ndarray | None = None
+) -> GridMoments:
+    """Accumulate the moments of rows that lie inside the grid, one block after the other.
+
+    A product of two weights is a polynomial of degree 6 in the place within a cell, so on a product
+    grid 7^d sums a cell hold all of W'W; additive grids multiply sparse matrices.
+
+    Parameters
+    ----------
+    grid : Grid
+        Where to.
+    X : ndarray of shape (n, d)
+        Rows, read once.
+    Y : ndarray of shape (n, t)
+        Targets.
+    weights : ndarray of shape (n,), optional
+        c_i; 1 by default.
+
+    Notes
+    -----
+    O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d) and one block.
+    """
+    total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0)
+    if len(grid.components) > 1:
+        gram, rhs = _sparse_sums(grid, X, Y, weights)
+    else:
+        gram, rhs = _polynomial_sums(grid.components[0], X, Y, weights)
+    return GridMoments(gram, rhs, total, len(X))
+
+
+def _sparse_sums(grid, X, Y, weights):
+    m = grid.n_points
+    gram, rhs = scipy.sparse.csr_array((m, m)), np.zeros((m, Y.shape[1]))
+    step = max(1, _BLOCK_BYTES // (128 * len(grid.components)))
+    for part in _blocks(len(X), step):
+        W = grid.interpolate(X[part])
+        left = W.T.tocsr() if weights is None else (W * weights[part][:, None]).T.tocsr()
+        gram = gram + left @ W
+        rhs += left @ Y[part]
+    return gram, rhs
+
+
+def _polynomial_sums(axes, X, Y, weights):
+    d, shape = len(axes), tuple(axis.cells for axis in axes)
+    n_cells = math.prod(shape)
+    gram_sums, rhs_sums = np.zeros((n_cells, 7**d)), np.zeros((n_cells, Y.shape[1] * 4**d))
+    for part in _blocks(len(X), max(1, _BLOCK_BYTES // (8 * 7**d))):
+        cell, places = cell_places(axes, X[part])
+        b = len(cell)
+        six = reduce(outer, [powers(v, 6) for v in places])
+        three = reduce(outer, [powers(v, 3) for v in places])
+        data = np.ones(b) if weights is None else weights[part]
+        sums = scipy.sparse.csc_array((data, cell, np.arange(b + 1)), shape=(n_cells, b))
+        gram_sums += sums @ six
+        rhs_sums += sums @ outer(Y[part], three)
+    stencil = gram_stencil(gram_sums.reshape(*shape, *[7] * d))
+    rhs = np.stack(
+        [spread(part.reshape(*shape, *[4] * d)) for part in
+         np.moveaxis(rhs_sums.reshape(n_cells, Y.shape[1], -1), 1, 0)], axis=1
+    )  # fmt: skip
+    return stencil_matrix(stencil), rhs
+
+
+def _blocks(n: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + step) for start in range(0, n, step))
