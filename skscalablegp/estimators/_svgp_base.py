@@ -21,7 +21,7 @@ from ..features import (
     network_to_numpy,
 )
 from ..kernels import compile_kernel, default_kernel
-from ..objectives import Likelihood, WhitenedBelief
+from ..objectives import Likelihood, StudentT, WhitenedBelief
 from ..posteriors import InducingPosterior, InducingSpace
 from ..training import RowSource, Scaling
 from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
@@ -79,6 +79,13 @@ def resolve_likelihood(likelihood: Any, known: dict[str, type[Likelihood]]) -> L
             f"Unknown likelihood {likelihood!r}: use one of {sorted(known)}, or an object."
         )
     return known[likelihood]()
+
+
+def clipped(Y: torch.Tensor) -> torch.Tensor:
+    """Targets within three robust deviations of their median, for a Gaussian start among tails."""
+    middle = Y.median(0).values
+    spread = 1.4826 * (Y - middle).abs().median(0).values
+    return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)
 
 
 class SparseMixin:
@@ -222,7 +229,7 @@ class SparseMixin:
                 settings,
                 monitor,
                 generator,
-                unit if noisy and started and reason is None else None,
+                unit if noisy and started and reason is None and likelihood.conjugate else None,
             )
         finally:
             monitor.close()
@@ -257,6 +264,8 @@ class SparseMixin:
             return kernel.theta0, 0, None
         chosen = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
         X, Y, noise = rows.take(chosen)
+        if isinstance(model.likelihood, StudentT):
+            Y = clipped(Y)
         if whole:
             result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
             return torch.as_tensor(result.theta), result.n_iter, result.stop_reason
@@ -286,8 +295,9 @@ class SparseMixin:
         self.n_iter_ = fit.n_iter
         self.n_rows_seen_ = n
         self.history_ = monitor.history()
+        failed = fit.stop_reason in ("diverged", "max_seconds", "interrupted")
         self.solver_info_ = {
-            "status": "converged",
+            "status": fit.stop_reason if failed else "converged",
             "epochs": 0.0,
             "stop_reason": fit.stop_reason,
             "plan": f"{len(Z)} inducing points, batches of {settings.batch_size}, up to "

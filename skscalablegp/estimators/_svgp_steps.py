@@ -185,15 +185,32 @@ class SparseStepper(Stepper):
         )
 
     def step(self) -> None:
-        batch = self.rows.take(next(self._batches))
+        try:
+            self._step(self.rows.take(next(self._batches)))
+        except torch.linalg.LinAlgError:
+            # No factor: whatever was learned is lost, and the driver goes back to the best.
+            with torch.no_grad():
+                self._points.fill_(math.nan)
+
+    def _step(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         n, b = len(self.rows), len(batch[0])
         trains = self._adam is not None
+        if trains and b >= n and self._closed:
+            # At its optimum for these hyperparameters the belief drops out of their gradient, which
+            # is then that of the collapsed bound; with the last one it would resist every change.
+            with torch.no_grad():
+                self._move_belief(self._evaluate(batch, 1.0, False)[1].rows, n)
         with torch.set_grad_enabled(trains):
             K, bound = self._evaluate(batch, n / b, trains)
         self._move_belief(bound.rows, n)
         self.n_steps += 1
         if trains:
             self._move_hyperparameters(K, bound.grad, n)
+
+    @property
+    def _closed(self) -> bool:
+        """Whether one step on all rows is the best belief."""
+        return self.model.likelihood.conjugate and not isinstance(self.belief, FactorBelief)
 
     def _move_belief(self, rows: RowStatistics, n: int) -> None:
         if isinstance(self.belief, FactorBelief):

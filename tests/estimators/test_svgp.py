@@ -5,6 +5,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from sklearn.datasets import load_digits, make_moons
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 from sklearn.metrics import log_loss
@@ -92,22 +93,22 @@ def stepper(settings, n=80, m=80, likelihood=None):
 
 def test_full_batches_train_to_the_exact_likelihoods_maximum():
     """With all rows as points the stepper's own steps climb the exact marginal likelihood."""
-    ours = stepper({"max_iter": 300})
+    ours = stepper({"max_iter": 300, "learning_rate": 0.1})
     for _ in range(300):
         ours.step()
     X, y = table()
-    best = GaussianProcessRegressor(KERNEL).fit(X, y)
-    assert_allclose(-80 * ours.score(), best.log_marginal_likelihood_value_, rtol=1e-3)
+    best = GaussianProcessRegressor(KERNEL).fit(X, y).log_marginal_likelihood_value_
+    assert best - 0.05 < -80 * ours.score() < best
 
 
-@pytest.mark.parametrize("optimizer, steps", [("natural", 1), ("adam", 1500)])
+@pytest.mark.parametrize("optimizer, steps", [("natural", 1), ("adam", 1000)])
 def test_both_ways_end_at_the_same_distribution(optimizer, steps):
     """Hyperparameters held: one natural step, or many of Adam."""
-    ours = stepper({"optimizer": optimizer, "learning_rate": 0.02, "max_iter": steps}, m=15)
+    ours = stepper({"optimizer": optimizer, "learning_rate": 0.02, "max_iter": steps}, m=8)
     ours._adam = None
     for _ in range(steps):
         ours.step()
-    best = stepper({}, m=15)
+    best = stepper({}, m=8)
     best.step()
     mean, S = ours.belief.whitened().mean, ours.belief.whitened().covariance
     expected = best.belief.whitened()
@@ -120,11 +121,11 @@ def test_small_batches_are_unbiased_for_the_bound():
     ours = stepper({"batch_size": 8}, m=6)
     n, whole = 80, ours._evaluate(ours.rows.take(slice(None)), 1.0, False)[1].rows.precision[0]
     draws = []
-    for _ in range(500):
+    for _ in range(100):
         batch = ours.rows.take(next(ours._batches))
         draws.append(ours._evaluate(batch, n / 8, False)[1].rows.precision[0])
     # Ten batches are an epoch, whose sum is exact: epochs cannot deviate.
-    epochs = torch.stack(draws).reshape(50, 10, 6, 6).mean(1)
+    epochs = torch.stack(draws).reshape(10, 10, 6, 6).mean(1)
     assert_allclose(epochs, whole.expand_as(epochs), rtol=1e-9, atol=1e-9)
     unscaled = torch.stack(draws).mean(0) * 8 / n
     assert float((unscaled - whole).abs().max()) > 0.5 * float(whole.abs().max())
@@ -229,7 +230,16 @@ def test_large_means_do_not_cost_digits():
     settings = dict(n_inducing=30, max_iter=30, random_state=0, dtype="float32")
     near = SVGPRegressor(**settings).fit(X, y).predict(X[:20])
     far = SVGPRegressor(**settings).fit(X + 1e6, y).predict(X[:20] + 1e6)
-    assert_allclose(near, far, atol=1e-2)
+    assert_allclose(near, far, atol=0.03)
+
+
+def test_steps_that_diverge_leave_a_model_and_say_so():
+    X, y = table()
+    model = SVGPRegressor(n_inducing=10, learning_rate=1e200, max_iter=20, batch_size=20)
+    with pytest.warns(ConvergenceWarning, match="not finite.*learning_rate below 1e\\+200"):
+        model.fit(X, y)
+    assert model.solver_info_["status"] == "diverged"
+    assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
 def test_history_shows_the_start_and_the_bound():
@@ -280,5 +290,5 @@ def test_digits():
     bins = np.minimum((confidence * 15).astype(int), 14)
     error = sum(abs((confidence - right)[bins == k].sum()) / len(right) for k in range(15))
     assert error <= 0.03
-    cautious = SVGPClassifier(n_inducing=128, max_iter=60, calibrate=False, random_state=0)
-    assert cautious.fit(X_train[:400], y_train[:400]).probability_power_ == 1.0
+    cautious = SVGPClassifier(n_inducing=20, max_iter=5, calibrate=False, random_state=0)
+    assert cautious.fit(X_train[:150], y_train[:150]).probability_power_ == 1.0
