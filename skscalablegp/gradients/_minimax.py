@@ -19,6 +19,8 @@ from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
 _STIFFNESS = 4.0
 # A's step relative to B's, which has to be the faster one.
 _PRIMAL_RATE = 0.5
+# Least eigenvalue of A relative to the last exact F.
+_SMALLEST = 0.1
 # How fast the centre of the proximal term follows B.
 _CENTRE_RATE = 0.1
 
@@ -127,7 +129,9 @@ class MinimaxGradient(BatchGradient):
         F = rows.T @ rows * (batch.n / len(rows)) + floor
         step = min(state.rate * len(pending), 0.5)
         a = state.a - _PRIMAL_RATE * step * (torch.linalg.inv(state.a) + state.q)
-        a = _at_least(floor, (a + a.T) / 2)
+        # The logarithm's pull grows without bound towards 0: batches that underestimate F for a
+        # while must not drag A along, which only an exact pass would undo.
+        a = _at_least(_SMALLEST * torch.eye(len(a)).to(a), _at_least(floor, (a + a.T) / 2))
         q = state.q + step * (_STIFFNESS * (a - F) - (state.q - state.centre))
         radius = self.mu(t) * len(q) ** 0.5
         q = q * (radius / torch.linalg.norm(q).clamp_min(radius))

@@ -162,6 +162,17 @@ def test_noisy_saddles_keep_to_their_sets():
     assert 0.99 < reached <= 1 + 1e-9
 
 
+def test_a_stand_in_does_not_collapse_on_batches_without_features():
+    X, Y, (V, w, s) = problem()
+    rule = MinimaxGradient(rate=0.5)
+    state = rule.start(moments(X, Y, V), 0.2, B, DTYPE)
+    phi = torch.zeros(B, M, dtype=DTYPE)
+    for _ in range(200):
+        value, state = rule.estimate(FeatureBatch(phi, Y[:B], w, s, N, phi), state)
+        assert bool(value.isfinite())
+    assert float(torch.linalg.eigvalsh(state.a)[0]) > 0.099
+
+
 def test_the_penalty_may_be_a_schedule():
     seen = []
     X, Y, (V, w, s) = problem()
