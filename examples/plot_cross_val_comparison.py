@@ -5,8 +5,8 @@ Is one model better than another? Cross-validation, and what it can decide
 Five approximations of the same idea on one table: Russian-roulette conjugate gradients, iterative
 solves, a deep kernel, quadruply stochastic inference and inducing points. All take part in
 scikit-learn's cross-validation; the scorers of ``skscalablegp.metrics`` judge means and standard
-deviations together. The table is small on purpose: what needs many rows to learn from may lose here. The
-second half asks how much of the differences is the luck of the folds.
+deviations together. The table is small on purpose: what needs many rows to learn from may lose
+here. The second half asks how much of the differences is the luck of the folds.
 """
 
 import sys
