@@ -151,6 +151,3 @@ class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
         """
         probabilities = self.predict_proba(X)  # says so where the model is not fitted
         return self.classes_[np.argmax(probabilities, axis=1)]
-        # Probabilities first: they are what says that a model is not fitted.
-        most_probable = np.argmax(self.predict_proba(X), axis=1)
-        return self.classes_[most_probable]

@@ -60,7 +60,9 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
 def train_model(fit: Fit, start: Trained | None = None, n_seen: int = 0) -> Trained:
     """Train from the beginning, or go on from `start`, which has seen `n_seen` rows."""
     if start is None:
-        kernel, seed = fit.hyperparameters(), int(fit.random_state.randint(2**31 - 1))
+        # The basis first: it is then the same for any number of rows.
+        seed = int(fit.random_state.randint(2**31 - 1))
+        kernel = fit.hyperparameters()
     else:
         fit.start_from(start)
         kernel, seed = start.kernel, start.seed

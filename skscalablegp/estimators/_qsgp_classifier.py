@@ -45,6 +45,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     n_dense : int or "auto", default="auto"
         Dense columns of the covariance's Cholesky factor; all others are diagonal, in closed form.
         "auto" is 20, none for kernel functions, all when solved exactly.
+    covariance : {"support", "chevron"}, default="support"
+        What answers predictive variances after steps: the latent function given the support rows,
+        each of which stands for n / control_variate_rank rows; or the chevron factor, whose
+        diagonal of very many weights is nearly the prior's. Exact models have all of C.
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 500.
     feature_batch_size : int or "auto", default="auto"
@@ -150,6 +154,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     _parameter_constraints = COMMON_CONSTRAINTS | {
         "basis": [StrOptions({"fourier", "rows"}), "array-like"],
+        "covariance": [StrOptions({"support", "chevron"})],
     }
 
     def __init__(
@@ -159,6 +164,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         n_features: Any = "auto",
         basis: Any = "fourier",
         n_dense: Any = "auto",
+        covariance: Any = "support",
         batch_size: Any = "auto",
         feature_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
@@ -187,6 +193,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         self.n_features = n_features
         self.basis = basis
         self.n_dense = n_dense
+        self.covariance = covariance
         self.batch_size = batch_size
         self.feature_batch_size = feature_batch_size
         self.control_variate_rank = control_variate_rank

@@ -54,6 +54,7 @@ def exact_fit(
         support_X=np.empty((0, fit.d)),
         support_Y=np.empty((0, fit.t)),
         noise=site.noise,
+        curvature=site.typical_curvature,
         n_rows=n_seen + fit.n,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
         plan=vars(fit.plan) | {"dtype": "float64"},

@@ -73,6 +73,7 @@ def dual_fit(
         support_X=support.X.cpu().numpy(),
         support_Y=support.Y.cpu().numpy(),
         noise=site.noise,
+        curvature=site.typical_curvature,
         n_rows=fit.n + n_seen,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
         plan=vars(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")},

@@ -12,7 +12,8 @@ from torch import Tensor
 from .._validation import resolve_device
 from ..features import KernelFunctions, SampledBasis, SeededFourier
 from ..kernels import TorchKernel, compile_kernel
-from ..posteriors import ChevronPosterior, ChevronWeights
+from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
+from ..solvers import cholesky_with_jitter
 from ..training import Scaling, column_moments
 from ._qsgp_plan import QSGPPlan
 
@@ -38,6 +39,8 @@ class Trained:
         Support rows in the model's units.
     noise : float
         Noise variance, 0 for labels.
+    curvature : float
+        Mean curvature of minus the log likelihood a row.
     n_rows, n_steps : int
         Rows seen and steps taken so far.
     block : int
@@ -63,6 +66,7 @@ class Trained:
     support_Y: np.ndarray
     noise: float
     n_rows: int
+    curvature: float
     n_steps: int
     block: int
     plan: dict
@@ -117,4 +121,16 @@ def build_posterior(est: Any, state: Trained) -> ChevronPosterior:
     if points is not None:
         share = len(points) / max(state.n_rows, 1)
         augment = (compiled, state.noise * share)
-    return ChevronPosterior(basis, compiled.theta0, weights, state.noise, augment)
+    posterior = ChevronPosterior(basis, compiled.theta0, weights, state.noise, augment)
+    if getattr(est, "covariance", "chevron") == "support" and len(state.support_X):
+        posterior.support = support_variance(compiled, state, dtype)
+    return posterior
+
+
+def support_variance(compiled: TorchKernel, state: Trained, dtype: torch.dtype) -> SupportVariance:
+    """The variance of f given the support rows, each of which stands for n / s rows."""
+    X = torch.as_tensor(state.support_X, dtype=torch.float64)
+    K = compiled.cross(compiled.theta0, X, X)
+    weight = state.curvature * state.n_rows / len(X)
+    factor, _ = cholesky_with_jitter(K + torch.eye(len(X), dtype=torch.float64) / weight)
+    return SupportVariance(compiled, X.to(dtype), factor)

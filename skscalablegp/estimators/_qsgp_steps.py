@@ -98,6 +98,7 @@ def stochastic_fit(
         support_X=support.X.cpu().numpy(),
         support_Y=support.Y.cpu().numpy(),
         noise=stepper.site.noise,
+        curvature=stepper.curvature,
         n_rows=n,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
         plan=vars(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")},

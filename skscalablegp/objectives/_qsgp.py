@@ -124,8 +124,8 @@ def sampled_squares(left: BasisDraw, right: BasisDraw, n: int, control: Control 
 def sampled_prior(
     left: BasisDraw,
     right: BasisDraw,
-    prior: Float[Tensor, " u"] | Float[Tensor, "u u"],
-    prior_right: Float[Tensor, " u"] | None = None,
+    prior: Float[Tensor, " u"] | Float[Tensor, "u v"],
+    prior_right: Float[Tensor, " v"] | None = None,
 ) -> Tensor:
     """Estimate tr(W' S W).
 
@@ -133,10 +133,10 @@ def sampled_prior(
     ----------
     left, right : BasisDraw
         Independent draws.
-    prior : Tensor of shape (u,) or (u, u)
+    prior : Tensor of shape (u,) or (u, v)
         Diagonal entries of S for the left draw, or S between left and right. A diagonal needs one
         draw only: the mean of both is taken.
-    prior_right : Tensor of shape (u,), optional
+    prior_right : Tensor of shape (v,), optional
         The diagonal for the right draw.
     """
     if prior.ndim == 2:

@@ -1,7 +1,7 @@
 """Frozen objects that answer predictions."""
 
 from ._base import Posterior
-from ._chevron import ChevronPosterior, ChevronWeights
+from ._chevron import ChevronPosterior, ChevronWeights, SupportVariance
 from ._exact import ExactPosterior
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._features import DeepFeatureSpace, FeaturePosterior, FeatureSpace
@@ -15,6 +15,7 @@ __all__ = [
     "COMBINATIONS",
     "ChevronPosterior",
     "ChevronWeights",
+    "SupportVariance",
     "Combination",
     "DeepFeatureSpace",
     "ExactPosterior",

@@ -1,0 +1,143 @@
+"""Quadruply stochastic estimators: equivalences, streams, wrong input."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
+
+KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.2 * rng.standard_normal(n)
+
+
+def test_exact_kernel_functions_at_all_rows_are_the_exact_process():
+    X, y = table(60)
+    mean = QSGPRegressor(basis="rows", **FIXED).fit(X, y).predict(X[:7] + 0.1)
+    K = ConstantKernel(1.0) * RBF([1.0, 1.0])
+    exact = K(X[:7] + 0.1, X) @ np.linalg.solve(K(X) + 0.1 * np.eye(60), y)
+    assert_allclose(mean, exact, atol=1e-5)
+
+
+def test_exact_fourier_features_are_bayesian_linear_regression():
+    X, y = table()
+    model = QSGPRegressor(n_features=40, **FIXED).fit(X, y)
+    assert model.inference_ == "exact" and model.coef_.shape == (40, 1)
+    draws = np.column_stack(
+        [
+            model._build_posterior()
+            .basis.part(np.arange(1))
+            .evaluate(model._build_posterior().at, model._inputs(X))
+            .numpy()
+        ]
+    )
+    H = draws.T @ draws / 0.1 + np.eye(40)
+    assert_allclose(model.coef_[:, 0], np.linalg.solve(H, draws.T @ y / 0.1), atol=1e-4)
+    latent = np.sqrt(np.einsum("ij,ji->i", draws, np.linalg.solve(H, draws.T)))
+    assert_allclose(model.predict_std(X, include_noise=False), latent, rtol=1e-4)
+
+
+def test_an_exact_stream_is_the_fit_of_all_rows():
+    X, y = table()
+    whole = QSGPRegressor(n_features=40, **FIXED).fit(X, y)
+    stream = QSGPRegressor(n_features=40, **FIXED)
+    for rows in np.split(np.arange(120), 3):
+        stream.partial_fit(X[rows], y[rows])
+    assert_allclose(stream.predict(X), whole.predict(X), atol=1e-8)
+    assert_allclose(stream.predict_std(X), whole.predict_std(X), rtol=1e-6)
+
+
+def test_steps_from_a_memory_map_and_a_warm_start(tmp_path):
+    X, y = table(300)
+    np.save(tmp_path / "X.npy", X)
+    settings = dict(inference="stochastic", n_features=128, feature_batch_size=32, max_iter=20)
+    model = QSGPRegressor(warm_start=True, dtype="float64", **settings, **FIXED)
+    model.fit(np.load(tmp_path / "X.npy", mmap_mode="r"), y)
+    plain = QSGPRegressor(dtype="float64", **settings, **FIXED).fit(X, y)
+    assert_array_equal(model.predict(X), plain.predict(X))
+    assert model.fit(X, y).n_iter_ == 2 * plain.n_iter_
+    assert model.score(X, y) > 0.8
+
+
+def test_laplace_is_robust():
+    X, y = table()
+    wild = y.copy()
+    wild[::15] += 30
+    clean = QSGPRegressor(n_features=60, **FIXED).fit(X, y).predict(X)
+    robust = QSGPRegressor(n_features=60, likelihood="laplace", **FIXED).fit(X, wild).predict(X)
+    fooled = QSGPRegressor(n_features=60, **FIXED).fit(X, wild).predict(X)
+    assert np.abs(robust - clean).mean() < 0.2 * np.abs(fooled - clean).mean()
+
+
+def test_classes_come_in_streams_and_latent_functions_can_be_asked():
+    X, y = table()
+    labels = np.array(["a", "b"])[(y > 0).astype(int)]
+    model = QSGPClassifier(n_features=200, **FIXED)
+    model.partial_fit(X[:60], labels[:60], classes=["a", "b"])
+    model.partial_fit(X[60:], labels[60:])
+    whole = QSGPClassifier(n_features=200, **FIXED).fit(X, labels)
+    assert model.score(X, labels) > whole.score(X, labels) - 0.05 > 0.7
+    mean, variance = model.latent_mean_and_variance(X)
+    assert mean.shape == variance.shape == (120,) and (variance > 0).all()
+    assert_array_equal(mean > 0, model.predict(X) == "b")
+    with pytest.raises(ValueError, match="labels that the model does not know"):
+        model.partial_fit(X[:2], ["c", "a"])
+
+
+def test_a_sinc_needs_few_functions():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-10, 10, (200, 1))
+    y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(200)
+    model = QSRVMRegressor(random_state=0).fit(X, y)
+    assert len(model.relevance_) <= 25
+    assert_allclose(model.relevance_vectors_, X[model.relevance_])
+    error = model.predict(X) - np.sinc(X[:, 0] / np.pi)
+    assert np.sqrt(np.mean(error**2)) < 0.05
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(n_features=20, n_dense=30), "n_dense=30 is more than n_features=20"),
+        (dict(n_features=20, feature_batch_size=30), "feature_batch_size=30 is more than"),
+        (dict(likelihood="poisson"), "likelihood"),
+        (dict(basis="rows", n_features=500), "more than the 120 points"),
+        (dict(basis=np.zeros((3, 5))), "basis has points of 5 columns"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    X, y = table()
+    with pytest.raises(ValueError, match=message):
+        QSGPRegressor(random_state=0, **settings).fit(X, y)
+
+
+def test_wrong_tables():
+    X, y = table()
+    with pytest.raises(ValueError, match="at least two classes"):
+        QSGPClassifier().fit(X, np.zeros(120, dtype=int))
+    with pytest.raises(ValueError, match="more than the 120 rows"):
+        QSRVMRegressor(n_features=500).fit(X, y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_divergence_is_named_and_the_best_state_kept():
+    X, y = table()
+    model = QSGPRegressor(
+        inference="stochastic",
+        learning_rate=1e12,
+        n_features=64,
+        dtype="float64",
+        max_iter=50,
+        **FIXED,
+    )
+    from sklearn.exceptions import ConvergenceWarning
+
+    with pytest.warns(ConvergenceWarning, match="not finite.*learning_rate"):
+        model.fit(X, y)
+    assert np.isfinite(model.predict(X)).all() and model.score(X, y) > 0.5

@@ -1,0 +1,291 @@
+"""Sampled steps: what is known stays known, and full batches meet linear algebra."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp.features import KernelFunctions, SeededFourier
+from skscalablegp.gradients import sampled_gradient
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.objectives import (
+    BasisDraw,
+    GaussianSite,
+    LogisticSite,
+    Projection,
+    likelihood_bound,
+    linear_posterior,
+    mean_estimate,
+)
+from skscalablegp.training import (
+    Flattening,
+    QSGPStepper,
+    RelevanceStepper,
+    RowSource,
+    SampledWeights,
+    Scaling,
+    SparseAdaGrad,
+    SparseAdam,
+    SparseSGD,
+    StepSizes,
+    SupportRows,
+    support_gram,
+)
+
+KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
+NOISE = 0.05
+
+
+def rows(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 2))
+    Y = np.sin(2 * X[:, :1]) + 0.2 * rng.standard_normal((n, 1))
+    unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
+    return RowSource(X, Y, unit, torch.float64)
+
+
+def basis(units=20, block=4, seed=3, kernel=KERNEL):
+    return SeededFourier(kernel, units, seed, block, torch.float64)
+
+
+def dense_phi(source, functions):
+    everything = functions.part(np.arange(functions.n_blocks))
+    return everything.evaluate(functions.kernel.theta0, source.rows(slice(None))[0])
+
+
+# ------------------------------------------------------------------------------------- bases
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_frequencies_come_back_from_their_seeds(kept, monkeypatch):
+    from skscalablegp.features import _sampled
+
+    monkeypatch.setattr(_sampled, "_KEPT_NUMBERS", 2**26 if kept else 0)
+    kernel = compile_kernel(ConstantKernel(2.0) * RBF(0.7) + Matern(nu=1.5) + WhiteKernel(), 2)
+    functions = basis(units=11, kernel=kernel)
+    X = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = functions.part(np.arange(3)).evaluate(kernel.theta0, X).reshape(5, 4, 11)
+    again = functions.part(np.array([2, 0]))
+    assert again.index.tolist() == [8, 9, 10, 0, 1, 2, 3]
+    some = again.evaluate(kernel.theta0, X).reshape(5, 4, 7)
+    assert_allclose(some, whole[:, :, again.index], rtol=1e-12)
+    assert functions.n_features == 44
+
+
+def test_many_features_approach_the_kernel():
+    functions = basis(units=20_000, block=256)
+    source = rows(8)
+    X = source.rows(slice(None))[0]
+    gram = sum(p @ p.T for p in (q.evaluate(KERNEL.theta0, X) for q in functions.parts(2048)))
+    assert_allclose(gram, KERNEL.cross(KERNEL.theta0, X, X), atol=0.05)
+
+
+def test_draws_are_uniform_and_independent_of_how_many_there_are():
+    functions, rng = basis(units=4_000_000, block=256), np.random.default_rng(0)
+    part, scale = functions.draw(3, rng)
+    assert len(part.index) == 768 and scale == functions.n_blocks / 3
+    small = basis(units=10, block=2)
+    counts = np.zeros(10)
+    for _ in range(3000):
+        counts[small.draw(2, rng)[0].index] += 1
+    assert_allclose(counts / 3000, 0.4, atol=0.04)
+
+
+# ------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("name", ["gaussian", "logistic"])
+def test_closed_forms_are_what_autograd_finds(name):
+    g = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    site = GaussianSite(0.3) if name == "gaussian" else LogisticSite()
+    Y = normal(6, 2).sign()
+    w = [normal(4, 2).requires_grad_(), normal(5, 2).requires_grad_()]
+    left = BasisDraw(normal(6, 4), w[0], 2.5, normal(3, 4))
+    right = BasisDraw(normal(6, 5), w[1], 2.0, normal(3, 5))
+    control = Projection(normal(6, 3), normal(3, 2))
+    std = torch.full((6, 1), 0.7, dtype=torch.float64)
+    if name == "gaussian":
+        zeros = torch.zeros(4, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+        value = 0.5 * mean_estimate(Y, left, right, *zeros, 0.3, 40, control)
+    else:
+        value = -0.5 * likelihood_bound(site, Y, left, std, 40, control, right)
+        value = value - 0.5 * likelihood_bound(site, Y, right, std, 40, control, left)
+    expected = torch.autograd.grad(value, w)
+    found = sampled_gradient(site, Y, left, right, control, 40, std)
+    for a, b in zip(found, expected, strict=True):
+        assert_allclose(a.detach(), b, rtol=1e-10)
+
+
+# ------------------------------------------------------------------------------------- optimisers
+
+
+@pytest.mark.parametrize("kind", [SparseSGD, SparseAdaGrad, SparseAdam])
+def test_optimisers_follow_their_dense_versions_where_they_are_drawn(kind):
+    g = torch.Generator().manual_seed(1)
+    ours = kind(0.1)
+    dense = {"SparseSGD": torch.optim.SGD, "SparseAdaGrad": torch.optim.Adagrad}
+    w = torch.zeros(2, 3, 1, requires_grad=True)
+    theirs = dense.get(kind.__name__, torch.optim.Adam)([w], lr=0.1)
+    mine = torch.zeros(2, 7, 1)
+    index = torch.tensor([5, 0, 3])
+    for _ in range(4):
+        gradient = torch.randn(2, 3, 1, generator=g)
+        mine[:, index] += ours.change(index, gradient, 7)
+        w.grad = gradient.clone()
+        theirs.step()
+    assert_allclose(mine[:, index], w.detach(), rtol=1e-4, atol=1e-6)
+    assert not mine[:, [1, 2, 4, 6]].any()
+
+
+def test_learning_rates_decay_exponentially():
+    optimizer = SparseSGD(1.0, 0.01, 10)
+    for _ in range(5):
+        optimizer.advance()
+    assert_allclose(optimizer.rate(), 0.1)
+
+
+# ------------------------------------------------------------------------------------- steps
+
+
+def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, size=None):
+    X, Y = source.rows(slice(None))
+    s = 20
+    support = SupportRows.at(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
+    head = -(-dense // 2)
+    gram = support_gram(support, functions, head)
+    size = size or len(X)
+    flattening = Flattening.build(support, gram, X[:size], 1 / NOISE, len(X))
+    coef = torch.zeros(2, functions.n_units, 1 + dense, dtype=torch.float64)
+    for r in range(dense):
+        coef[r % 2, r // 2, 1 + r] = 0.5
+    part = functions.part(np.arange(functions.n_blocks))
+    a = part.evaluate(KERNEL.theta0, support.all_rows) @ coef.reshape(-1, 1 + dense)
+    squares = dense_phi(source, functions).square().sum(0).reshape(2, -1)
+    return QSGPStepper(
+        source,
+        functions,
+        GaussianSite(NOISE),
+        support,
+        flattening,
+        SparseSGD(rate, 0.1, steps),
+        SampledWeights(coef, a, head, s),
+        squares,
+        StepSizes(size, blocks, dense_every=1),
+        np.random.default_rng(seed),
+    )
+
+
+def test_steps_at_full_batches_meet_bayesian_linear_regression():
+    source, functions = rows(), basis()
+    run = stepper(source, functions, functions.n_blocks, steps=10**9)
+    for _ in range(1500):
+        run.step()
+    run.fold()
+    phi = dense_phi(source, functions)
+    Y = source.rows(slice(None))[1]
+    H = phi.T @ phi / NOISE + torch.eye(40)
+    best = torch.linalg.solve(H, phi.T @ Y / NOISE)
+    fitted = phi @ run.weights.coef.reshape(40, 1)
+    assert_allclose(fitted, phi @ best, atol=1e-4)
+
+
+def test_what_is_known_at_support_rows_stays_known():
+    source, functions = rows(), basis()
+    run = stepper(source, functions, 2, dense=3, size=15, rate=0.5)
+    for _ in range(40):
+        run.step()
+    known = run.weights.a.clone()
+    run.fold()
+    part = functions.part(np.arange(functions.n_blocks))
+    phi = part.evaluate(KERNEL.theta0, run.support.all_rows)
+    assert_allclose(phi @ run.weights.coef.reshape(40, 4), known, atol=1e-9)
+    dense = run.weights.coef[:, :, 1:].permute(1, 0, 2).reshape(40, 3)
+    assert not dense.triu(1).any()
+    assert (run.diagonal().T.reshape(-1)[:3] == 0).all()
+
+
+def test_snapshots_bring_back_everything():
+    run = stepper(rows(), basis(), 2, size=15)
+    run.step()
+    kept, score = run.snapshot(), run.score()
+    for _ in range(5):
+        run.step()
+    assert run.score() != score
+    run.restore(kept)
+    assert_allclose(run.score(), score, rtol=1e-12)
+
+
+def test_sampled_steps_approach_the_optimum():
+    source, functions = rows(200), basis(units=64)
+    run = stepper(source, functions, 4, size=50, steps=400, rate=0.3)
+    first = run.score()
+    for _ in range(400):
+        run.step()
+    run.fold()
+    phi = dense_phi(source, functions)
+    Y = source.rows(slice(None))[1]
+    best = torch.linalg.solve(phi.T @ phi / NOISE + torch.eye(128), phi.T @ Y / NOISE)
+    error = (phi @ (run.weights.coef.reshape(128, 1) - best)).square().mean().sqrt()
+    assert error < 0.6 * (phi @ best).square().mean().sqrt()
+    assert run.score() < first
+
+
+# ------------------------------------------------------------------------------------- full batches
+
+
+def test_linear_posterior_is_bayesian_linear_regression():
+    source, functions = rows(), basis()
+    phi, Y = dense_phi(source, functions), source.rows(slice(None))[1]
+    eye = torch.eye(40, dtype=torch.float64)
+    found = linear_posterior(GaussianSite(NOISE), phi, Y, torch.zeros(40, 1).double(), eye)
+    H = phi.T @ phi / NOISE + eye
+    assert_allclose(found.mean, torch.linalg.solve(H, phi.T @ Y / NOISE), rtol=1e-8)
+    assert_allclose(found.factor @ found.factor.T, torch.linalg.inv(H), atol=1e-12)
+    assert not found.factor.triu(1).any()
+
+
+def test_newton_steps_maximise_the_elbo_of_labels():
+    source, functions = rows(), basis(units=5)
+    phi, Y = dense_phi(source, functions), source.rows(slice(None))[1].sign()
+    eye = torch.eye(10, dtype=torch.float64)
+    found = linear_posterior(LogisticSite(), phi, Y, torch.zeros(10, 1).double(), eye, tol=1e-10)
+
+    def elbo(mean, factor):
+        std = (phi @ factor).square().sum(1, keepdim=True).sqrt()
+        likelihood = LogisticSite().expected(Y, phi @ mean, std).sum()
+        divergence = mean.square().sum() + factor.square().sum() - factor.diagonal().log().sum() * 2
+        return likelihood - 0.5 * divergence
+
+    mean, factor = found.mean.clone().requires_grad_(), found.factor.clone().requires_grad_()
+    gradients = torch.autograd.grad(elbo(mean, factor), (mean, factor))
+    assert_allclose(gradients[0], 0, atol=1e-6)
+    assert_allclose(gradients[1].tril(), 0, atol=1e-5)
+
+
+def test_relevance_steps_raise_the_evidence():
+    source = rows(80)
+    X, Y = source.rows(slice(None))
+    points = KernelFunctions(KERNEL, X)
+    phi = points.part(np.arange(80)).evaluate(KERNEL.theta0, X)
+    ones = torch.ones(80, dtype=torch.float64)
+    run = RelevanceStepper(
+        phi.T @ phi, phi.T @ Y, float(Y.square().sum()), 80, ones, 0.1, largest=1e4
+    )
+
+    def evidence():
+        a = run.active
+        C = run.noise * torch.eye(80) + (phi[:, a] / run.precision[a]) @ phi[:, a].T
+        zero = torch.zeros(80, dtype=torch.float64)
+        return torch.distributions.MultivariateNormal(zero, C).log_prob(Y[:, 0])
+
+    before = run.score()
+    assert_allclose(-run.score() * 80, evidence(), rtol=1e-6)
+    for _ in range(30):
+        run.step()
+    assert_allclose(-run.score() * 80, evidence(), rtol=1e-6)
+    assert run.score() < before and len(run.active) < 40
