@@ -67,6 +67,7 @@ def parse_args(argv):
     parser.add_argument("--method", nargs="+", default=["scgd"], choices=list(METHODS))
     parser.add_argument("--batch-size", nargs="+", type=int, default=[64])
     parser.add_argument("--kernel", default="linear", choices=["linear", "gaussian"])
+    parser.add_argument("--n-features", type=int, default=1000, help="of the Gaussian kernel")
     parser.add_argument("--learning-rate", nargs="*", type=float, default=[])
     parser.add_argument("--max-epochs", type=int, default=0, help="0: the estimator's own")
     parser.add_argument(
@@ -162,7 +163,7 @@ def make(args, method, size, rate, n):
     if args.no_early_stopping:
         model.set_params(early_stopping=False)
     kernel = ConstantKernel() * RBF() if args.kernel == "gaussian" else None
-    return model.set_params(kernel=kernel)
+    return model.set_params(kernel=kernel, n_features=args.n_features)
 
 
 def fit(model, X, y):
