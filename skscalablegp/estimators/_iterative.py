@@ -138,7 +138,7 @@ class IterativeGPRegressor(GPRegressorBase):
     history_ : dict of lists
         stage, theta, objective, residual, epochs and seconds of each evaluation.
     solver_ : str
-        What "auto" became: "cholesky" or "cg", or the given solver's name.
+        What "auto" became: "cholesky" or "block_cg", or the given solver's name.
     solver_info_ : dict
         status, epochs, residuals, jitter, steps not converged, why training stopped, the plan.
     posterior_ : str
@@ -580,6 +580,6 @@ class IterativeGPRegressor(GPRegressorBase):
             operator,
             weights,
             samples,
-            solver=resolve_solver("cg" if named and self.solver == "auto" else self.solver),
+            solver=resolve_solver("block_cg" if named and self.solver == "auto" else self.solver),
             stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
         )
