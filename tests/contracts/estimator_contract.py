@@ -54,6 +54,8 @@ class Row:
         ``fit(..., noise_variance=)``. A classifier has none of the others.
     multi_class : bool
         Whether a classifier takes more than two classes.
+    independent_targets : bool
+        Whether each of several targets is fitted as it would be alone; relevance vectors are shared.
     batch_rtol : float
         How far the prediction for one row may be from that in a batch, relative to y's scale.
     std_rtol : float
@@ -68,6 +70,7 @@ class Row:
     estimator: BaseEstimator
     classifier: bool = False
     multi_output: bool = True
+    independent_targets: bool = True
     covariances: bool = True
     samples: bool = True
     noise_variance: bool = True
@@ -220,6 +223,7 @@ class EstimatorContract:
     def test_targets_are_independent_columns(self, row):
         row.regressor_only()
         row.needs("multi_output")
+        row.needs("independent_targets")
         row.accepts("optimizer")
         X, y, X_new = table()
         Y = np.column_stack([y, np.cos(y)])

@@ -142,7 +142,13 @@ ROWS = [
         classifier=True,
         search={"control_variate_rank": [5, 10]},
     ),
-    Row("qsrvm", QSRVMRegressor(), noise_variance=False, search={"max_precision": [1e3, 1e4]}),
+    Row(
+        "qsrvm",
+        QSRVMRegressor(),
+        independent_targets=False,
+        noise_variance=False,
+        search={"max_precision": [1e3, 1e4]},
+    ),
     Row("ssrff", SSRFFRegressor(max_iter=10)),
     Row(
         "ssrff-truncated",
