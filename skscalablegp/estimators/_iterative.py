@@ -175,7 +175,9 @@ class IterativeGPRegressor(GPRegressorBase):
     True
     """
 
-    _parameter_constraints = PARAMETERS | {
+    _parameter_constraints = {
+        name: rule for name, rule in PARAMETERS.items() if name != "batch_size"
+    } | {
         "solver": [str, HasMethods(["init", "step"])],
         "gradient": [str, HasMethods(["estimate"])],
         "warm_start_solver": ["boolean"],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
@@ -384,37 +384,14 @@ class KISSGPRegressor(GPRegressorBase):
             budget_of(self.memory_budget),
         )
 
-    def log_marginal_likelihood(
-        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ):
-        """The log marginal likelihood of the interpolated model, in normalised target units.
-
-        Parameters
-        ----------
-        theta : array-like of shape (p,), optional
-            Log hyperparameters; the trained ones by default.
-        eval_gradient : bool, default=False
-            Also return the gradient in theta.
-        clone_kernel : bool, default=True
-            Accepted as in scikit-learn; `kernel_` is never changed.
-
-        Returns
-        -------
-        value : float
-            Summed over targets.
-        gradient : ndarray of shape (p,)
-            Only with `eval_gradient`.
-        """
-        check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """Of the interpolated model."""
         if self._kept.known is None:
             raise ValueError(
                 "The rows have noise variances of their own, and the model keeps only their sums "
                 "at the trained hyperparameters: read log_marginal_likelihood_value_, or fit again."
             )
-        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         result = grid_marginal_likelihood(self._problem(), theta, eval_gradient)
-        return (result.value, result.grad.numpy()) if eval_gradient else result.value
+        return result.value, result.grad

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, resolve_device
@@ -418,43 +417,16 @@ class PoERegressor(GPRegressorBase):
             variance[part] = (combined.variance + posterior.noise(rows)).cpu().numpy()
         return self._own_units(mean), self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
 
-    def log_marginal_likelihood(
-        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ):
-        """The experts' log marginal likelihood, summed over disjoint parts, in normalised units.
-
-        Parameters
-        ----------
-        theta : array-like of shape (p,), optional
-            Log hyperparameters of all experts; the trained ones by default.
-        eval_gradient : bool, default=False
-            Also return the gradient in theta.
-        clone_kernel : bool, default=True
-            Accepted as in scikit-learn; `kernel_` is never changed.
-
-        Returns
-        -------
-        value : float
-            Summed over parts and targets.
-        gradient : ndarray of shape (p,)
-            Only with `eval_gradient`.
-        """
-        check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """The experts' likelihoods, summed over disjoint parts."""
         parts = self.experts_
         if self._rule == "grbcm":
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
         estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
-            problem,
-            torch.as_tensor(np.asarray(theta, dtype=np.float64)),
-            GradientState(),
-            torch.Generator(),
+            problem, theta, GradientState(), torch.Generator()
         )
-        if eval_gradient:
-            return float(estimate.value), estimate.grad.cpu().numpy()
-        return float(estimate.value)
+        return float(estimate.value), estimate.grad

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from .._compat import FitEvents, fit_context
 from .._validation import check_memory, resolve_device
@@ -396,36 +395,13 @@ class SGPRRegressor(GPRegressorBase):
         belief = NaturalBelief(torch.tensor(self.precision_)[None], torch.tensor(self.shift_))
         return InducingPosterior(space, belief.whitened())
 
-    def log_marginal_likelihood(
-        self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ):
-        """The collapsed bound of the log marginal likelihood, in normalised units.
-
-        Parameters
-        ----------
-        theta : array-like of shape (p,), optional
-            Log hyperparameters; the trained ones by default. The inducing points stay.
-        eval_gradient : bool, default=False
-            Also return the gradient in theta.
-        clone_kernel : bool, default=True
-            Accepted as in scikit-learn; `kernel_` is never changed.
-
-        Returns
-        -------
-        value : float
-            Summed over targets.
-        gradient : ndarray of shape (p,)
-            Only with `eval_gradient`.
-        """
-        check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """The collapsed bound; the inducing points stay."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         device = self._fit_device()
         problem = self._table().problem(kernel, torch.float64, device, False)
-        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         Z = torch.tensor(self.inducing_points_, device=device)
         bound = collapsed_bound(kernel, theta, Z, problem_blocks(problem), eval_gradient)
-        return (bound.value, bound.grad.cpu().numpy()) if eval_gradient else bound.value
+        return bound.value, bound.grad

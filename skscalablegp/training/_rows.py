@@ -37,7 +37,7 @@ class Scaling:
         self, X: np.ndarray, dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "m d"]:
         """Standardised rows."""
-        return torch.as_tensor((X - self.x_mean) / self.x_scale).to(device, dtype)
+        return torch.as_tensor(_scaled(X, self.x_mean, self.x_scale)).to(device, dtype)
 
 
 def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,8 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
     """
     n, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
     for start in range(0, len(X), block):
-        part = np.asarray(X[start : start + block], dtype=np.float64)
+        # Sums depend on the memory layout in the last digits: a network's training shows it.
+        part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
         m, part_mean = len(part), part.mean(0)
         delta = part_mean - mean
         squares += np.square(part - part_mean).sum(0) + np.square(delta) * (n * m / (n + m))
@@ -57,6 +58,11 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
     # What rounding leaves of a constant column is no scale.
     constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)
     return mean, np.where(constant, 1.0, std)
+
+
+def _scaled(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Standardised rows in row order, whatever the order of what came in."""
+    return (np.ascontiguousarray(rows) - mean) / scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +113,8 @@ class RowSource:
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         s = self.scaling
-        X = torch.as_tensor((self.X[index] - s.x_mean) / s.x_scale)
-        Y = torch.as_tensor((self.Y[index] - s.y_mean) / s.y_scale)
+        X = torch.as_tensor(_scaled(self.X[index], s.x_mean, s.x_scale))
+        Y = torch.as_tensor(_scaled(self.Y[index], s.y_mean, s.y_scale))
         return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
