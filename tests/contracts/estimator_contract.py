@@ -55,7 +55,7 @@ class Row:
     multi_class : bool
         Whether a classifier takes more than two classes.
     independent_targets : bool
-        Whether each of several targets is fitted as it would be alone; relevance vectors are shared.
+        Whether each of several targets is fitted as alone; relevance vectors are shared.
     batch_rtol : float
         How far the prediction for one row may be from that in a batch, relative to y's scale.
     std_rtol : float
