@@ -10,13 +10,14 @@ counted. A cell that failed on any split is shown as failed.
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from compare import known_estimators
 
 HERE = Path(__file__).resolve().parent
-SETTINGS = ("n_train_asked", "max_seconds", "cut_seconds", "clock", "threads", "machine")
+# When a cell is cut does not change what it has measured by then: that may differ.
+SETTINGS = ("n_train_asked", "max_seconds", "clock", "threads", "machine")
 COLUMNS = (
     ("RMSE", "rmse", "{:.3f}"),
     ("NLL", "nll", "{:.2f}"),
@@ -34,10 +35,11 @@ def main(argv=None):
     args = parse_args(argv)
     lines = [json.loads(text) for text in Path(args.lines).read_text("utf-8").splitlines() if text]
     settings = {name: lines[-1][name] for name in SETTINGS}
-    used = [line for line in lines if all(line[k] == v for k, v in settings.items())]
+    alike = [line for line in lines if all(line[k] == v for k, v in settings.items())]
+    used = last(alike)
     cells = combine(used)
     out = Path(args.out)
-    text = "\n".join([*preamble(used, settings, len(lines) - len(used)), "", *tables(cells)])
+    text = "\n".join([*preamble(used, settings, len(lines) - len(alike)), "", *tables(cells)])
     (out / "comparison_tables.inc").write_text(text + "\n", encoding="utf-8")
     draw(cells, settings, out / "comparison.png")
 
@@ -51,12 +53,16 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
+def last(lines):
+    """The last line of each cell."""
+    return list({(x["dataset"], x["estimator"], x["split"]): x for x in lines}.values())
+
+
 def combine(lines):
     """{data set: {estimator: averages, or the first failure}}."""
-    last = {(line["dataset"], line["estimator"], line["split"]): line for line in lines}
     groups = defaultdict(list)
-    for (dataset, estimator, _), line in last.items():
-        groups[dataset, estimator].append(line)
+    for line in lines:
+        groups[line["dataset"], line["estimator"]].append(line)
     cells = defaultdict(dict)
     for (dataset, estimator), found in groups.items():
         failed = [line for line in found if line["status"] != "ok"]
@@ -94,11 +100,23 @@ def preamble(lines, settings, left_out):
         f"{f'{rows:,} training rows' if rows else 'all training rows'}; {listed}.",
         f"Seconds are {clock}. Training ends after {settings['max_seconds']:g} of them with the "
         "best model so far (marked \\*), where the estimator knows how; a cell, predictions "
-        f"included, is cut at {settings['cut_seconds']:g} and then has no figures.",
+        f"included, is cut at {cut_seconds(lines)} and then has no figures.",
     ]
     if left_out:
         text.append(f"{left_out} lines of the file were measured under other settings.")
     return text
+
+
+def cut_seconds(lines):
+    """The limits of these cells in words, and whose differ from the others'."""
+    limits = Counter(line["cut_seconds"] for line in lines)
+    usual = limits.most_common(1)[0][0]
+    others = {
+        f"{line['estimator']} on {line['dataset']} at {line['cut_seconds']:g}"
+        for line in lines
+        if line["cut_seconds"] != usual
+    }
+    return f"{usual:g}" + (f" ({', '.join(sorted(others))})" if others else "")
 
 
 def tables(cells):

@@ -10,7 +10,7 @@ train  Adam on all of --n rows, RBF with ARD and white noise, 10 Rademacher prob
        preconditioner; the exact negative log marginal likelihood per row at the last iterate and
        at the mean of the last five
 toy    the length scale learned on y = x sin(5 pi x) + e, the other hyperparameters fixed
-cost   seconds and variance of a gradient at the starting hyperparameters, and epochs
+cost   seconds, variance, epochs and peak memory of a gradient at the starting hyperparameters
 
 Methods are exact, cg:J, rrcg:J (E[J] = J), rff:FEATURES and ssrff:MIN_FEATURES.
 """
@@ -23,6 +23,8 @@ import shlex
 import statistics
 import sys
 import time
+import weakref
+from contextlib import contextmanager
 
 from products import versions
 
@@ -244,6 +246,12 @@ def cost_method(args, method):
             grads.append(estimate.grad)
             epochs.append(estimate.solution.epochs if estimate.solution else 0.0)
     grads = torch.stack(grads)
+    # The same truncations again, so that the longest draw is among those weighed.
+    generator.manual_seed(args.seed)
+    with live_bytes() as live:
+        for _ in range(args.repeats):
+            estimator.estimate(problem, theta, GradientState(), generator)
+    block = args.n * (args.probes + 1) * problem.X.element_size()
     return dict(
         dataset=args.dataset,
         n=args.n,
@@ -252,7 +260,45 @@ def cost_method(args, method):
         epochs_mean=round(statistics.mean(epochs), 2),
         total_standard_deviation=round(float(grads.var(0).sum().sqrt()), 3),
         gradient_norm=round(float(grads.mean(0).norm()), 3),
+        peak_mb=round(live["peak"] / 2**20, 2),
+        peak_blocks_of_right_hand_sides=round(live["peak"] / block, 1),
     )
+
+
+@contextmanager
+def live_bytes():
+    """{"peak": the most bytes that tensors made meanwhile held at a time}."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    count, known = {"now": 0, "peak": 0}, set()
+
+    def gone(key, size):
+        known.discard(key)
+        count["now"] -= size
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            inputs = {
+                t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if is_tensor(t)
+            }
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if not is_tensor(tensor):
+                    continue
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in inputs and key not in known:
+                    known.add(key)
+                    count["now"] += storage.nbytes()
+                    weakref.finalize(storage, gone, key, storage.nbytes())
+            count["peak"] = max(count["peak"], count["now"])
+            return result
+
+    from torch import is_tensor
+
+    with Watch():
+        yield count
 
 
 if __name__ == "__main__":
