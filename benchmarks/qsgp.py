@@ -178,7 +178,7 @@ def table(args):
     wall, cpu = time.perf_counter(), time.process_time()
     model.fit(X_train, y_train)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    prediction = model.predict(X_test, return_std=True)
+    mean, std = model.predict(X_test, return_std=True)
     yield dict(
         what="table",
         dataset=args.dataset,
@@ -187,7 +187,7 @@ def table(args):
         settings=settings,
         fit_seconds=round(wall, 1),
         fit_cpu_seconds=round(cpu, 1),
-        **scores(y_test, prediction),
+        **scores(y_test, {"mean": mean, "std": std}),
         n_iter=model.n_iter_,
         stop=model.solver_info_["stop_reason"],
         history_seconds=[round(s, 1) for s in model.history_["seconds"]],

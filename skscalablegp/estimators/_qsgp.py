@@ -38,6 +38,12 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_dense : int or "auto", default="auto"
         Dense columns of the covariance's Cholesky factor; all others are diagonal, in closed form.
         "auto" is 20, none for kernel functions, all when solved exactly.
+    covariance : {"support", "chevron"}, default="support"
+        What answers predictive variances after steps: the variance given the support rows, each of
+        which stands for n / control_variate_rank rows, times a factor that makes it fit rows held
+        out from 2,000 rows on; or the chevron factor, which knows no correlations between most
+        weights and may be far too narrow or too wide. Kernel functions keep their augmented
+        chevron, exact models have all of C.
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 500.
     feature_batch_size : int or "auto", default="auto"
@@ -129,8 +135,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     A step costs O(b u (d + t) + b s^2) for b rows, u drawn functions and s support rows. Before the
     steps come one pass over the basis at the support rows, O(s^2 m), and an exact Gaussian process
     on 1,000 rows. Memory is that of the weights, m (t + n_dense) numbers, and some thousands of
-    rows. With m far above n the diagonal covariance forgets what data say about directions in the
-    space of weights: variances are then too wide rather than too narrow.
+    rows.
 
     References
     ----------
@@ -150,6 +155,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         COMMON_CONSTRAINTS
         | {
             "basis": [StrOptions({"fourier", "rows"}), "array-like"],
+            "covariance": [StrOptions({"support", "chevron"})],
             "likelihood": [StrOptions({"gaussian", "laplace"})],
             "n_targets": [Interval(Integral, 1, None, closed="left"), None],
         }
@@ -163,6 +169,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         n_features: Any = "auto",
         basis: Any = "fourier",
         n_dense: Any = "auto",
+        covariance: Any = "support",
         batch_size: Any = "auto",
         feature_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
@@ -194,6 +201,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         self.n_features = n_features
         self.basis = basis
         self.n_dense = n_dense
+        self.covariance = covariance
         self.batch_size = batch_size
         self.feature_batch_size = feature_batch_size
         self.control_variate_rank = control_variate_rank

@@ -33,7 +33,9 @@ _RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}
 _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
 # Scores taken in one training.
-_CHECKS = 10
+_CHECKS = 20
+# Nats a row by which a score may be worse than the best before steps become smaller.
+_WORSE = 0.02
 
 
 class Fit:
@@ -116,7 +118,9 @@ class Fit:
         est = self.est
         name = est.variational_optimizer
         rate = _RATES[name] if est.learning_rate == "auto" else est.learning_rate
-        return SPARSE_OPTIMIZERS[name](rate, est.decay, steps)
+        limit, monitor = est.max_seconds, self.monitor
+        spent = None if limit is None else lambda: monitor.seconds / limit
+        return SPARSE_OPTIMIZERS[name](rate, est.decay, steps, spent)
 
     def drive(self, stepper: Stepper) -> StepsResult:
         """All steps."""
@@ -129,6 +133,7 @@ class Fit:
             monitor=self.monitor,
             n_iter_no_change=est.n_iter_no_change,
             epochs_per_step=self.plan.rows / self.n,
+            retreat=_WORSE,
         )
 
     def squares(

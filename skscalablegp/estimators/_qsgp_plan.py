@@ -133,7 +133,7 @@ def _dtype(dtype: str, exact: bool) -> torch.dtype:
 
 def _check_room(plan: QSGPPlan, est: Any, d: int, t: int, device: torch.device) -> None:
     size = 8 if plan.dtype == torch.float64 else 4
-    columns = plan.n_features if plan.exact else 2 * (t + plan.n_dense) + 2
+    columns = plan.n_features if plan.exact else 3 * (t + plan.n_dense) + t + 2
     held = (plan.rows + plan.support) * plan.features * 4
     need = size * (plan.n_features * columns + held)
     check_memory(

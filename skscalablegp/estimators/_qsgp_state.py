@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .._validation import resolve_device
@@ -41,6 +42,8 @@ class Trained:
         Noise variance, 0 for labels.
     curvature : float
         Mean curvature of minus the log likelihood a row.
+    variance_scale : float
+        Of the variance given the support rows.
     n_rows, n_steps : int
         Rows seen and steps taken so far.
     block : int
@@ -74,6 +77,7 @@ class Trained:
     exact: bool
     score: float
     stop_reason: str
+    variance_scale: float = 1.0
 
 
 def scaling_of(est: Any, X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
@@ -122,15 +126,36 @@ def build_posterior(est: Any, state: Trained) -> ChevronPosterior:
         share = len(points) / max(state.n_rows, 1)
         augment = (compiled, state.noise * share)
     posterior = ChevronPosterior(basis, compiled.theta0, weights, state.noise, augment)
-    if getattr(est, "covariance", "chevron") == "support" and len(state.support_X):
-        posterior.support = support_variance(compiled, state, dtype)
+    # Kernel functions at points have variances of their own (appendix G); labels have no noise.
+    known = points is None or state.noise == 0
+    if est.covariance == "support" and known and len(state.support_X):
+        weight = state.curvature * state.n_rows / len(state.support_X)
+        X = torch.as_tensor(state.support_X)
+        posterior.support = support_variance(compiled, X, weight, state.variance_scale)
     return posterior
 
 
-def support_variance(compiled: TorchKernel, state: Trained, dtype: torch.dtype) -> SupportVariance:
-    """The variance of f given the support rows, each of which stands for n / s rows."""
-    X = torch.as_tensor(state.support_X, dtype=torch.float64)
-    K = compiled.cross(compiled.theta0, X, X)
-    weight = state.curvature * state.n_rows / len(X)
-    factor, _ = cholesky_with_jitter(K + torch.eye(len(X), dtype=torch.float64) / weight)
-    return SupportVariance(compiled, X.to(dtype), factor)
+def support_variance(
+    compiled: TorchKernel, X: Tensor, weight: float, scale: float = 1.0
+) -> SupportVariance:
+    """The variance of f given support rows X, each of which stands for several, `weight` in all."""
+    X = X.double()
+    theta = compiled.theta0.to(X.device)
+    K = compiled.cross(theta, X, X)
+    factor, _ = cholesky_with_jitter(K + torch.eye(len(X)).to(K) / weight)
+    return SupportVariance(compiled, X, factor, scale)
+
+
+def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
+    """What to multiply variances of f by, so that residuals (v, t) have the highest likelihood.
+
+    Normal noise of variance `noise`, for Laplace's too; O(v t).
+    """
+
+    def cost(log_scale: float) -> float:
+        total = np.exp(log_scale) * variance[:, None] + noise
+        return float(np.mean(np.log(total) + residual**2 / total))
+
+    grid = np.linspace(-12.0, 6.0, 37)
+    best = grid[int(np.argmin([cost(g) for g in grid]))]
+    return float(np.exp(minimize_scalar(cost, bounds=(best - 0.5, best + 0.5), method="bounded").x))

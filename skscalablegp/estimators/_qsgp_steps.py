@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..kernels import TorchKernel
 from ..objectives import Site
+from ..solvers import cholesky_with_jitter
 from ..training import (
     Flattening,
     QSGPStepper,
@@ -23,7 +24,10 @@ from ..training import (
 )
 from ._qsgp_fit import Fit
 from ._qsgp_start import site_of, support_weights
-from ._qsgp_state import Trained
+from ._qsgp_state import Trained, fitted_scale, support_variance
+
+# Fewer rows are all trained on.
+_HELD_FROM = 2_000
 
 
 def stochastic_fit(
@@ -54,6 +58,10 @@ def stochastic_fit(
             weights = _first_weights(fit, basis, support, whole, site, squares, c, head)
         else:
             weights = _resumed(fit, start, basis, support, head)
+    # Rows of the scores that no batch has can say how wide the errors are.
+    calibrated = (
+        est.covariance == "support" and fit.likelihood != "logistic" and fit.n >= _HELD_FROM
+    )
     hyper = None
     if est.optimizer is not None and est.hyperparameter_learning_rate > 0:
         hyper = SampledHyperparameters(
@@ -77,8 +85,10 @@ def stochastic_fit(
         rng,
         hyper,
         n,
+        held=fit.split()[1] if calibrated else None,
     )
     result = fit.drive(stepper)
+    scale = _variance_scale(stepper, compiled, n) if calibrated else 1.0
     with torch.no_grad():
         stepper.fold()
         theta = torch.as_tensor(stepper.theta())
@@ -107,7 +117,19 @@ def stochastic_fit(
         exact=False,
         score=result.score,
         stop_reason=result.stop_reason,
+        variance_scale=scale,
     )
+
+
+def _variance_scale(stepper: QSGPStepper, compiled: TorchKernel, n: int) -> float:
+    """How far the held-out rows' errors are from the variance given the support rows."""
+    support, s = stepper.support, len(stepper.support)
+    weight = stepper.curvature * n / s
+    with torch.no_grad():
+        variance = support_variance(compiled, support.X, weight)
+        v = variance(support.theta, support.X_check).double().cpu().numpy()
+        residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
+    return fitted_scale(v, residual.cpu().numpy(), stepper.site.noise)
 
 
 def _first_weights(
@@ -148,7 +170,9 @@ def _dense_start(fit: Fit, basis: Any, support: SupportRows, gram: Tensor, site:
     q = basis.per_unit
     s = len(support)
     weight = site.typical_curvature * fit.n / s
-    inner = torch.cholesky_inverse(torch.linalg.cholesky(gram + torch.eye(s).to(gram) / weight))
+    # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
+    factor, _ = cholesky_with_jitter(gram + torch.eye(s).to(gram) / weight)
+    inner = torch.cholesky_inverse(factor)
     blocks = math.ceil(math.ceil(c / q) / basis.block_units)
     part = basis.part(np.arange(blocks))
     phi = by_unit(part.evaluate(support.theta, support.X), q)

@@ -49,17 +49,33 @@ class SupportVariance:
     X : Tensor of shape (s, d)
     factor : Tensor of shape (s, s)
         Cholesky factor of K_pp + W^-1.
+    scale : float
+        What it is multiplied by, so that it fits rows that steps have not seen.
     """
 
     kernel: TorchKernel
-    X: Float[Tensor, "s d"]
+    X: Float64[Tensor, "s d"]
     factor: Float64[Tensor, "s s"]
+    scale: float = 1.0
+
+    def _known(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
+        # In double precision throughout: what is left is a small difference of large numbers.
+        cross = self.kernel.cross(theta, self.X, X.double())
+        return torch.linalg.solve_triangular(self.factor, cross, upper=False)
 
     def __call__(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
-        cross = self.kernel.cross(theta, self.X, X).double()
-        known = torch.linalg.solve_triangular(self.factor, cross, upper=False).square().sum(0)
-        prior = self.kernel.diag(theta, X).double()
-        return reported_variance(prior - known, prior).to(X)
+        known = self._known(theta, X).square().sum(0)
+        prior = self.kernel.diag(theta, X.double())
+        return self.scale * reported_variance(prior - known, prior).to(X)
+
+    def covariance(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
+        """The same between rows."""
+        known = self._known(theta, X)
+        out = self.kernel.cross(theta, X.double(), X.double()) - known.T @ known
+        prior = self.kernel.diag(theta, X.double())
+        variance = reported_variance(out.diagonal(), prior)
+        out.diagonal().copy_(variance)
+        return self.scale * out.to(X)
 
 
 class ChevronPosterior(Posterior):
@@ -146,6 +162,9 @@ class ChevronPosterior(Posterior):
         return noise * prior.square() / (norm + noise * prior)
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
+        if self.support is not None:
+            with torch.no_grad():
+                return self.support.covariance(self.at, X)
         c = self.weights.dense.shape[2]
         dense, out = X.new_zeros(len(X), c), X.new_zeros(len(X), len(X))
         norm = X.new_zeros(len(X))

@@ -19,6 +19,10 @@ from ._sparse import SparseOptimizer, SparseSGD
 from ._steps import Stepper
 from ._support import Flattening, SupportRows, by_unit
 
+# What is left of the learning rate when steps have made the score worse, and how often.
+_SLOWER = 0.3
+_MOST_RETREATS = 8
+
 
 @dataclass(frozen=True)
 class StepSizes:
@@ -81,6 +85,63 @@ class SampledWeights:
             mine.copy_(kept)
 
 
+class RunningMean:
+    """The mean of the last steps' weights (Polyak and Juditsky 1992), kept where they are drawn.
+
+    The noise of steps of a constant size stays in each of them and averages out over them. Entries
+    that a step does not touch are counted when they are next drawn, so that a step costs O(u + s).
+    Windows begin anew as their number doubles: the mean is that of the last half at least.
+
+    Parameters
+    ----------
+    weights : SampledWeights
+    t : int
+        Columns that are averaged, from the first; others are taken as they are.
+    """
+
+    def __init__(self, weights: SampledWeights, t: int):
+        self.weights, self.t = weights, t
+        self._checks = 0
+        self.begin(0)
+
+    def begin(self, now: int) -> None:
+        """Forget what was."""
+        w, t = self.weights, self.t
+        self._from = now
+        self._coef = torch.zeros_like(w.coef[:, :, :t])
+        self._last = torch.full((w.coef.shape[1],), float(now)).to(w.coef)
+        self._shared = torch.zeros_like(w.shared[:, :t])
+        self._a = torch.zeros_like(w.a[:, :t])
+
+    def before(self, index: Tensor, now: int) -> None:
+        """Some entries are about to change in step `now`."""
+        span = (now - self._last[index])[None, :, None]
+        self._coef[:, index] += span * self.weights.coef[:, index, : self.t]
+        self._last[index] = float(now)
+
+    def after(self) -> None:
+        """A step is over."""
+        self._shared += self.weights.shared[:, : self.t]
+        self._a += self.weights.a[:, : self.t]
+
+    def mean(self, now: int) -> SampledWeights | None:
+        """The mean of the window; None if it is empty. O(m)."""
+        self._checks += 1
+        count = now - self._from
+        if count == 0:
+            return None
+        self.before(torch.arange(len(self._last), device=self._last.device), now)
+        w, t = self.weights, self.t
+        coef, a = w.coef.clone(), w.a.clone()
+        coef[:, :, :t], a[:, :t] = self._coef / count, self._a / count
+        out = SampledWeights(coef, a, w.head, len(w.shared))
+        out.shared.copy_(w.shared)
+        out.shared[:, :t] = self._shared / count
+        if self._checks & (self._checks - 1) == 0:
+            self.begin(now)
+        return out
+
+
 class QSGPStepper(Stepper):
     """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
 
@@ -105,6 +166,10 @@ class QSGPStepper(Stepper):
         Of all draws.
     hyperparameters : SampledHyperparameters or None
         What moves theta; None keeps it.
+    n_total : int, optional
+        Rows that the batches stand for.
+    held : ndarray of int, optional
+        Sorted numbers of rows that no batch may have.
     """
 
     def __init__(
@@ -121,7 +186,9 @@ class QSGPStepper(Stepper):
         rng: np.random.Generator,
         hyperparameters: SampledHyperparameters | None = None,
         n_total: int | None = None,
+        held: np.ndarray | None = None,
     ):
+        self.held = np.empty(0, dtype=np.int64) if held is None else held
         self.source, self.basis, self.site, self.support = source, basis, site, support
         self.flattening, self.optimizer, self.weights = flattening, optimizer, weights
         self.squares, self.sizes, self.rng = squares, sizes, rng
@@ -131,7 +198,9 @@ class QSGPStepper(Stepper):
         self.curvature = site.typical_curvature
         self._theta = support.theta
         self._rows = support.all_rows
-        self._steps = 0
+        self._steps = self._slower = 0
+        self._mean = RunningMean(weights, self.t)
+        self._better = weights
         self.refresh()
 
     @property
@@ -155,14 +224,19 @@ class QSGPStepper(Stepper):
             self._change(left, gradient.left, k)
             self._change(right, gradient.right, k)
             self.optimizer.advance()
+            self._mean.after()
         if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
             self._move_theta(Y, X, left, right, control)
         self._steps += 1
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        size = min(self.sizes.rows, len(self.source))
-        rows = self.rng.choice(len(self.source), size, replace=False, shuffle=False)
+        count = len(self.source) - len(self.held)
+        rows = self.rng.choice(count, min(self.sizes.rows, count), replace=False, shuffle=False)
         rows.sort()
+        if len(self.held):
+            # Numbers among the rows that are not held out, as numbers among all.
+            before = self.held - np.arange(len(self.held))
+            rows += np.searchsorted(before, rows, side="right")
         return self.source.rows(rows)
 
     def _draw(self, X: Float[Tensor, "b d"], k: int) -> Draw:
@@ -202,6 +276,7 @@ class QSGPStepper(Stepper):
             gradient = gradient / self.flattening.level
         change = self.optimizer.change(index, gradient, self.basis.n_units)
         change[:, :, self.t :] *= self._triangle(index, change.shape[2] - self.t)
+        self._mean.before(index, self._steps)
         self.weights.coef[:, index, :k] += change
         moved = (draw.everywhere @ change.reshape(-1, k)).double()
         if self.flattening is not None:
@@ -278,20 +353,34 @@ class QSGPStepper(Stepper):
                 break
 
     def score(self) -> float:
-        """Minus the ELBO a row and target, the likelihood from some fixed rows; O(s^2 + m)."""
-        w, t, s = self.weights, self.t, len(self.support)
+        """Minus the ELBO a row and target, the likelihood from some fixed rows; O(s^2 + m).
+
+        Of the weights or of the last steps' mean, whichever is better: that is also what a
+        snapshot has.
+        """
+        mean, self._better = self._mean.mean(self._steps), self.weights
+        current = self.weights.a[len(self.support) :, : self.t]
+        if not self.site.gaussian and bool(torch.isfinite(current).all()):
+            self._follow_curvature(current)
+        score = self._score(self.weights)
+        if mean is not None:
+            of_mean = self._score(mean)
+            if not score <= of_mean:
+                self._better, score = mean, of_mean
+        return score
+
+    def _score(self, w: SampledWeights) -> float:
+        t, s = self.t, len(self.support)
         mean, Y = w.a[s:, :t], self.support.Y_check.double()
         if not bool(torch.isfinite(mean).all()):
             return float("nan")
-        if not self.site.gaussian:
-            self._follow_curvature(mean)
         std = self._check_std.expand_as(mean)
         likelihood = self.site.expected(Y, mean, std).mean() * self.n
         u = w.coef[:, :, :t]
         norm = u.square().sum().double()
         if self.flattening is not None:
             b, gram = w.shared[:, :t], self.flattening.gram[:s]
-            norm = norm + 2 * (b * (self._tail_values() - gram @ b)).sum() + (b * (gram @ b)).sum()
+            norm = norm + 2 * (b * (self._tail_values(w) - gram @ b)).sum() + (b * (gram @ b)).sum()
         c2 = self.diagonal().double().square()
         kept = c2[c2 > 0]
         divergence = 0.5 * (norm / t + (kept - 1 - kept.log()).sum())
@@ -304,28 +393,34 @@ class QSGPStepper(Stepper):
         if abs(now - self.curvature) > 0.1 * self.curvature:
             self.refresh()
 
-    def _tail_values(self) -> Tensor:
+    def _tail_values(self, weights: SampledWeights) -> Tensor:
         """Phi_p w without the head's part."""
-        values = self.weights.a[: len(self.support), : self.t]
-        return values - self._head_part() if self.weights.head else values
+        values = weights.a[: len(self.support), : self.t]
+        return values - self._head_part(weights) if weights.head else values
 
-    def _head_part(self) -> Tensor:
-        blocks = -(-self.weights.head // self.basis.block_units)
+    def _head_part(self, weights: SampledWeights) -> Tensor:
+        blocks = -(-weights.head // self.basis.block_units)
         part = self.basis.part(np.arange(blocks))
         phi = by_unit(part.evaluate(self.support.theta, self.support.X), self.basis.per_unit)
-        inside = part.index < self.weights.head
-        w = self.weights.coef[:, part.index[inside], : self.t]
+        inside = part.index < weights.head
+        w = weights.coef[:, part.index[inside], : self.t]
         return (phi[:, :, inside].flatten(1) @ w.reshape(-1, self.t)).double()
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
 
     def snapshot(self) -> tuple:
-        return self.weights.copy(), self._theta, self.site, self.curvature
+        return self._better.copy(), self._theta, self.site, self.curvature
 
     def restore(self, snapshot: tuple) -> None:
         weights, self._theta, self.site, self.curvature = snapshot
         self.weights.assign(weights)
+        self._mean.begin(self._steps)
+
+    def slow_down(self) -> bool:
+        self.optimizer.learning_rate *= _SLOWER
+        self._slower += 1
+        return self._slower <= _MOST_RETREATS
 
     def fold(self) -> None:
         """Write Phi_p' b into the stored weights; O(s m), once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,15 +20,27 @@ class SparseOptimizer(ABC):
         Factor of the learning rate after `n_steps`, in between exponential.
     n_steps : int
         Steps that are planned.
+    spent : callable, optional
+        The share of a time budget that is gone: steps that it will not allow do not count.
     """
 
-    def __init__(self, learning_rate: float, decay: float = 1.0, n_steps: int = 1):
+    def __init__(
+        self,
+        learning_rate: float,
+        decay: float = 1.0,
+        n_steps: int = 1,
+        spent: Callable[[], float] | None = None,
+    ):
         self.learning_rate, self.decay, self.n_steps = learning_rate, decay, n_steps
+        self.spent = spent
         self.done = 0
 
     def rate(self) -> float:
         """The learning rate now."""
-        return self.learning_rate * self.decay ** min(self.done / self.n_steps, 1.0)
+        progress = self.done / self.n_steps
+        if self.spent is not None:
+            progress = max(progress, self.spent())
+        return self.learning_rate * self.decay ** min(progress, 1.0)
 
     def advance(self) -> None:
         """A step is over."""

@@ -37,6 +37,10 @@ class Stepper(ABC):
     def restore(self, snapshot: Any) -> None:
         """Go back to a copy."""
 
+    def slow_down(self) -> bool:
+        """Take smaller steps from now on; whether that is still possible."""
+        return False
+
 
 @dataclass(frozen=True)
 class StepsResult:
@@ -67,6 +71,7 @@ def train_steps(
     tol: float = 0.0,
     epochs_per_step: float = 0.0,
     keep_best: bool = True,
+    retreat: float | None = None,
 ) -> StepsResult:
     """Take steps until a budget or patience is spent, and leave the best parameters in place.
 
@@ -88,13 +93,17 @@ def train_steps(
         Passes over the data in one step, for the history.
     keep_best : bool, default=True
         Whether the parameters of the best score are kept, or else the last finite ones.
+    retreat : float, optional
+        A score that is worse than the best by more than this, or not finite, sends the stepper back
+        to its best parameters and to smaller steps; without it, and where steps cannot be smaller,
+        training that is not finite ends as diverged. For scores that do not vary by themselves.
 
     Returns
     -------
     result : StepsResult
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
-    run = _Run(stepper, monitor, tol, keep_best)
+    run = _Run(stepper, monitor, tol, keep_best, retreat)
     reason, done = "max_iter", 0
     try:
         run.check(0.0)
@@ -120,14 +129,25 @@ def train_steps(
 class _Run:
     """The best parameters so far, and how long they have been the best."""
 
-    def __init__(self, stepper: Stepper, monitor: Monitor, tol: float, keep_best: bool):
+    def __init__(
+        self,
+        stepper: Stepper,
+        monitor: Monitor,
+        tol: float,
+        keep_best: bool,
+        retreat: float | None = None,
+    ):
         self.stepper, self.monitor, self.tol = stepper, monitor, tol
-        self.keep_best = keep_best
+        self.keep_best, self.retreat = keep_best, retreat
         self.best, self.kept, self.stale = np.inf, None, 0
         self.current = False
 
     def check(self, epochs: float) -> None:
         score = float(self.stepper.score())
+        if self._retreats(score):
+            self.stepper.restore(self.kept)
+            self.monitor.record_score(self.stepper.theta(), score, epochs)
+            return
         if not np.isfinite(score):
             raise StopTraining("diverged")
         self.stale = 0 if score < self.best - self.tol else self.stale + 1
@@ -135,6 +155,13 @@ class _Run:
         if self.current:
             self.best, self.kept = score, self.stepper.snapshot()
         self.monitor.record_score(self.stepper.theta(), score, epochs)
+
+    def _retreats(self, score: float) -> bool:
+        if self.retreat is None or self.kept is None or score <= self.best + self.retreat:
+            return False
+        if not self.stepper.slow_down():
+            raise StopTraining("diverged")
+        return True
 
     def finish(self, epochs: float, reason: str) -> None:
         """Score what a budget or an interrupt left behind, then go back to the best."""

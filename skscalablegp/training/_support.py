@@ -14,6 +14,8 @@ from ..solvers import cholesky_with_jitter
 
 # Numbers of phi(support rows) that are held at a time.
 _NUMBERS = 2**24
+# Eigenvalues below so many units of rounding of the largest are noise: flattening would amplify it.
+_ROUNDING = 100
 # Share of the support rows' eigenvectors that the preconditioner flattens; the rest are noise.
 _FLATTENED = 0.4
 
@@ -75,6 +77,10 @@ class SupportRows:
     def regression(self, cross: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:
         """A with f(X) close to A f(support rows); O(b s^2)."""
         return torch.cholesky_solve(cross.T.double(), self.factor).T.to(cross)
+
+
+def _noise_floor(dtype: torch.dtype) -> float:
+    return _ROUNDING * torch.finfo(dtype).eps
 
 
 def support_gram(
@@ -148,7 +154,9 @@ class Flattening:
         top, rest = eigenvalues[-kept:].clamp_min(0), eigenvalues[-kept - 1 :][:1].clamp_min(0)
         hessian = curvature * n / s * top + 1
         floor = curvature * n / s * rest + 1
-        weights = torch.where(top > 1e-9 * top[-1], (1 - floor / hessian) / top, 0.0)
+        weights = torch.where(
+            top > _noise_floor(X.dtype) * top[-1], (1 - floor / hessian) / top, 0.0
+        )
         Q = (vectors[:, -kept:] * weights) @ vectors[:, -kept:].T
         cross = support.cross(X).double()
         batch = support.kernel.cross(support.theta, X.double(), X.double()) - cross @ Q @ cross.T
