@@ -15,7 +15,8 @@ from ._dkl_base import DeepKernelRegressorBase
 
 _SHARED_PARAMETERS = """
     kernel : kernel instance, default=None
-        A scikit-learn kernel on the network's outputs divided by the square root of their number,
+        A scikit-learn kernel on the network's outputs divided by the square root of their number
+        (times 3 for stationary kernels, so that a length scale of 1 is short enough to begin with),
         without a WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
         (RBF, Matern, RationalQuadratic) become random Fourier features. None is
         ``ConstantKernel() * DotProduct()``, the linear kernel.

@@ -220,6 +220,36 @@ def test_snapshots_bring_back_everything():
     assert_allclose(run.score(), score, rtol=1e-12)
 
 
+def test_the_mean_of_steps_is_that_of_dense_copies():
+    run = stepper(rows(), basis(), 2, size=15, rate=0.5)
+    copies = []
+    for _ in range(6):
+        run.step()
+        copies.append(run.weights.copy())
+    mean = run._mean.mean(run._steps)
+    for found, *dense in zip((mean.coef, mean.shared, mean.a), *copies, strict=True):
+        assert_allclose(found, torch.stack(dense).mean(0), atol=1e-12)
+
+
+def test_held_rows_are_in_no_batch():
+    source, functions = rows(), basis()
+    run = stepper(source, functions, 2, size=15)
+    run.held = np.array([0, 3, 4, 30, 59])
+    X, _ = source.rows(slice(None))
+    seen = set()
+    for _ in range(60):
+        batch, _ = run._batch()
+        same = (batch[:, None] == X[None]).all(2)
+        seen |= set(same.nonzero()[:, 1].tolist())
+    assert seen == set(range(60)) - set(run.held.tolist())
+
+
+def test_learning_rates_follow_the_time_that_is_left():
+    gone = iter([0.0, 0.5, 2.0])
+    optimizer = SparseSGD(1.0, 0.01, 1000, spent=lambda: next(gone))
+    assert_allclose([optimizer.rate() for _ in range(3)], [1.0, 0.1, 0.01])
+
+
 def test_sampled_steps_approach_the_optimum():
     source, functions = rows(200), basis(units=64)
     run = stepper(source, functions, 4, size=50, steps=400, rate=0.3)

@@ -64,6 +64,40 @@ def test_divergence_goes_back_to_the_best():
     assert (walk.at, result.score, result.stop_reason) == (1, 4.0, "diverged")
 
 
+class Slowing(Walk):
+    """Steps of a length that `slow_down` halves, twice at most; the score is the distance to 1."""
+
+    def __init__(self):
+        super().__init__([])
+        self.at, self.length = 0.0, 3.0
+
+    def step(self):
+        self.at += self.length if self.at < 1 else -self.length
+
+    def score(self):
+        return abs(self.at - 1.0)
+
+    def slow_down(self):
+        self.length /= 2
+        return self.length >= 1
+
+
+def test_worse_scores_send_steps_back_and_make_them_smaller():
+    walk, monitor = Slowing(), Monitor()
+    result = run(walk, monitor, max_steps=3, retreat=0.5)
+    # From 0 to 3 and back; half of that to 1.5; back to 0, which is not so much worse.
+    assert monitor.history()["objective"] == [1.0, 2.0, 0.5, 1.0]
+    assert (walk.at, walk.length, result.score, result.stop_reason) == (1.5, 1.5, 0.5, "max_iter")
+
+
+def test_steps_that_cannot_be_smaller_have_diverged():
+    walk = Slowing()
+    walk.length = 16.0
+    walk.slow_down = lambda: False
+    result = run(walk, max_steps=5, retreat=0.5)
+    assert (walk.at, result.stop_reason, result.n_steps) == (0.0, "diverged", 1)
+
+
 def test_nothing_useful_is_said_not_hidden():
     result = run(Walk([float("inf"), 1.0]))
     assert result.stop_reason == "diverged" and result.score == np.inf
