@@ -46,8 +46,8 @@ _SHARED_PARAMETERS = """
     early_stopping : bool or "auto", default="auto"
         Hold rows out and score their mean negative log density; otherwise the score is the exact
         negative log marginal likelihood per row, which a network can overfit. The parameters with
-        the best score are kept; the posterior is that of all rows. "auto" holds rows out from
-        1,000 to 100,000 rows.
+        the best score are kept; the posterior is that of all rows, under the noise that the
+        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
     validation_fraction : float, default=0.1
         Rows held out by `early_stopping`.
     tol : float, default=1e-4

@@ -58,7 +58,7 @@ _KEPT_ROWS = 8192
 _RESIDENT_NUMBERS = 2**24
 _SMALL_TABLE = 1000
 # Fewer rows than this are too few to hold some out; above _LARGE_TABLE a copy would cost too much.
-_FEWEST_SPLIT = 1000
+_FEWEST_SPLIT = 200
 # What training may lose per row, in nats, before it counts as having diverged.
 _LOSS = 0.05
 # The noise variance may not exceed the target's by more than this.
@@ -369,8 +369,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         finally:
             monitor.close()
         scores = [step.objective for step in monitor.steps]
-        if scores and result.score == scores[0] and scores[-1] > scores[0] + _LOSS:
-            # Finite, since an exact pass repairs the weights, and yet worse than no training.
+        values = stepper.likelihoods
+        if scores and result.score == scores[0] and values[-1] < values[0] - _LOSS:
+            # Finite, since an exact pass repairs the weights, and yet worse than no training. Rows
+            # held out may prefer the start for another reason: a network that overfits.
             result = replace(result, stop_reason="diverged")
         return result, monitor
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ..solvers import cholesky_with_jitter
@@ -120,6 +120,57 @@ def weight_space_likelihood(moments: FeatureMoments, noise: float) -> WeightSpac
     log_det = 2 * float(L.diagonal().log().sum()) + (n - m) * math.log(noise)
     value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     return WeightSpaceEvaluation(value, w, L, jitter)
+
+
+def held_out_noise(
+    moments: FeatureMoments,
+    Z: Float64[Tensor, "h m"],
+    Y: Float64[Tensor, "h t"],
+    noise_bounds: tuple[float, float],
+) -> tuple[float, float]:
+    """The noise variance under which rows that training has not seen are likeliest.
+
+    Learned features fit the rows that they were learned from too well for these to tell the noise.
+
+    Parameters
+    ----------
+    moments : FeatureMoments
+        Of the training rows.
+    Z : Tensor of shape (h, m)
+        Features of the held-out rows.
+    Y : Tensor of shape (h, t)
+    noise_bounds : tuple of float
+        Of s2.
+
+    Returns
+    -------
+    noise : float
+    density : float
+        Mean negative log density of the held-out targets at that noise, every row on its own.
+
+    Notes
+    -----
+    O(m^3 + h m^2) once, then O(h m) an evaluation.
+    """
+    values, basis = torch.linalg.eigh(moments.gram)
+    lam = values.clamp_min(0)
+    B = Z @ basis
+    rotated, squares = basis.T @ moments.cross, B.square()
+
+    def density(log_noise: float) -> float:
+        s2 = math.exp(log_noise)
+        inverse = 1 / (lam + s2)
+        variance = (s2 * (1 + squares @ inverse))[:, None]
+        error = (B @ (inverse[:, None] * rotated) - Y).square()
+        return float((error / variance + torch.log(variance)).mean())
+
+    low, high = (math.log(bound) for bound in noise_bounds)
+    grid = np.linspace(low, high, 25)
+    best = grid[int(np.argmin([density(g) for g in grid]))]
+    step = grid[1] - grid[0]
+    around = (max(low, best - step), min(high, best + step))
+    found = minimize_scalar(density, bounds=around, method="bounded", options={"xatol": 1e-2})
+    return math.exp(found.x), 0.5 * (float(found.fun) + math.log(2 * math.pi))
 
 
 def best_scales(

@@ -18,6 +18,7 @@ from ..objectives import (
     WeightSpaceEvaluation,
     best_scales,
     feature_moments,
+    held_out_noise,
     weight_space_likelihood,
 )
 from ._rows import RowSource
@@ -134,7 +135,8 @@ class WeightSpaceStepper(Stepper):
         self._batches, self._others = batches(), batches()
         self._state: Any = None
         self._failed = False
-        self.likelihood = -math.inf
+        # Of the training rows at each exact pass, a row and target.
+        self.likelihoods: list[float] = []
 
     # ------------------------------------------------------------------ steps
 
@@ -193,14 +195,13 @@ class WeightSpaceStepper(Stepper):
             if not bool(moments.gram.isfinite().all()):
                 return math.inf
             evaluation, moments = self._settle(moments)
+            density = None if self.held_out is None else self._unseen(moments)
             self._state = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
         except torch.linalg.LinAlgError:
             return math.inf
         rows = moments.n * moments.cross.shape[1]
-        self.likelihood = evaluation.value
-        if self.held_out is None:
-            return -evaluation.value / rows
-        return self._held_out_density(evaluation)
+        self.likelihoods.append(evaluation.value / rows)
+        return -evaluation.value / rows if density is None else density
 
     def _finite(self) -> bool:
         return all(bool(t.isfinite().all()) for t in [*self._trained, self.weights])
@@ -224,14 +225,11 @@ class WeightSpaceStepper(Stepper):
                 moments, noise, self.noise_bounds, self._amplitude_bounds()
             )
         moments = moments.scaled(amplitude)
-        evaluation = weight_space_likelihood(moments, noise)
         with torch.no_grad():
-            self.log_noise.fill_(math.log(noise))
             at = self.features.amplitude_at
             if at is not None:
                 self.tensors[self.features.theta_at][at] += math.log(amplitude)
-            self.weights.copy_(evaluation.weights)
-        return evaluation, moments
+        return self._weigh(moments, noise), moments
 
     def _amplitude_bounds(self) -> tuple[float, float]:
         """How far the kernel's own constant may still go."""
@@ -243,22 +241,33 @@ class WeightSpaceStepper(Stepper):
         # A single step of several orders of magnitude would only undo what training balanced.
         return math.exp(max(low - now, -5.0)), math.exp(min(high - now, 5.0))
 
-    def _held_out_density(self, evaluation: WeightSpaceEvaluation) -> float:
-        """The mean negative log density of held-out targets, every row on its own."""
-        total, count, noise = 0.0, 0, self.noise
+    def _unseen(self, moments: FeatureMoments) -> float:
+        """The held-out rows' mean negative log density, at the noise that they ask for."""
         with torch.no_grad():
-            for X, Y in self.held_out.blocks(_PASS_ROWS):
-                phi = self.features(self.tensors, X).double()
-                white = torch.linalg.solve_triangular(evaluation.factor, phi.T, upper=False)
-                variance = noise * (1 + white.square().sum(0))[:, None]
-                error = (phi @ evaluation.weights - Y.double()).square()
-                density = 0.5 * (error / variance + torch.log(2 * math.pi * variance))
-                total, count = total + float(density.sum()), count + Y.numel()
-        return total / count
+            blocks = [
+                (self.features(self.tensors, X).double(), Y.double())
+                for X, Y in self.held_out.blocks(_PASS_ROWS)
+            ]
+        Z, Y = (torch.cat(part) for part in zip(*blocks, strict=True))
+        bounds = (self.noise, self.noise) if self._frozen else self.noise_bounds
+        noise, density = held_out_noise(moments, Z, Y, bounds)
+        self._weigh(moments, noise)
+        return density
+
+    def _weigh(self, moments: FeatureMoments, noise: float) -> WeightSpaceEvaluation:
+        """The weights' posterior mean under a noise, both in place."""
+        evaluation = weight_space_likelihood(moments, noise)
+        with torch.no_grad():
+            self.log_noise.fill_(math.log(noise))
+            self.weights.copy_(evaluation.weights)
+        return evaluation
 
     def finish(self) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
-        """The last exact pass, features too in float64."""
-        return self._settle(self.moments(torch.float64))
+        """The last exact pass, features too in float64; the noise that held-out rows asked for."""
+        moments = self.moments(torch.float64)
+        if self.held_out is None:
+            return self._settle(moments)
+        return self._weigh(moments, self.noise), moments
 
     # ------------------------------------------------------------------ for the driver
 

@@ -66,7 +66,9 @@ def test_predictions_are_those_of_a_dense_process_on_the_features(cls, kernel):
 def test_training_learns_and_keeps_the_best_score(cls):
     X, y = table(400)
     X_new, y_new = table(200, seed=1)
-    model = cls(hidden_layer_sizes=(32,), max_epochs=60, random_state=0).fit(X, y)
+    model = cls(
+        hidden_layer_sizes=(32,), max_epochs=60, early_stopping=False, random_state=0
+    ).fit(X, y)
     scores = np.array(model.history_["objective"])
     assert scores.min() < scores[0] - 0.3
     assert_allclose(
@@ -214,9 +216,21 @@ def test_neighbours_make_local_batches():
     assert not np.allclose(local.predict(X), random.predict(X))
 
 
+@pytest.mark.parametrize("cls", ALL)
+def test_a_network_that_knows_its_rows_by_heart_still_knows_the_noise(cls):
+    rng = np.random.default_rng(0)
+    X, X_new = rng.uniform(size=(480, 10)), rng.uniform(size=(300, 10))
+    y, y_new = (np.sin(6 * Z[:, 0]) + rng.standard_normal(len(Z)) for Z in (X, X_new))
+    mean, std = cls(random_state=0).fit(X, y).predict(X_new, return_std=True)
+    assert np.mean(np.abs(y_new - mean) < 1.96 * std) > 0.85
+    # Without rows held out the noise goes to what is left of the rows that training saw.
+    mean, std = cls(early_stopping=False, random_state=0).fit(X, y).predict(X_new, return_std=True)
+    assert np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.5
+
+
 def test_early_stopping_scores_held_out_rows():
     X, y = table(200)
-    plain = quick(max_epochs=30).fit(X, y)
+    plain = quick(max_epochs=30, early_stopping=False).fit(X, y)
     model = quick(max_epochs=30, early_stopping=True, n_iter_no_change=2, tol=10.0).fit(X, y)
     assert model.solver_info_["stop_reason"] == "converged" and model.n_iter_ < 30
     assert model.history_["objective"][0] != plain.history_["objective"][0]

@@ -11,6 +11,7 @@ from skscalablegp.objectives import (
     best_scales,
     data_fit,
     feature_moments,
+    held_out_noise,
     log_det_direction,
     saddle_multiplier,
     saddle_value,
@@ -163,6 +164,27 @@ def test_best_scales_are_the_likelihoods_maximum(free):
 def test_best_scales_keep_to_their_bounds():
     Z, Y = table()
     assert best_scales(moments_of(Z, Y), 1.0, (0.5, 1e2), (1.0, 1.0))[0] == pytest.approx(0.5)
+
+
+def test_held_out_noise_is_the_held_out_rows_choice():
+    Z, Y = table(40)
+    (Z, unseen), (Y, target) = Z.split(30), Y.split(30)
+
+    def density(log_noise):
+        """Of each held-out target by dense Gaussian conditioning."""
+        s2 = np.exp(log_noise)
+        K = (torch.cat([Z, unseen]) @ torch.cat([Z, unseen]).T).numpy()
+        solved = np.linalg.solve(K[:30, :30] + s2 * np.eye(30), K[:30, 30:])
+        mean = solved.T @ Y.numpy()
+        variance = np.diag(K[30:, 30:] - K[30:, :30] @ solved)[:, None] + s2
+        error = (target.numpy() - mean) ** 2
+        return 0.5 * np.mean(error / variance + np.log(2 * np.pi * variance))
+
+    noise, value = held_out_noise(moments_of(Z, Y), unseen, target, (1e-4, 1e2))
+    best = minimize(lambda z: density(z[0]), [0.0], method="Nelder-Mead", options={"xatol": 1e-4})
+    assert_allclose(np.log(noise), best.x[0], atol=2e-2)
+    assert_allclose(value, density(np.log(noise)), rtol=1e-9)
+    assert held_out_noise(moments_of(Z, Y), unseen, target, (0.7, 0.7))[0] == pytest.approx(0.7)
 
 
 def test_a_batch_is_unbiased_for_the_separable_part():
