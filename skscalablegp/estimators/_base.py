@@ -20,6 +20,9 @@ from ._table import Table
 class GPRegressorBase(GPPredictionBase):
     """A kernel, a table that stays with the model, and its likelihood."""
 
+    # Bound of the default kernel's signal variance, in units of the target's; None for its own.
+    _largest_signal: float | None = None
+
     def _read_table(self, X: Any, y: Any, noise_variance: Any) -> Table:
         """The validated table; sets nothing but what scikit-learn's own validation sets."""
         X, y = validate_data(
@@ -36,7 +39,10 @@ class GPRegressorBase(GPPredictionBase):
 
     def _compile_kernel(self, table: Table) -> TorchKernel:
         """The kernel as torch functions, with starting values from the data if none was given."""
-        kernel = data_scaled_kernel(table.X, table.y) if self.kernel is None else clone(self.kernel)
+        if self.kernel is None:
+            kernel = data_scaled_kernel(table.X, table.y, self._largest_signal)
+        else:
+            kernel = clone(self.kernel)
         return compile_kernel(kernel, table.X.shape[1])
 
     def _keep_table(self, table: Table) -> None:

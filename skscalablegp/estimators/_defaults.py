@@ -7,8 +7,13 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from ..kernels import default_kernel
 
+# Of the signal's variance under a finite number of random features, in units of the target's. Their
+# error is a share of it, and a likelihood that rises with it hardly does beyond here: amplitude and
+# length scales then grow together.
+LARGEST_FEATURE_SIGNAL = 10.0
 
-def data_scaled_kernel(X: np.ndarray, y: np.ndarray) -> Kernel:
+
+def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | None = None) -> Kernel:
     """The default kernel in the units of the table.
 
     Each length scale starts at its column's standard deviation and the signal and noise variances
@@ -20,6 +25,8 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray) -> Kernel:
         Rows.
     y : ndarray of shape (n,) or (n, t)
         Targets as the model sees them.
+    largest_signal : float, optional
+        Upper bound of the signal's variance, in units of its start.
 
     Returns
     -------
@@ -32,4 +39,8 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray) -> Kernel:
     unit = float(np.mean(np.square(y)))
     if not np.isfinite(unit) or unit <= 0:
         unit = 1.0
-    return default_kernel(X.shape[1], spread, unit)
+    kernel = default_kernel(X.shape[1], spread, unit)
+    if largest_signal is not None:
+        low = kernel.k1.k1.constant_value_bounds[0]
+        kernel.set_params(k1__k1__constant_value_bounds=(low, largest_signal * unit))
+    return kernel

@@ -26,7 +26,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     ----------
     kernel : kernel instance, default=None
         A scikit-learn kernel, in units of the standardised columns. None is
-        Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns. A kernel
+        Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns, the signal's
+        variance at most ten times the target's (random features err by a share of it). A kernel
         without WhiteKernel gets one: the likelihood needs noise.
     n_features : int or "auto", default="auto"
         m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
@@ -40,10 +41,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         "auto" is 20, none for kernel functions, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
         What answers predictive variances after steps: the variance given the support rows, each of
-        which stands for n / control_variate_rank rows, times a factor that makes it fit rows held
-        out from 2,000 rows on; or the chevron factor, which knows no correlations between most
-        weights and may be far too narrow or too wide. Kernel functions keep their augmented
-        chevron, exact models have all of C.
+        which stands for n / control_variate_rank rows; from 2,000 rows on some are held out and
+        choose a factor of it and the noise that predictions have (`kernel_` keeps its own). Or the
+        chevron factor, which knows no correlations between most weights and may be far too narrow
+        or too wide. Kernel functions keep their augmented chevron, exact models have all of C.
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 500.
     feature_batch_size : int or "auto", default="auto"

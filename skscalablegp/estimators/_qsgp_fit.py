@@ -82,7 +82,7 @@ class Fit:
         kernel = starting_kernel(est.kernel, X, Y)
         compile_kernel(kernel, self.d)
         if est.optimizer is not None and len(X) > 1 and np.ptp(Y) > 0:
-            steps = 12 if len(X) <= 200 else 30
+            steps = 12 if len(X) <= 200 else 100
             kernel = subset_kernel(
                 kernel, X, Y, steps, self.monitor, self.random_state, est.n_restarts_optimizer
             )

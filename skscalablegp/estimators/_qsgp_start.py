@@ -16,7 +16,7 @@ from ..kernels import TorchKernel, compile_kernel
 from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
 from ..solvers import cholesky_with_jitter
 from ..training import Monitor
-from ._defaults import data_scaled_kernel
+from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
 from ._iterative import IterativeGPRegressor
 
 # Above so many columns the default kernel has one length scale for all of them.
@@ -31,11 +31,11 @@ def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
     if kernel is None and X.shape[1] > ARD_COLUMNS:
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
         unit = float(np.mean(np.square(Y))) or 1.0
-        signal = ConstantKernel(unit, (1e-5 * unit, 1e5 * unit))
+        signal = ConstantKernel(unit, (1e-5 * unit, LARGEST_FEATURE_SIGNAL * unit))
         noise = WhiteKernel(unit, (1e-4 * unit, 1e5 * unit))
         return signal * Matern(spread, (1e-3 * spread, 1e3 * spread), nu=1.5) + noise
     if kernel is None:
-        return data_scaled_kernel(X, Y)
+        return data_scaled_kernel(X, Y, LARGEST_FEATURE_SIGNAL)
     kernel = clone(kernel)
     compiled = compile_kernel(kernel, X.shape[1])
     noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))

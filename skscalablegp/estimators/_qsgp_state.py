@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize
 from torch import Tensor
 
 from .._validation import resolve_device
@@ -39,7 +40,7 @@ class Trained:
     support_X, support_Y : ndarray
         Support rows in the model's units.
     noise : float
-        Noise variance, 0 for labels.
+        Noise variance of predictions, 0 for labels.
     curvature : float
         Mean curvature of minus the log likelihood a row.
     variance_scale : float
@@ -146,16 +147,19 @@ def support_variance(
     return SupportVariance(compiled, X, factor, scale)
 
 
-def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
-    """What to multiply variances of f by, so that residuals (v, t) have the highest likelihood.
-
-    Normal noise of variance `noise`, for Laplace's too; O(v t).
+def fitted_scales(variance: np.ndarray, residual: np.ndarray, noise: float) -> tuple[float, float]:
+    """What to multiply variances of f by, and the noise's variance: under both, residuals (v, t)
+    of rows that steps have not seen have the highest normal likelihood; O(v t).
     """
+    variance, square = variance[:, None], residual**2
+    unit = max(float(square.mean()), 1e-12)
 
-    def cost(log_scale: float) -> float:
-        total = np.exp(log_scale) * variance[:, None] + noise
-        return float(np.mean(np.log(total) + residual**2 / total))
+    def cost(z: np.ndarray) -> float:
+        total = np.exp(z[0]) * variance + np.exp(z[1])
+        return float(np.mean(np.log(total) + square / total))
 
-    grid = np.linspace(-12.0, 6.0, 37)
-    best = grid[int(np.argmin([cost(g) for g in grid]))]
-    return float(np.exp(minimize_scalar(cost, bounds=(best - 0.5, best + 0.5), method="bounded").x))
+    starts = [(a, math.log(b)) for a in (-6.0, -3.0, 0.0, 3.0) for b in (noise, unit)]
+    start = min(starts, key=lambda z: cost(np.array(z)))
+    bounds = [(-12.0, 6.0), (math.log(1e-6 * unit), math.log(1e2 * unit))]
+    found = minimize(cost, start, method="Nelder-Mead", bounds=bounds)
+    return math.exp(found.x[0]), math.exp(found.x[1])

@@ -24,7 +24,7 @@ from ..training import (
 )
 from ._qsgp_fit import Fit
 from ._qsgp_start import site_of, support_weights
-from ._qsgp_state import Trained, fitted_scale, support_variance
+from ._qsgp_state import Trained, fitted_scales, support_variance
 
 # Fewer rows are all trained on.
 _HELD_FROM = 2_000
@@ -88,7 +88,9 @@ def stochastic_fit(
         held=fit.split()[1] if calibrated else None,
     )
     result = fit.drive(stepper)
-    scale = _variance_scale(stepper, compiled, n) if calibrated else 1.0
+    scale, noise = 1.0, stepper.site.noise
+    if calibrated:
+        scale, noise = _scales(stepper, compiled, n)
     with torch.no_grad():
         stepper.fold()
         theta = torch.as_tensor(stepper.theta())
@@ -107,7 +109,7 @@ def stochastic_fit(
         points=fit.points,
         support_X=support.X.cpu().numpy(),
         support_Y=support.Y.cpu().numpy(),
-        noise=stepper.site.noise,
+        noise=noise,
         curvature=stepper.curvature,
         n_rows=n,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
@@ -121,15 +123,15 @@ def stochastic_fit(
     )
 
 
-def _variance_scale(stepper: QSGPStepper, compiled: TorchKernel, n: int) -> float:
-    """How far the held-out rows' errors are from the variance given the support rows."""
+def _scales(stepper: QSGPStepper, compiled: TorchKernel, n: int) -> tuple[float, float]:
+    """A factor of the variance given the support rows, and a noise, that fit held-out rows."""
     support, s = stepper.support, len(stepper.support)
     weight = stepper.curvature * n / s
     with torch.no_grad():
         variance = support_variance(compiled, support.X, weight)
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
-    return fitted_scale(v, residual.cpu().numpy(), stepper.site.noise)
+    return fitted_scales(v, residual.cpu().numpy(), stepper.site.noise)
 
 
 def _first_weights(

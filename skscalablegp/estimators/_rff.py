@@ -21,6 +21,7 @@ from ..objectives import (
 )
 from ..posteriors import FeaturePosterior, FeatureSpace
 from ..training import Monitor, TrainingResult
+from ._defaults import LARGEST_FEATURE_SIGNAL
 from ._fitting import budget_of, shared_parameters
 from ._iterative import IterativeGPRegressor
 from ._plan import Plan
@@ -73,7 +74,8 @@ class RFFRegressor(IterativeGPRegressor):
     ----------
     kernel : kernel instance, default=None
         A scikit-learn kernel made of stationary kernels, constants, DotProduct and WhiteKernel;
-        None is that of :class:`IterativeGPRegressor`.
+        None is that of :class:`IterativeGPRegressor`, its signal variance at most ten times the
+        target's: the features err by a share of it.
     n_features : int, default=700
         Random features, half sines and half cosines, for each product of the kernel that has a
         stationary factor.
@@ -169,6 +171,7 @@ class RFFRegressor(IterativeGPRegressor):
     warm_start_solver = False
     n_probes = 1
 
+    _largest_signal = LARGEST_FEATURE_SIGNAL
     _parameter_constraints = shared_parameters(*_COMMON, "n_restarts_optimizer") | {
         "n_features": _FEATURES,
     }

@@ -66,9 +66,9 @@ def test_predictions_are_those_of_a_dense_process_on_the_features(cls, kernel):
 def test_training_learns_and_keeps_the_best_score(cls):
     X, y = table(400)
     X_new, y_new = table(200, seed=1)
-    model = cls(
-        hidden_layer_sizes=(32,), max_epochs=60, early_stopping=False, random_state=0
-    ).fit(X, y)
+    model = cls(hidden_layer_sizes=(32,), max_epochs=60, early_stopping=False, random_state=0).fit(
+        X, y
+    )
     scores = np.array(model.history_["objective"])
     assert scores.min() < scores[0] - 0.3
     assert_allclose(
