@@ -4,12 +4,13 @@ from ._hyperparameters import SampledHyperparameters
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, SolveSummary, StopTraining, TrainingStep
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer, Optimum
-from ._qsgp import QSGPStepper, SampledWeights, StepSizes
+from ._qsgp import QSGPStepper, StepSizes
 from ._qsgp_dual import DualStepper
 from ._quasi_newton import QuasiNewton
 from ._relevance import RelevanceStepper
 from ._resolve import OPTIMIZERS, resolve_optimizer
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
+from ._sampled_weights import SampledWeights
 from ._sparse import SPARSE_OPTIMIZERS, SparseAdaGrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._steps import Stepper, StepsResult, train_steps
 from ._subsets import centroid_subsets, random_subset
