@@ -41,7 +41,7 @@ from ._base import GPRegressorBase
 from ._final_solve import final_solve
 from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
 from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
-from ._stages import Run, StageSettings, fit_hyperparameters
+from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
 from ._table import Table
 
 
@@ -510,6 +510,12 @@ class IterativeGPRegressor(GPRegressorBase):
         """The posterior's samples: those of a pathwise training, moved to the final theta."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, plan.dtype, plan.device, plan.keep)
+        if self.dtype == "auto":
+            # Training may have ended on a subset, before it could see what all rows need.
+            problem = well_conditioned(problem, theta.numpy())
+            if problem.X.dtype != plan.dtype and 8 * len(problem.X) ** 2 > self._memory_room(plan):
+                problem = self._table().problem(kernel, problem.X.dtype, plan.device, keep=False)
+        self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
             plan.solver,
             preconditioner=self._preconditioner(plan),

@@ -149,7 +149,7 @@ def _train_all_rows(
     if steps == "auto":
         steps = _default_steps(optimizer, estimator.exact, initialised)
     if settings.adapt_dtype:
-        problem = _well_conditioned(problem, theta)
+        problem = well_conditioned(problem, theta)
         if problem.X.dtype == torch.float64 and settings.factor_if_ill_conditioned:
             # Iterative solvers would need thousands of epochs; a factorisation does not care.
             estimator = ExactGradient()
@@ -276,10 +276,10 @@ def _average_neighbourhoods(
 
 
 def _adapted(problem: GPProblem, theta: np.ndarray, settings: StageSettings) -> GPProblem:
-    return _well_conditioned(problem, theta) if settings.adapt_dtype else problem
+    return well_conditioned(problem, theta) if settings.adapt_dtype else problem
 
 
-def _well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
+def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
     """In float64 where n k(x, x) / noise says that float32 would not hold a factor."""
     if problem.X.dtype == torch.float64:
         return problem

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
-from ._base import Column, Solver, SolverState
+from ._base import Column, Solver, SolverState, start
 from ._solution import Solution, Status
 from ._stopping import Progress, StoppingRule
 
@@ -60,6 +60,7 @@ def solve(
     begin, epochs = perf_counter(), operator.epochs
     B = B.to(dtype=operator.dtype, device=operator.device)
     state = solver.init(operator, B, x0, preconditioner)
+    first = state.residual_norms.cpu().clone()
     while True:
         progress = Progress(
             state.residual_norms.cpu(),
@@ -76,10 +77,27 @@ def solve(
         state = solver.step(operator, state)
         if callback is not None:
             callback(state)
+    residuals = progress.residual_norms
+    # Within a budget the residual of conjugate gradients may rise while their error falls.
+    if status in (Status.STAGNATED, Status.BREAKDOWN):
+        residuals = _no_worse_than(first, x0, state, residuals)
     stats = {**state.stats, "seconds": perf_counter() - begin, "residuals_exact": state.exact}
-    return Solution(
-        state.x, status, progress.residual_norms, progress.epochs, state.iteration, stats
-    )
+    return Solution(state.x, status, residuals, progress.epochs, state.iteration, stats)
+
+
+def _no_worse_than(
+    first: Float[Tensor, " s"],
+    x0: Float[Tensor, "n s"] | None,
+    state: SolverState,
+    residuals: Float[Tensor, " s"],
+) -> Float[Tensor, " s"]:
+    """Put columns that a failed solve left worse than they began back to their beginning."""
+    worse = ~(residuals <= first)
+    if not bool(worse.any()):
+        return residuals
+    at = worse.to(state.x.device)
+    state.x[:, at] = start(state.B, x0)[0][:, at]
+    return torch.where(worse, first, residuals)
 
 
 def _verdict(

@@ -377,6 +377,22 @@ def test_fitted_attributes(solver):
     assert np.all(np.diff(model.history_["seconds"]) >= 0)
 
 
+@pytest.mark.parametrize("solver", ["cg", "block_cg"])
+def test_the_final_solve_chooses_its_own_precision(monkeypatch, solver):
+    """Rows times amplitude over noise is 1e9: hopeless in float32, whatever training used."""
+    monkeypatch.setattr("skscalablegp.estimators._iterative.FLOAT64_ROWS", 100)
+    X, y, _ = problem(n=800)
+    kernel = 100.0 * RBF(2.0) + WhiteKernel(1e-4)
+    settings = {"optimizer": None, "solver": solver, "posterior": "pathwise", "random_state": 0}
+    ours = IterativeGPRegressor(kernel, **settings).fit(X[:-50], y[:-50])
+    assert ours.dtype_ == "float64" and ours.solver_info_["status"] == "converged"
+    exact = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True)
+    exact.fit(X[:-50], y[:-50])
+    assert_allclose(ours.predict(X[-50:]), exact.predict(X[-50:]), atol=0.05 * y.std())
+    easy = IterativeGPRegressor(Matern(0.3) + WhiteKernel(0.1), **settings).fit(X[:-50], y[:-50])
+    assert easy.dtype_ == "float32"
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 def test_callbacks_see_each_iteration(solver):

@@ -8,6 +8,7 @@ from skscalablegp.operators import DenseOperator
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (
     CG,
+    BlockCG,
     Column,
     MaxEpochs,
     MaxIterations,
@@ -70,6 +71,22 @@ def test_epochs_are_products_plus_preconditioner_rows():
     shared = solve(operator, problem.B, CG(), stopping=MaxIterations(7), preconditioner=built)
     assert shared.epochs == pytest.approx(7)
     torch.testing.assert_close(shared.value, solution.value)
+
+
+@pytest.mark.parametrize("solver", [CG(), CG(residual_refresh=20), BlockCG()])
+def test_a_stagnated_solve_is_no_worse_than_its_start(solver):
+    """A condition of 1e8 in float32: the residual of conjugate gradients grows a hundredfold."""
+    problem = kernel_problem(n=300, noise=1e-6)
+    operator = problem.operator(torch.float32)
+    stopping = RelativeResidual(1e-6) | MaxEpochs(4000)
+    starts = {"cold": None, "warm": torch.linalg.solve(problem.H + torch.eye(300), problem.B)}
+    for x0 in starts.values():
+        solution = solve(operator, problem.B, solver, stopping=stopping, x0=x0)
+        first = torch.zeros_like(problem.B) if x0 is None else x0.float().double()
+        residuals = problem.relative_residuals(solution.value.double())
+        assert solution.status is Status.STAGNATED
+        assert (residuals <= 1.01 * problem.relative_residuals(first)).all()
+        torch.testing.assert_close(solution.residuals.double(), residuals, rtol=0.05, atol=1e-4)
 
 
 def test_float32_recurrence_alone_would_stop_too_early():
