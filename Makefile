@@ -4,7 +4,7 @@
 # Variables:
 #   PYTHON       interpreter that creates the environment (3.11 or newer)
 #   VENV         where the environment lives
-#   PIP_ARGS     extra arguments of `pip install`. PyPI's torch for Linux brings GPU libraries
+#   PIP_ARGS     extra arguments of `pip install`. pip's default torch for Linux brings GPU libraries
 #                along; to be spared them, name torch's own index of CPU builds here with
 #                --extra-index-url (the version stays the one in constraints.txt).
 #   WORKERS      test processes; each uses THREADS threads

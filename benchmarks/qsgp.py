@@ -5,6 +5,8 @@
     python benchmarks/qsgp.py variance              # the paper's figure 1, on kin40k
     python benchmarks/qsgp.py table --dataset kin40k [--basis rows]
     python benchmarks/qsgp.py digits --classes 2
+    python benchmarks/qsgp.py curve                 # test NLL against time, SVGP's beside it
+    python benchmarks/qsgp.py picture               # doc/qsgp_curve.png, from the kept lines
 
 Every line printed is one JSON record; ``--keep`` appends it to benchmarks/results/qsgp.jsonl. Data
 come from the folder named by SKSCALABLEGP_DATA (digits: mnist10k.npz there).
@@ -16,14 +18,16 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from uci import load, plain, scores, versions
 
-from skscalablegp import QSGPClassifier, QSGPRegressor
+from skscalablegp import QSGPClassifier, QSGPRegressor, SVGPRegressor
 from skscalablegp.features import SeededFourier
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import (
@@ -43,6 +47,8 @@ from skscalablegp.training import (
     StepSizes,
     SupportRows,
 )
+
+RESULTS = Path(__file__).parent / "results" / "qsgp.jsonl"
 
 
 def kernel(d, length_scale=2.0, noise=0.1):
@@ -226,17 +232,79 @@ def digits(args):
     )
 
 
+def curve(args):
+    """One fit for each budget of seconds and each estimator, scored on the test rows."""
+    X_train, X_test, y_train, y_test = load(args.dataset, args.split, 0, 0)
+    for budget in args.budgets:
+        for name, model in {
+            "QSGPRegressor": QSGPRegressor(max_seconds=budget, random_state=0),
+            "SVGPRegressor": SVGPRegressor(max_seconds=budget, max_iter=10**6, random_state=0),
+        }.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is meant to end it
+                model.fit(X_train, y_train)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            mean, std = model.predict(X_test, return_std=True)
+            yield dict(
+                what="curve",
+                dataset=args.dataset,
+                split=args.split,
+                estimator=name,
+                max_seconds=budget,
+                fit_seconds=round(wall, 1),
+                fit_cpu_seconds=round(cpu, 1),
+                n_iter=model.n_iter_,
+                stop=model.solver_info_["stop_reason"],
+                **scores(y_test, {"mean": mean, "std": std}),
+            )
+
+
+def picture(args):
+    """Test NLL and RMSE against the seconds of fit, drawn from the last kept line of each fit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = [json.loads(text) for text in RESULTS.read_text("utf-8").splitlines()]
+    curves = [x for x in lines if x["what"] == "curve" and x["dataset"] == args.dataset]
+    points = {(x["estimator"], x["max_seconds"]): x for x in curves}
+    fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for ax, score, label in zip(axes, ("nll", "rmse"), ("test NLL", "test RMSE"), strict=True):
+        for name in sorted({name for name, _ in points}):
+            own = sorted((b, x) for (other, b), x in points.items() if other == name)
+            ax.plot(
+                [x["fit_seconds"] for _, x in own], [x[score] for _, x in own], "o-", label=name
+            )
+        ax.set(xscale="log", xlabel="seconds of fit", ylabel=f"{label}, standardised target")
+        ticks = [t for t in (4, 8, 16, 32, 64, 128, 256, 512) if t <= 1.3 * max(args.budgets)]
+        ax.set_xticks(ticks, map(str, ticks))
+        ax.minorticks_off()
+        ax.grid(alpha=0.3)
+    axes[0].legend()
+    fig.suptitle(f"{args.dataset}, split 0, one thread")
+    fig.savefig(Path(__file__).resolve().parents[1] / "doc" / "qsgp_curve.png", dpi=110)
+    return ()
+
+
+TASKS = (steps, variance, table, digits, curve, picture)
+
+
 def main():
     from uci import setting
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["steps", "variance", "table", "digits"])
+    parser.add_argument(
+        "what", choices=["steps", "variance", "table", "digits", "curve", "picture"]
+    )
     parser.add_argument("--dataset", default="kin40k")
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--basis", default="fourier", choices=["fourier", "rows"])
     parser.add_argument("--classes", type=int, default=2, choices=[2, 10])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[8, 16, 32, 64, 128, 256])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 100, 300, 500])
     parser.add_argument("--folder", default=".", help="where memory maps are written")
@@ -256,7 +324,7 @@ def main():
         line = json.dumps(plain(record))
         print(line, flush=True)
         if args.keep:
-            with open(Path(__file__).parent / "results" / "qsgp.jsonl", "a") as out:
+            with open(RESULTS, "a") as out:
                 out.write(line + "\n")
 
 

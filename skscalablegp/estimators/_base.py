@@ -1,4 +1,4 @@
-"""What the regressors that keep their training table share."""
+"""What the regressors that keep their training table (a grid: its sums) share."""
 
 from __future__ import annotations
 
@@ -77,6 +77,15 @@ class GPRegressorBase(GPPredictionBase):
             Summed over targets.
         gradient : ndarray of shape (p,)
             Only with `eval_gradient`.
+
+        Raises
+        ------
+        ValueError
+            For a gradient without theta, or a theta of the wrong shape.
+        MemoryError
+            When the exact value would not fit.
+        NotFittedError
+            Before `fit`.
 
         Notes
         -----

@@ -117,13 +117,20 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Rows; an `np.memmap` of floats is read a batch at a time and never copied.
+            Rows; a large `np.memmap` of floats is read a batch at a time and not copied.
         y : array-like of shape (n,) or (n, t)
             Targets, which share the features.
 
         Returns
         -------
         self : estimator
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
         """
         X, Y = self._read_rows(X, y)
         random_state, generator = seeded(self.random_state)
@@ -177,6 +184,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Returns
         -------
         self : estimator
+
+        Raises
+        ------
+        ValueError
+            For rows unlike those of the first call, or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
         """
         first = not hasattr(self, "_tensors")
         X, Y = self._read_rows(X, y, reset=first)
@@ -424,6 +438,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def features(self, X: Any) -> np.ndarray:
         """What the kernel sees of rows: the network's output divided by sqrt(q).
 
+        Times 3 where the kernel is stationary, so that its length scales can begin at 1.
+
         Parameters
         ----------
         X : array-like of shape (m, d)
@@ -455,6 +471,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         -------
         value : float
             Summed over targets.
+
+        Raises
+        ------
+        ValueError
+            For a theta, or a gradient.
+        NotFittedError
+            Before `fit`.
         """
         check_is_fitted(self, "n_iter_")
         if theta is not None or eval_gradient:

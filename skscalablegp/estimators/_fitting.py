@@ -100,7 +100,7 @@ def unfinished(reason: str, estimator: Any, steps: str) -> list[str]:
         return []
     if reason == "diverged" and hasattr(estimator, "learning_rate"):
         text += f" (try a learning_rate below {estimator.learning_rate!r})"
-    return [f"{text} after {steps}; the best state so far is kept."]
+    return [f"{text} after {steps}; what it had reached is kept."]
 
 
 def warn_once(messages: list[str]) -> None:

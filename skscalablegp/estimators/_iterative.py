@@ -49,8 +49,9 @@ class IterativeGPRegressor(GPRegressorBase):
     """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
 
     A drop-in replacement of :class:`sklearn.gaussian_process.GaussianProcessRegressor`. Small
-    tables are trained exactly; larger ones are initialised on a subset and refined on all rows
-    with gradients from preconditioned conjugate gradients, without ever inverting a matrix.
+    tables are trained exactly; larger ones are initialised on a subset and refined on all rows,
+    above some 8,000 of them with gradients from preconditioned conjugate gradients, without ever
+    inverting a matrix.
 
     Parameters
     ----------
@@ -61,7 +62,8 @@ class IterativeGPRegressor(GPRegressorBase):
     alpha : float or array-like of shape (n,), default=1e-10
         Added to the diagonal, in the units of the (normalised) target squared.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
-        "auto" takes L-BFGS where values and gradients are exact and Adam elsewhere; None keeps the
+        "auto" is quasi-Newton where values and gradients are exact or a subset gave the curvature,
+        and Adam elsewhere (above 50,000 rows, or with ``subset_size=None``); None keeps the
         kernel's hyperparameters. A callable has scikit-learn's signature.
     n_restarts_optimizer : int, default=0
         Further starts, uniform within the bounds; only where values are exact.
@@ -98,22 +100,24 @@ class IterativeGPRegressor(GPRegressorBase):
     learning_rate : float or "auto", default="auto"
         Of Adam. "auto" is 0.1 up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Optimiser steps on all rows.
+        Optimiser steps on all rows; "auto" is 100, after a subset 25 (Adam: 30).
     n_iter_no_change : int or None, default=5
-        Stop when no log hyperparameter moved by more than 1e-3 in so many steps.
+        Stop Adam when no log hyperparameter moved by more than 1e-3 in so many steps.
     subset_size : int, "auto" or None, default="auto"
         Rows of the exact fit that initialises the hyperparameters. "auto" is 2,000 for tables of
         more than 3,000 rows (ten neighbourhoods of so many above 50,000 rows), else None.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
         What answers variances: one Cholesky factorisation, `n_probes` pathwise samples, or a solve
-        for each prediction.
+        for each prediction. "auto" is "exact" up to 20,000 rows (40,000 on a GPU) and "pathwise"
+        above; with an iterative solver by name "solve" up to 3,000 rows and "pathwise" above.
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
         "auto" takes CUDA where there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of the training products: "auto" is float64 up to 3,000 rows. Predictions are computed in
-        float64 unless "float32" is asked for.
+        Of the training products: "auto" is float64 up to 3,000 rows, and where float32 would not
+        hold a factor of the kernel matrix. Predictions are computed in float64 unless "float32" is
+        asked for.
     callbacks : callable, list of callable or None, default=None
         Called after each evaluation with a `TrainingStep`; a true value stops the training.
     max_seconds : float or None, default=None
@@ -130,7 +134,8 @@ class IterativeGPRegressor(GPRegressorBase):
     alpha_ : ndarray of shape (n,) or (n, t)
         Dual weights H^-1 y.
     log_marginal_likelihood_value_ : float
-        At `kernel_`, in normalised units; with iterative posteriors a stochastic Lanczos estimate.
+        At `kernel_`, in normalised units; with iterative posteriors of more than 3,000
+        rows a stochastic Lanczos estimate.
     log_marginal_likelihood_std_error_ : float
         Its standard error; 0 where it is exact.
     n_iter_ : int

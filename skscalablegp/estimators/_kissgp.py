@@ -42,7 +42,8 @@ class KISSGPRegressor(GPRegressorBase):
     alpha : float or array-like of shape (n,), default=1e-10
         Added to the diagonal, in the units of the (normalised) target squared.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
-        Points along every column, two cells of padding at both ends included.
+        Points along every column, two cells of padding at both ends included. "auto" is at most
+        400, 100, 36 or 12 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
         One grid over all columns, or a sum of functions of one column each. "auto" is product up to
         four columns that vary.
@@ -69,7 +70,7 @@ class KISSGPRegressor(GPRegressorBase):
     random_state : int, RandomState instance or None, default=None
         Seed of restarts and of the network.
     max_iter : int, default=100
-        Most evaluations of the likelihood.
+        Optimiser steps of each start.
     memory_budget : float or "auto", default="auto"
         Bytes that the grid may take; "auto" looks at the machine.
     callbacks : callable, list of callable or None, default=None
@@ -273,6 +274,13 @@ class KISSGPRegressor(GPRegressorBase):
         -------
         self : object
             The model as if all rows had been given at once.
+
+        Raises
+        ------
+        ValueError
+            For rows unlike those of the first call.
+        MemoryError
+            For a grid that would not fit once grown.
         """
         if not hasattr(self, "kernel_"):
             return self.fit(X, y, noise_variance)

@@ -27,9 +27,9 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     """Low-rank variances, covariances and samples for a Gaussian-process regressor.
 
     Lanczos builds, once, a basis of rank k in which the inverse of the covariance matrix is small;
-    after that a variance costs O(k) on a grid, O(m k) with m random features or inducing points and
-    O(n k) over n rows. The error is measured against exact variances at a few rows, and the rank
-    grows until it is small enough.
+    after that a variance costs O(k) or less on a grid, O(m k) with m random features or inducing
+    points and O(n k) over n rows. The error is measured against exact variances at a few rows, and
+    the rank grows until it is small enough.
 
     Parameters
     ----------
@@ -133,6 +133,15 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         -------
         self : object
             The fitted predictor.
+
+        Raises
+        ------
+        TypeError
+            For a regressor whose posterior has no fast products.
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
         """
         checked, targets = validate_data(
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1

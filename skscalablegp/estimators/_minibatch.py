@@ -134,6 +134,11 @@ class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
         -------
         probabilities : ndarray of shape (m, c)
             In the order of `classes_`; rows sum to 1.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
         """
         return self._by_blocks(X, self._probabilities)
 
@@ -148,6 +153,11 @@ class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
         Returns
         -------
         labels : ndarray of shape (m,)
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
         """
         probabilities = self.predict_proba(X)  # says so where the model is not fitted
         return self.classes_[np.argmax(probabilities, axis=1)]

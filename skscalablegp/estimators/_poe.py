@@ -91,7 +91,7 @@ class PoERegressor(GPRegressorBase):
     random_state : int, RandomState instance or None, default=None
         Seed of the parts and restarts. None draws a new one at each fit.
     max_iter : int or "auto", default="auto"
-        Optimiser steps over all experts.
+        Optimiser steps over all experts; "auto" is 25, and 100 for a single one.
     memory_budget : float or "auto", default="auto"
         Bytes that the experts' factors may take; "auto" looks at the machine.
     device : str, default="auto"

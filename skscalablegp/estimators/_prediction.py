@@ -124,6 +124,10 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         ------
         RuntimeError
             If both are requested.
+        MemoryError
+            When a covariance of so many rows would not fit, before any work.
+        ValueError
+            Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
             Before `fit`.
         """
@@ -196,6 +200,15 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         -------
         samples : ndarray of shape (m, n_samples) or (m, t, n_samples)
             In the target's own units.
+
+        Raises
+        ------
+        MemoryError
+            When a covariance of so many rows would not fit, before any work.
+        ValueError
+            Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
+        NotFittedError
+            Before `fit`.
         """
         X = self._rows(X)
         self._check_joint_memory(len(X), "sample_y")

@@ -15,8 +15,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     """Gaussian-process regression whose steps cost the same for any number of rows and functions.
 
     The kernel becomes a basis of m functions, ten million if need be, and variational inference
-    finds a Gaussian belief about their weights. Each step draws rows, and basis functions three
-    times independently, so that its cost depends on the draws' sizes alone. Frequencies of Fourier
+    finds a Gaussian belief about their weights. Each step draws rows, and basis functions twice
+    independently (three times where hyperparameters move), so that its cost depends on the draws'
+    sizes alone. Frequencies of Fourier
     features are regenerated from seeds, and X may be a memory map.
 
     Small tables are solved exactly instead: where linear algebra with all rows and all functions is
@@ -65,7 +66,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         What learning rates have come down to at the last step, exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
         "auto" takes the hyperparameters from an exact Gaussian process on `subset_size` rows, then
-        moves them by Adam during the steps; None keeps the kernel's.
+        moves them by Adam during the steps, as "adam" does; None keeps the kernel's.
     hyperparameter_learning_rate : float, default=1e-5
         Of that Adam; 0 stops after the exact start.
     freeze : float, default=0.1
@@ -77,7 +78,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     max_iter : int or "auto", default="auto"
         Steps; "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above.
     n_iter_no_change : int or None, default=None
-        Stop after so many scores (ten a fit) without a gain.
+        Stop after so many scores (twenty a fit) without a gain.
     normalize_y : bool, default=False
         Centre and scale the target before training.
     standardize : bool, default=True

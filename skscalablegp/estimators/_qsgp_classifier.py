@@ -68,7 +68,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     optimizer : {"auto", "adam"} or None, default="auto"
         "auto" takes the kernel from an exact regression of labels -1 and 1 on `subset_size`
         rows, its variance from their Laplace evidence, then
-        moves them by Adam during the steps; None keeps the kernel's.
+        moves them by Adam during the steps, as "adam" does; None keeps the kernel's.
     hyperparameter_learning_rate : float, default=1e-5
         Of that Adam; 0 stops after the exact start.
     freeze : float, default=0.1
@@ -80,7 +80,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     max_iter : int or "auto", default="auto"
         Steps; "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above.
     n_iter_no_change : int or None, default=None
-        Stop after so many scores (ten a fit) without a gain.
+        Stop after so many scores (twenty a fit) without a gain.
     standardize : bool, default=True
         Centre and scale the columns of X.
     warm_start : bool, default=False

@@ -52,7 +52,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     feature_batch_size : int or "auto", default="auto"
         Functions of each draw; "auto" is a tenth of the dictionary, at least 1,024.
     control_variate_rank : int or "auto", default="auto"
-        Support rows of the steps; "auto" is 500.
+        Support rows of the steps; "auto" is 500 up to 20,000 rows and 1,000 above.
     optimizer : {"auto"} or None, default="auto"
         "auto" takes length scales and noise from an exact Gaussian process on `subset_size` rows;
         None keeps the kernel's.

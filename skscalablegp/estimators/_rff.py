@@ -90,7 +90,7 @@ class RFFRegressor(IterativeGPRegressor):
     learning_rate : float or "auto", default="auto"
         Of Adam; "auto" is 0.1 up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Optimiser steps.
+        Optimiser steps; "auto" is 100.
     n_iter_no_change : int or None, default=5
         Stop Adam when no log hyperparameter moved by more than 1e-3 in so many steps.
     normalize_y : bool, default=False

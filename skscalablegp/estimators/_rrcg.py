@@ -97,7 +97,8 @@ class RRCGRegressor(TruncatedGPRegressor):
         Of training and of solves for predictions. "auto" is randomly pivoted Cholesky of rank 200,
         which nearly solves small problems in one iteration.
     n_probes : int, default=10
-        Probe vectors of the trace estimate.
+        Probe vectors of the trace estimate, and samples of a pathwise posterior, whose deviations
+        are rough with so few.
     probes : {"rademacher", "normal"}, default="rademacher"
         What probe vectors are drawn from.
     reorthogonalize : bool, default=False
@@ -152,7 +153,8 @@ class RRCGRegressor(TruncatedGPRegressor):
     alpha_ : ndarray of shape (n,) or (n, t)
         Dual weights H^-1 y.
     log_marginal_likelihood_value_ : float
-        At `kernel_`, in normalised units; an estimate where the posterior is not exact.
+        At `kernel_`, in normalised units; above 3,000 rows an estimate where the posterior is
+        not exact.
     log_marginal_likelihood_std_error_ : float
         Its standard error; 0 where it is exact.
     n_iter_ : int

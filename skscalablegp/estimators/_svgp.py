@@ -65,7 +65,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 1,024 or all.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 8 passes over the rows, between 80 and 400 steps.
+        Steps; "auto" is 8 passes over the rows, between 80 (30 up to 200 rows) and 400 steps.
     normalize_y : bool, default=False
         Centre and scale the target before training.
     n_targets : int, default=None
@@ -103,7 +103,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     n_rows_seen_ : int
         Rows of `fit` and of every `partial_fit`.
     n_iter_ : int
-        Training steps.
+        Training steps, and evaluations of the likelihood that chose their start.
     history_ : dict of lists
         stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
         objective is the negative bound per row.
@@ -198,7 +198,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows; a floating-point `np.memmap` is read by batches and never copied.
+            Training rows; a floating-point `np.memmap` of more than 256 MB is read by
+            batches and not copied.
         y : array-like of shape (n,) or (n, t)
             Targets.
         noise_variance : float or array-like of shape (n,), optional
@@ -247,6 +248,11 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         -------
         self : object
             The estimator.
+
+        Raises
+        ------
+        ValueError
+            For rows unlike those of the first call.
         """
         if not hasattr(self, "n_iter_"):
             return self.fit(X, y, noise_variance)

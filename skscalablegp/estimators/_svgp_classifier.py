@@ -86,7 +86,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 1,024 or all.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 8 passes over the rows, between 80 and 400 steps.
+        Steps; "auto" is 8 passes over the rows, between 80 (30 up to 200 rows) and 400 steps.
     random_state : int, RandomState instance or None, default=None
         Seed of batches, inducing points, draws and networks. None draws a new one at each fit.
     memory_budget : float or "auto", default="auto"
@@ -127,7 +127,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     n_rows_seen_ : int
         Rows of `fit` and of every `partial_fit`.
     n_iter_ : int
-        Training steps.
+        Training steps, and evaluations of the likelihood that chose their start.
     history_ : dict of lists
         stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
         objective is the negative bound per row.
@@ -215,7 +215,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows; a floating-point `np.memmap` is read by batches and never copied.
+            Training rows; a floating-point `np.memmap` of more than 256 MB is read by
+            batches and not copied.
         y : array-like of shape (n,)
             Labels of at least two classes.
 
@@ -254,6 +255,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         -------
         self : object
             The estimator.
+
+        Raises
+        ------
+        ValueError
+            For rows or labels unlike those of the first call.
         """
         if not hasattr(self, "n_iter_"):
             return self._fit(X, y, classes)

@@ -30,25 +30,7 @@ REFRESH = 0.2
 class _IterativeGradient(GradientEstimator):
     """What both estimators share: one solve for [Y, probes] and one bilinear form.
 
-    Parameters
-    ----------
-    solver : str or solver object, default="cg"
-        Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
-    preconditioner : str, object or None, default=None
-        Takes the place of the one in the solver's own settings; its entries of H are counted.
-        Solvers that use none ignore it.
-    n_probes : int, default=64
-        Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
-    tol : float, default=0.01
-        Relative residual of the targets, and mean relative residual of the probes, at which a solve
-        ends (Lin et al. 2024, section 2).
-    max_epochs : float, default=1000
-        Budget of one solve in epochs (n^2 kernel entries).
-    warm_start : bool, default=True
-        Freeze the probes and start each solve from the previous solution.
-    refresh : float, default=0.2
-        Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
-        still a preconditioner. 0 builds it for every step.
+    Subclasses describe the parameters.
     """
 
     def __init__(
@@ -144,11 +126,30 @@ class _IterativeGradient(GradientEstimator):
 class StandardGradient(_IterativeGradient):
     """Hutchinson's estimator: tr(H^-1 dH) = E z' H^-1 dH z with z ~ N(0, I).
 
+    Parameters
+    ----------
+    solver : str or solver object, default="cg"
+        Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
+    preconditioner : str, object or None, default=None
+        Takes the place of the one in the solver's own settings; its entries of H are counted.
+        Solvers that use none ignore it.
+    n_probes : int, default=64
+        Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
+    tol : float, default=0.01
+        Relative residual of the targets, and mean relative residual of the probes, at which a solve
+        ends (Lin et al. 2024, section 2).
+    max_epochs : float, default=1000
+        Budget of one solve in epochs (n^2 kernel entries).
+    warm_start : bool, default=True
+        Freeze the probes and start each solve from the previous solution.
+    refresh : float, default=0.2
+        Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
+        still a preconditioner. 0 builds it for every step.
+
     Notes
     -----
     Lin et al. (2024), equation 5. The distance of a cold start, z' H^-1 z, grows with 1 / noise,
-    which is what the pathwise estimator avoids. The parameters are those of `PathwiseGradient`
-    without its prior samples.
+    which is what the pathwise estimator avoids.
     """
 
     def draw(self, problem: GPProblem, generator: Generator) -> Float[Tensor, "n s"]:

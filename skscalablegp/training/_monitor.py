@@ -24,8 +24,8 @@ class TrainingStep:
     Attributes
     ----------
     stage : str
-        "subset" while initialising on some of the rows, "full" afterwards; "batches" where every
-        step sees a random batch.
+        The number of rows ("2000"), "neighbourhood 1" or "start" while initialising, "full"
+        afterwards; "expert 1" for separate experts; "batches" where every step sees a random batch.
     iteration : int
         Evaluations so far in this stage, from 1.
     theta : ndarray of shape (p,)
