@@ -282,7 +282,7 @@ class IterativeGPRegressor(GPRegressorBase):
         self._preconditioner(plan)
         random_state, generator = seeded(self.random_state)
         events = FitEvents(self, table.X, table.y)
-        problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
+        problem = self._problem(table, kernel, plan.dtype, plan.device, plan.keep)
 
         def on_step(step: TrainingStep) -> bool:
             return events.step(lambda: self._attributes_at(step, table, problem, plan, generator))
@@ -306,6 +306,16 @@ class IterativeGPRegressor(GPRegressorBase):
             raise
         events.end()
         return self
+
+    @staticmethod
+    def _problem(
+        table: Table, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
+    ) -> GPProblem:
+        return table.problem(kernel, dtype, device, keep, table.origin(kernel))
+
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        return super()._inputs(X - self._table().origin(kernel))
 
     def _attributes_at(
         self,
@@ -514,12 +524,13 @@ class IterativeGPRegressor(GPRegressorBase):
     ) -> tuple[Solution, float]:
         """The posterior's samples: those of a pathwise training, moved to the final theta."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, plan.dtype, plan.device, plan.keep)
+        table = self._table()
+        problem = self._problem(table, kernel, plan.dtype, plan.device, plan.keep)
         if self.dtype == "auto":
             # Training may have ended on a subset, before it could see what all rows need.
             problem = well_conditioned(problem, theta.numpy())
             if problem.X.dtype != plan.dtype and 8 * len(problem.X) ** 2 > self._memory_room(plan):
-                problem = self._table().problem(kernel, problem.X.dtype, plan.device, keep=False)
+                problem = self._problem(table, kernel, problem.X.dtype, plan.device, False)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
             plan.solver,
@@ -560,7 +571,8 @@ class IterativeGPRegressor(GPRegressorBase):
     def _prediction_problem(self) -> GPProblem:
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         keep = self.posterior_ == "exact"
-        return self._table().problem(kernel, self._prediction_dtype(), self._fit_device(), keep)
+        dtype, device = self._prediction_dtype(), self._fit_device()
+        return self._problem(self._table(), kernel, dtype, device, keep)
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)

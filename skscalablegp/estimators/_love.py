@@ -36,7 +36,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     estimator : regressor, default=None
         A regressor of this package with fast products: KISSGPRegressor (the default),
         IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A fitted one wrapped in
-        ``sklearn.frozen.FrozenEstimator`` is used as it is.
+        ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied: fit again once it has
+        changed.
     rank : int, default=100
         Lanczos vectors to begin with.
     tol : float, default=1e-4
@@ -86,6 +87,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     True
     """
 
+    _fast_products = False
+
     _parameter_constraints = {
         "estimator": [HasMethods(["fit", "predict"]), None],
         "rank": [Interval(Integral, 1, None, closed="left")],
@@ -127,7 +130,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             Targets; a frozen regressor does not look at them, only the unit of the error comes from
             them.
         noise_variance : float or array-like of shape (n,), optional
-            Handed to the regressor.
+            Handed to the regressor; not for a frozen one.
 
         Returns
         -------
@@ -139,7 +142,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         TypeError
             For a regressor whose posterior has no fast products.
         ValueError
-            For input or settings the model cannot honour.
+            For input or settings the model cannot honour, and for columns that are not those of a
+            frozen regressor.
         MemoryError
             When the work would not fit, before it starts.
         """
@@ -151,7 +155,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         inner = self._inner(X, y, noise_variance, random_state)
         below = inner._posterior()
         rows, probes = (
-            torch.tensor(_as_seen(inner, part), dtype=below.dtype, device=below.device)
+            inner._inputs(_as_seen(inner, part))
             for part in (held, checked[:: max(1, len(checked) // _PROBE_ROWS)])
         )
         result = love(
@@ -186,6 +190,12 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             inner = self.estimator.estimator
             _check_supported(inner)
             check_is_fitted(inner)
+            validate_data(inner, X, skip_check_array=True, reset=False)
+            if noise_variance is not None:
+                raise ValueError(
+                    "A frozen regressor has seen its noise: pass noise_variance where it is "
+                    "fitted, not to LOVEPredictor.fit."
+                )
             return inner
         inner = KISSGPRegressor() if self.estimator is None else clone(self.estimator)
         _check_supported(inner)
@@ -204,6 +214,9 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         X = super()._rows(X)  # raises before a fit
         return _as_seen(self.estimator_, X)
 
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        return self.estimator_._inputs(X)
+
     def _n_outputs(self) -> int:
         return self.estimator_._n_outputs()
 
@@ -212,11 +225,11 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 
 
 def _check_supported(inner: Any) -> None:
-    if not isinstance(inner, GPPredictionBase):
+    if not isinstance(inner, GPPredictionBase) or not inner._fast_products:
         raise TypeError(
             f"{type(inner).__name__} has no fast products with its covariance matrix, which "
-            "LOVEPredictor needs: wrap KISSGPRegressor, IterativeGPRegressor or another "
-            "Gaussian-process regressor of this package."
+            "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
+            "regressor of this package with rows, random features or inducing points."
         )
 
 

@@ -160,6 +160,8 @@ class PoERegressor(GPRegressorBase):
     (3, True)
     """
 
+    _fast_products = False
+
     _parameter_constraints = shared_parameters(*_SHARED) | {
         "combination": [StrOptions(set(COMBINATIONS))],
         "expert_size": [Interval(Integral, 1, None, closed="left")],

@@ -32,6 +32,9 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
     and says how its posterior is rebuilt from fitted NumPy arrays (``_build_posterior``).
     """
 
+    # Whether LOVEPredictor can work over it.
+    _fast_products: bool = True
+
     def _n_outputs(self) -> int:
         """t, the number of targets."""
         return np.size(self._y_train_mean)
@@ -60,6 +63,8 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         """Validated rows as the posterior takes them."""
         posterior = self._posterior()
+        # A reordered data frame arrives with negative strides, which torch refuses.
+        X = np.ascontiguousarray(X)
         return torch.tensor(X, dtype=posterior.dtype, device=posterior.device)
 
     def _chunks(self, X: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:

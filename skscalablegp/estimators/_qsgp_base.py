@@ -83,6 +83,8 @@ def train_model(fit: Fit, start: Trained | None = None, n_seen: int = 0) -> Trai
 class QSGPMixin:
     """Training and fitted attributes; a subclass reads tables and answers predictions."""
 
+    _fast_products = False
+
     def _fitted(self) -> bool:
         return hasattr(self, "_state")
 

@@ -141,6 +141,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     True
     """
 
+    _fast_products = False
+
     _parameter_constraints = shared_parameters(
         "kernel",
         "n_restarts_optimizer",

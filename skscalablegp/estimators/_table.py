@@ -66,21 +66,36 @@ class Table:
         """The normalised targets as (n, t)."""
         return self.y.reshape(len(self.X), -1)
 
+    def origin(self, kernel: TorchKernel) -> np.ndarray:
+        """What float32 rows are measured from, ndarray of shape (d,).
+
+        The columns' means where the kernel only sees differences: numbers far from zero, such as
+        times in seconds, would lose their digits. Zero elsewhere.
+        """
+        stationary = kernel.stationary_terms() is not None
+        return self.X.mean(axis=0) if stationary else np.zeros(self.X.shape[1])
+
     def problem(
-        self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
+        self,
+        kernel: TorchKernel,
+        dtype: torch.dtype,
+        device: torch.device,
+        keep: bool,
+        origin: np.ndarray | float = 0.0,
     ) -> GPProblem:
-        """The same table as tensors."""
+        """The same table as tensors, rows measured from `origin`."""
 
         def tensor(a: np.ndarray) -> torch.Tensor:
-            return torch.tensor(a, dtype=dtype, device=device)
+            return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
 
         return GPProblem(
-            kernel, tensor(self.X), tensor(self.targets), tensor(self.noise), keep=keep
+            kernel, tensor(self.X - origin), tensor(self.targets), tensor(self.noise), keep=keep
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:
         """Refuse duplicated rows that no noise tells apart."""
         with torch.no_grad():
             # A copy: torch warns of arrays that are not writable.
-            white = kernel.noise(kernel.theta0, torch.tensor(self.X)).numpy()
+            rows = torch.tensor(np.ascontiguousarray(self.X))
+            white = kernel.noise(kernel.theta0, rows).numpy()
         check_duplicates(self.X, white + self.noise)

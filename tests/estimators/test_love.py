@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.frozen import FrozenEstimator
@@ -10,7 +11,20 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression
 
-from skscalablegp import IterativeGPRegressor, KISSGPRegressor, LOVEPredictor, RFFRegressor
+from skscalablegp import (
+    IterativeGPRegressor,
+    KISSGPRegressor,
+    LOVEPredictor,
+    PoERegressor,
+    QSGPRegressor,
+    QSRVMRegressor,
+    RFFRegressor,
+    RRCGRegressor,
+    SCGDDKLRegressor,
+    SGPRRegressor,
+    SSRFFRegressor,
+    SVGPRegressor,
+)
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import WhitenedBelief
 from skscalablegp.posteriors import InducingPosterior, InducingSpace, love
@@ -81,6 +95,49 @@ class TestLOVE:
         X, y, _ = table()
         with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
             LOVEPredictor(LinearRegression()).fit(X, y)
+        for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor(), LOVEPredictor()):
+            with pytest.raises(TypeError, match=f"{type(below).__name__} has no fast products"):
+                LOVEPredictor(below).fit(X, y)
+
+    def test_a_frozen_regressor_keeps_its_columns_and_its_noise(self):
+        X, y, _ = table(n=60)
+        frame = pd.DataFrame(X, columns=["a", "b"])
+        love = LOVEPredictor(FrozenEstimator(fixed(grid_size=20).fit(frame, y)))
+        with pytest.raises(ValueError, match="feature names"):
+            love.fit(frame[["b", "a"]], y)
+        with pytest.raises(ValueError, match="1 features, but KISSGPRegressor is expecting 2"):
+            LOVEPredictor(FrozenEstimator(fixed(grid_size=20).fit(X, y))).fit(X[:, :1], y)
+        with pytest.raises(ValueError, match="pass noise_variance where it is fitted"):
+            love.fit(frame, y, noise_variance=0.1)
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        IterativeGPRegressor(optimizer=None),
+        IterativeGPRegressor(optimizer=None, solver="cg", tol=1e-8, dtype="float32"),
+        RRCGRegressor(optimizer=None),
+        SSRFFRegressor(optimizer=None),
+        RFFRegressor(optimizer=None, n_features=60),
+        KISSGPRegressor(optimizer=None, grid_size=20, n_lanczos=None),
+        SGPRRegressor(optimizer=None, n_inducing=20),
+        SVGPRegressor(max_iter=5, n_inducing=20),
+        SCGDDKLRegressor(max_epochs=2, hidden_layer_sizes=(10,)),
+        SCGDDKLRegressor(C() * RBF(), max_epochs=2, hidden_layer_sizes=(10,), n_features=40),
+    ],
+    ids=lambda below: type(below).__name__,
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_raw_columns_reach_the_regressor_in_its_own_units(below):
+    """Columns far from zero, of unequal scale: what a regressor does about them is its own."""
+    X, y, X_new = table(n=80)
+    unit, origin = np.array([1.0, 100.0]), np.array([5.0, 1000.0])
+    X, X_new, y = X * unit + origin, X_new * unit + origin, 10 * y + 1000
+    below = below.set_params(normalize_y=True, random_state=0).fit(X, y)
+    love = LOVEPredictor(FrozenEstimator(below), rank=100).fit(X, y)
+    mean, std = below.predict(X_new, return_std=True)
+    np.testing.assert_allclose(love.predict(X_new), mean, rtol=0, atol=1e-4 * np.ptp(y))
+    np.testing.assert_allclose(love.predict_std(X_new), std, rtol=0.01)
 
 
 def inducing(X, y):
@@ -108,6 +165,7 @@ class TestWeights:
     @pytest.mark.parametrize("name", ["features", "inducing points"])
     def test_variances_tend_to_the_exact_ones_from_above(self, name):
         X, y, X_new = (torch.from_numpy(a) for a in table())
+        X, X_new = X - X.mean(0), X_new - X.mean(0)  # as the posterior sees them
         below = self.posterior(name, X.numpy(), y.numpy())
         exact, size = below.variance(X_new), len(below.weights)
         form = below.weight_form()
@@ -132,6 +190,7 @@ class TestWeights:
     @pytest.mark.parametrize("rank", [5, 30])
     def test_samples_have_the_low_rank_covariance(self, name, rank):
         X, y, X_new = (torch.from_numpy(a) for a in table())
+        X, X_new = X - X.mean(0), X_new - X.mean(0)  # as the posterior sees them
         below = self.posterior(name, X.numpy(), y.numpy())
         made = love(below, X_new, X, rank=rank, max_rank=rank, tol=1e-9, scale=1.0).posterior
         draws = made.sample(X_new, 20_000, np.random.RandomState(0))[:, 0]
