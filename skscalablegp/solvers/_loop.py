@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
-from ._base import Column, Solver, SolverState, start
+from ._base import Column, Solver, SolverState, column_norms, start
 from ._solution import Solution, Status
 from ._stopping import Progress, StoppingRule
 
@@ -46,6 +47,8 @@ def solve(
     callback : callable, optional
         Called with the state after every step. The state is updated in place, and its ``x`` and
         every later step stay right after an interruption (KeyboardInterrupt passes through).
+        Columns of a size whose square the precision cannot hold appear there in units of a power
+        of two.
 
     Returns
     -------
@@ -59,6 +62,9 @@ def solve(
         )
     begin, epochs = perf_counter(), operator.epochs
     B = B.to(dtype=operator.dtype, device=operator.device)
+    units = _units(B)
+    if units is not None:
+        B, x0 = B / units, None if x0 is None else x0.to(B) / units
     state = solver.init(operator, B, x0, preconditioner)
     first = state.residual_norms.cpu().clone()
     while True:
@@ -81,8 +87,25 @@ def solve(
     # Within a budget the residual of conjugate gradients may rise while their error falls.
     if status in (Status.STAGNATED, Status.BREAKDOWN):
         residuals = _no_worse_than(first, x0, state, residuals)
+    if units is not None:
+        state.x.mul_(units)
     stats = {**state.stats, "seconds": perf_counter() - begin, "residuals_exact": state.exact}
     return Solution(state.x, status, residuals, progress.epochs, state.iteration, stats)
+
+
+def _units(B: Float[Tensor, "n s"]) -> Float[Tensor, " s"] | None:
+    """Powers of two for columns whose squared norm would leave the precision's range, else None.
+
+    Far from the data k(x, X) is tiny: its products with itself would be zero, and the solve broken.
+    """
+    norms = column_norms(B)
+    largest = torch.finfo(B.dtype).max ** 0.25
+    extreme = ((norms < 1 / largest) | (norms > largest)) & (norms > 0) & norms.isfinite()
+    if not bool(extreme.any()):
+        return None
+    smallest = math.log2(torch.finfo(B.dtype).tiny)
+    exponents = torch.where(extreme, norms.log2().floor().clamp(min=smallest), 0.0)
+    return torch.exp2(exponents).to(B.dtype)
 
 
 def _no_worse_than(

@@ -101,6 +101,19 @@ class SolverContract:
             assert solution.status.remedy and truth > 0.99 * tol
             assert 0.5 * truth < float(solution.residuals.max()) < 2 * truth
 
+    def test_columns_of_any_size_are_solved(self, row):
+        """Squares of the first two leave the range of float32."""
+        problem = spectrum_problem(1e2)
+        operator = problem.operator(torch.float32)
+        size = torch.tensor([1e-25, 1e25, 1e-4, 1.0, 1.0])
+        B = problem.B.float() * size
+        stopping = RelativeResidual(1e-2) | MaxEpochs(row.max_epochs)
+        for x0 in (None, torch.zeros_like(B)):
+            solution = solve(operator, B, row.make(), stopping=stopping, x0=x0)
+            assert solution.status is Status.CONVERGED
+            truth = problem.relative_residuals(solution.value.double() / size.double())
+            assert float(truth.max()) < 1.1e-2
+
     def test_zero_right_hand_side(self, row):
         problem = kernel_problem(s=2)
         B = torch.zeros_like(problem.B)
