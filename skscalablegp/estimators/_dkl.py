@@ -32,7 +32,7 @@ n_features : int, default=1000
     Random Fourier features, half sines and half cosines, for each product of the kernel that
     has a stationary factor.
 min_noise : float, default=0.01
-    Lower bound of the noise's standard deviation, in normalised units.
+    Lower bound of the noise's standard deviation, in normalised units; below 10.
 batch_size : int or "auto", default="auto"
     Rows of a batch; "auto" is 64 up to 100,000 rows and 256 above.
 max_epochs : int or "auto", default="auto"

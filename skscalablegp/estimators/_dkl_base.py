@@ -63,7 +63,6 @@ _FEWEST_SPLIT = 200
 _LOSS = 0.05
 # The noise variance may not exceed the target's by more than this.
 _LARGEST_NOISE = 1e3
-_POSITIVE = Interval(Real, 0, None, closed="neither")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         "activation": [StrOptions(set(ACTIVATIONS))],
         "network": [callable, None],
         "n_features": [Interval(Integral, 2, None, closed="left")],
-        "min_noise": [_POSITIVE],
+        "min_noise": [Interval(Real, 0, 10, closed="neither")],
         "max_epochs": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "optimizer": [StrOptions(set(BATCH_OPTIMIZERS)), callable, None],
         "early_stopping": ["boolean", StrOptions({"auto"})],
@@ -157,7 +156,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 "and the target for extreme values, or use dtype='float64'."
             )
         stepper.scored_rows, stepper.n = source, len(source)
-        self._keep(features, stepper, settings, result, monitor, source)
+        kernel = self._compiled(features.network.n_features)
+        self._keep(features, kernel, stepper, settings, result, monitor, source)
         kept = np.arange(len(X))
         if len(X) > _KEPT_ROWS:
             kept = np.unique(random_state.randint(len(X), size=_KEPT_ROWS))
@@ -204,12 +204,14 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         if first:
             source = self._new_source(X, Y, settings)
             features = self._make_features(source, generator)
+            kernel = self._compiled(features.network.n_features)
             tensors, noise = features.initial(generator, settings.dtype), self._first_noise
             kept = _sampled(None, X, Y, 0, random_state)
         else:
             device = training_device(self.device)
             source = _resident(RowSource(X, Y, self._scaling, settings.dtype, device))
             features = to_torch(self._features)
+            kernel = compile_kernel(self.kernel_, features.network.n_features)
             tensors = network_from_numpy(self._tensors, settings.dtype)
             tensors[features.theta_at] = tensors[features.theta_at].double()
             noise = self.noise_variance_
@@ -228,7 +230,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         result, monitor = self._run(stepper, settings, steps, keep_best=False)
         if not math.isfinite(result.score):
             raise ValueError("This chunk leaves no parameters with a finite likelihood.")
-        self._keep(features, stepper, settings, result, monitor, source)
+        self._keep(features, kernel, stepper, settings, result, monitor, source)
         self._kept, self.n_samples_seen_ = kept, seen + len(X)
         self._warn(result, settings)
         return self
@@ -390,12 +392,12 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             result = replace(result, stop_reason="diverged")
         return result, monitor
 
-    def _keep(self, features, stepper, settings, result, monitor, source: RowSource) -> None:
+    def _keep(self, features, kernel, stepper, settings, result, monitor, source) -> None:
         """The last exact pass, and everything that prediction needs as arrays."""
         evaluation, _ = stepper.finish()
         theta = stepper.tensors[features.theta_at].detach().cpu()
         weights = evaluation.posterior(stepper.noise)
-        self.kernel_ = self._compiled(features.network.n_features).to_sklearn(theta)
+        self.kernel_ = kernel.to_sklearn(theta)
         self.noise_variance_ = stepper.noise
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_cholesky_ = weights.factor.cpu().numpy()

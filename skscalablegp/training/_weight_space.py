@@ -238,8 +238,10 @@ class WeightSpaceStepper(Stepper):
             return 1.0, 1.0
         now = float(self.tensors[self.features.theta_at].detach()[at])
         low, high = self.features.bounds[at]
-        # A single step of several orders of magnitude would only undo what training balanced.
-        return math.exp(max(low - now, -5.0)), math.exp(min(high - now, 5.0))
+        # A single step of several orders of magnitude would only undo what training balanced; a
+        # constant outside its bounds has to get there, however far it is.
+        nearest = min(max(0.0, low - now), high - now)
+        return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
     def _unseen(self, moments: FeatureMoments) -> float:
         """The held-out rows' mean negative log density, at the noise that they ask for."""

@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
+    DotProduct,
     ExpSineSquared,
     WhiteKernel,
 )
@@ -108,6 +109,22 @@ def test_bounds_and_fixed_hyperparameters_are_honoured():
     fitted = quick(kernel=kernel, n_features=50, learning_rate=0.1).fit(X, y).kernel_
     assert fitted.k1.constant_value == 2.0
     assert 0.9 <= fitted.k2.length_scale <= 1.1
+
+
+@pytest.mark.parametrize("start", [1e-9, 1e9])
+def test_a_constant_outside_its_bounds_gets_there(start):
+    X, y = table()
+    model = quick(kernel=ConstantKernel(start) * DotProduct()).fit(X, y)
+    assert 1e-5 <= model.kernel_.k1.constant_value <= 1e5
+    assert model.score(X, y) > 0.5
+
+
+def test_a_stream_keeps_the_kernel_of_its_first_chunk():
+    X, y = table()
+    model = quick().partial_fit(X, y)
+    first = str(model.kernel_)
+    model.set_params(kernel=ConstantKernel() * RBF(), optimizer=None).partial_fit(X, y)
+    assert str(model.kernel_) == first
 
 
 def test_noise_stays_above_its_bound():
