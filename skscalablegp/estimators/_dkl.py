@@ -36,7 +36,8 @@ min_noise : float, default=0.01
 batch_size : int or "auto", default="auto"
     Rows of a batch; "auto" is 64 up to 100,000 rows and 256 above.
 max_epochs : int or "auto", default="auto"
-    Passes over the rows; "auto" makes about 12,000 steps of 64 rows, at most 100 epochs.
+    Passes over the rows; "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to
+    18,000 steps where 28 epochs need them.
 learning_rate : float or "auto", default="auto"
     At the start; it falls to zero along a half cosine. "auto" is 0.01 for Adam, times the
     square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
