@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
+from torch import Tensor
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory
@@ -309,7 +310,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _build_posterior(self) -> ChevronPosterior:
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         points = self._scaling.inputs(self.relevance_vectors_, torch.float64, torch.device("cpu"))
-        amplitude = float(kernel.diag(kernel.theta0, points[:1])[0])
+        amplitude = _own_values(kernel, points)[:, None].numpy()
         r, t = self.coef_.shape
         weights = ChevronWeights(
             torch.tensor(self.coef_ / amplitude).reshape(1, r, t),
@@ -343,7 +344,7 @@ class _DictionaryFit:
 
     def run(self):
         compiled = compile_kernel(self.kernel, self.fit.d)
-        amplitude = float(compiled.diag(compiled.theta0, self.points[:1])[0])
+        amplitude = _own_values(compiled, self.points)
         precision = np.full(len(self.left), 1.0 / self.unit)
         noise = noise_of(compiled, compiled.theta0)
         while len(self.left) > _EXACT and self.rounds < _ROUNDS:
@@ -373,10 +374,10 @@ class _DictionaryFit:
         return stepper, result
 
     def _round(
-        self, compiled: TorchKernel, amplitude: float, precision: np.ndarray, noise: float
+        self, compiled: TorchKernel, amplitude: Tensor, precision: np.ndarray, noise: float
     ) -> np.ndarray:
         """Steps at these precisions, then the ELBO's optimum in each of them."""
-        scale = 1 / (amplitude * np.sqrt(precision))
+        scale = 1 / (amplitude[self.left].cpu().numpy() * np.sqrt(precision))
         basis = ScaledFunctions(
             KernelFunctions(compiled, self.points[self.left].float()),
             torch.as_tensor(scale).float(),
@@ -400,7 +401,7 @@ class _DictionaryFit:
             self.left, precision = self.left[keep], precision[keep]
         return precision
 
-    def _moments(self, compiled: TorchKernel, amplitude: float):
+    def _moments(self, compiled: TorchKernel, amplitude: Tensor):
         """Phi'Phi, Phi'Y and the sum of squares of Y, a block of rows at a time."""
         points = self.points[self.left]
         m, t = len(points), self.source.Y.shape[1]
@@ -409,7 +410,7 @@ class _DictionaryFit:
         square = 0.0
         with torch.no_grad():
             for X, Y in self.source.blocks(4096):
-                phi = compiled.cross(compiled.theta0, X, points) / amplitude
+                phi = compiled.cross(compiled.theta0, X, points) / amplitude[self.left]
                 gram += phi.T @ phi
                 projection += phi.T @ Y
                 square += float(Y.square().sum())
@@ -442,6 +443,13 @@ class _Settings:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._est, name)
+
+
+def _own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
+    """k(x_i, x_i), by which functions become 1 at their own row; 1 for a function that is 0."""
+    with torch.no_grad():
+        values = kernel.diag(kernel.theta0, points).double()
+    return torch.where(values > 0, values, torch.ones_like(values))
 
 
 def _with_noise(kernel: Any, noise: float) -> Any:
