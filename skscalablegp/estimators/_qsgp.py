@@ -32,7 +32,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         without WhiteKernel gets one: the likelihood needs noise.
     n_features : int or "auto", default="auto"
         m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
-        the number of points.
+        the number of points: all rows, or so many random ones for basis="rows".
     basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
         Random Fourier features, or kernel functions at all rows or at given points (in X's units).
         With kernel functions the hyperparameters stay where the exact start leaves them, and
@@ -57,7 +57,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     likelihood : {"gaussian", "laplace"}, default="gaussian"
         "laplace" is robust to outliers; its scale is the root of half the noise variance.
     inference : {"auto", "exact", "stochastic"}, default="auto"
-        Full-batch linear algebra, O(n m^2), or steps.
+        Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
+        of the rows, always have full batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
         Of the weights' means. "adagrad" from zero is the paper's.
     learning_rate : float or "auto", default="auto"

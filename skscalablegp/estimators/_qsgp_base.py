@@ -88,21 +88,21 @@ class QSGPMixin:
     def _fitted(self) -> bool:
         return hasattr(self, "_state")
 
-    def _points(self, X: np.ndarray, source: RowSource) -> np.ndarray | None:
+    def _points(
+        self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
+    ) -> np.ndarray | None:
         """Points of a kernel basis in the model's units."""
         if isinstance(self.basis, str) and self.basis == "fourier":
             return None
         if isinstance(self.basis, str):
-            return source.rows(slice(None))[0].cpu().numpy()
+            rows: Any = slice(None)
+            if self.n_features != "auto" and self.n_features < len(X):
+                rows = np.sort(random_state.permutation(len(X))[: self.n_features])
+            return source.rows(rows)[0].cpu().numpy()
         points = check_array(self.basis, dtype=np.float64, input_name="basis")
         if points.shape[1] != X.shape[1]:
             raise ValueError(
                 f"basis has points of {points.shape[1]} columns, but X has {X.shape[1]}."
-            )
-        if self.inference == "stochastic":
-            raise ValueError(
-                'inference="stochastic" needs basis="fourier" or basis="rows"; a model of kernel '
-                'functions at given points is solved by full batches (inference="auto").'
             )
         return source.scaling.inputs(points, torch.float64, torch.device("cpu")).numpy()
 
@@ -133,7 +133,7 @@ class QSGPMixin:
         monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
         scaling = scaling_of(self, X, Y, normalize_y) if start is None else self._scaling
         source = RowSource(X, Y, scaling, torch.float64, training_device(self.device))
-        points = self._points(X, source) if start is None else start.points
+        points = self._points(X, source, random_state) if start is None else start.points
         try:
             fit = Fit(self, source, likelihood, points, monitor, random_state)
             state = train_model(fit, start, n_seen)

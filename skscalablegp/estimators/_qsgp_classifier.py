@@ -37,7 +37,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Constant * Matern(nu=1.5), one length scale a column up to 30 columns.
     n_features : int or "auto", default="auto"
         m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
-        the number of points.
+        the number of points: all rows, or so many random ones for basis="rows".
     basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
         Random Fourier features, or kernel functions at all rows or at given points (in X's units).
         With kernel functions the hyperparameters stay where the exact start leaves them, and
@@ -58,7 +58,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
         up to 20,000 rows and 1,000 above.
     inference : {"auto", "exact", "stochastic"}, default="auto"
-        Full-batch linear algebra, O(n m^2), or steps.
+        Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
+        of the rows, always have full batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
         Of the weights' means. "adagrad" from zero is the paper's.
     learning_rate : float or "auto", default="auto"

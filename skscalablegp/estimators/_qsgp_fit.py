@@ -23,7 +23,7 @@ from ..training import (
     by_unit,
     train_steps,
 )
-from ._qsgp_plan import make_plan
+from ._qsgp_plan import check_room, make_plan
 from ._qsgp_start import scaled_for_labels, starting_kernel, subset_kernel
 from ._qsgp_state import Trained
 
@@ -58,8 +58,8 @@ class Fit:
         self.device = resolve_device(est.device)
         t = source.Y.shape[1]
         self.n, self.d, self.t = n, d, t
-        m_max = None if points is None else len(points)
-        self.plan = make_plan(est, n, d, t, m_max, self.device)
+        m = None if points is None else len(points)
+        self.plan = make_plan(est, n, d, t, m, self.device)
         dtype = self.plan.dtype
         self.source = RowSource(source.X, source.Y, source.scaling, dtype, self.device).resident()
 
@@ -67,6 +67,7 @@ class Fit:
         """The size of a model that goes on is that of its past."""
         q, units, c = start.dense.shape
         self.plan = replace(self.plan, exact=start.exact, n_features=q * units, n_dense=c)
+        check_room(self.plan, self.est, self.n, self.t, self.device)
 
     def _subset(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self.random_state.permutation(self.n)[: min(size, self.n)]

@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
+from skscalablegp.estimators import _qsgp_plan
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
@@ -41,6 +42,37 @@ def test_exact_fourier_features_are_bayesian_linear_regression():
     assert_allclose(model.coef_[:, 0], np.linalg.solve(H, draws.T @ y / 0.1), atol=1e-4)
     latent = np.sqrt(np.einsum("ij,ji->i", draws, np.linalg.solve(H, draws.T)))
     assert_allclose(model.predict_std(X, include_noise=False), latent, rtol=1e-4)
+
+
+@pytest.mark.parametrize("inference", ["auto", "exact"])
+def test_functions_at_given_points_are_subset_of_regressors_regression(inference, monkeypatch):
+    monkeypatch.setattr(_qsgp_plan, "EXACT_FEATURES", 20)
+    X, y = table(100)
+    Z = np.random.default_rng(1).uniform(-2, 2, (30, 2))
+    model = QSGPRegressor(basis=Z, inference=inference, **FIXED).fit(X, y)
+    K = ConstantKernel(1.0) * RBF([1.0, 1.0])
+    phi = K(X, Z)
+    expected = np.linalg.solve(phi.T @ phi / 0.1 + K(Z) + 1e-8 * np.eye(30), phi.T @ y / 0.1)
+    assert model.inference_ == "exact" and model.n_basis_ == 30
+    assert_allclose(model.predict(X), phi @ expected, atol=1e-4)
+
+
+def test_some_of_the_rows_are_as_many_points_as_were_asked_for():
+    X, y = table(100)
+    model = QSGPRegressor(basis="rows", n_features=10, **FIXED).fit(X, y)
+    assert model.n_basis_ == 10 and "10 functions" in model.solver_info_["plan"]
+    points = model._state.points
+    assert len(np.unique(points, axis=0)) == 10
+    assert all((X == point).all(1).any() for point in points)
+
+
+def test_memory_of_full_batches_counts_the_basis_at_all_rows():
+    X, y = table(1000)
+    need = 8 * (3 * 1000 * 64 + 4 * 64 * 64)
+    settings = dict(n_features=64, inference="exact", **FIXED)
+    with pytest.raises(MemoryError, match="64 basis functions at 1000 rows"):
+        QSGPRegressor(memory_budget=0.99 * need, **settings).fit(X, y)
+    QSGPRegressor(memory_budget=1.01 * need, **settings).fit(X, y)
 
 
 def test_an_exact_stream_is_the_fit_of_all_rows():
@@ -108,6 +140,10 @@ def test_a_sinc_needs_few_functions():
         (dict(n_features=20, feature_batch_size=30), "feature_batch_size=30 is more than"),
         (dict(likelihood="poisson"), "likelihood"),
         (dict(basis="rows", n_features=500), "more than the 120 points"),
+        (dict(basis="rows", n_features=50, inference="stochastic"), "with all rows"),
+        (dict(basis=np.zeros((3, 2)), n_dense=1), "n_dense=1 is for steps"),
+        (dict(basis=np.zeros((3, 2)), n_features=2), "fewer than the 3 points"),
+        (dict(basis=np.zeros((3, 2)), inference="stochastic"), "at given points is solved by"),
         (dict(basis=np.zeros((3, 5))), "basis has points of 5 columns"),
     ],
 )
