@@ -87,7 +87,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_targets : int, default=None
         Number of target columns, checked against y.
     warm_start : bool, default=False
-        Whether `fit` goes on from the last fit's weights, hyperparameters and basis.
+        Whether `fit` goes on from the last fit's weights, hyperparameters and basis, where the
+        table has as many columns and targets, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
         Seed of basis, draws and subset. None draws a new one at each fit.
     memory_budget : float or "auto", default="auto"
@@ -258,7 +259,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             If the weights do not fit.
         """
         X, Y = self._read_rows(X, y)
-        self._train_on(X, Y, self.likelihood, self.normalize_y, self._past())
+        self._train_on(X, Y, self.likelihood, self.normalize_y, self._past(X, Y.shape[1]))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)

@@ -58,7 +58,7 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
 
 
 def train_model(fit: Fit, start: Trained | None = None, n_seen: int = 0) -> Trained:
-    """Train from the beginning, or go on from `start`, which has seen `n_seen` rows."""
+    """Train from the beginning, or go on from `start`, which has seen `n_seen` other rows."""
     if start is None:
         # The basis first: it is then the same for any number of rows.
         seed = int(fit.random_state.randint(2**31 - 1))
@@ -113,9 +113,19 @@ class QSGPMixin:
                 'basis="fourier", or an array of points.'
             )
 
-    def _past(self) -> Trained | None:
-        """What `fit` goes on from, if it is to."""
-        return self._state if self.warm_start and self._fitted() else None
+    def _past(self, X: np.ndarray, t: int) -> Trained | None:
+        """What `fit` goes on from, if it is to and this table can."""
+        if not (self.warm_start and self._fitted()):
+            return None
+        state, fourier = self._state, isinstance(self.basis, str) and self.basis == "fourier"
+        if X.shape[1] != len(self._scaling.x_mean) or t != state.mean.shape[2]:
+            return None
+        if fourier != (state.points is None):
+            return None
+        if isinstance(self.basis, str) and not fourier:
+            rows = self._scaling.inputs(X, torch.float64, torch.device("cpu")).numpy()
+            return state if np.array_equal(rows, state.points) else None
+        return state
 
     def _train_on(
         self,

@@ -85,7 +85,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     standardize : bool, default=True
         Centre and scale the columns of X.
     warm_start : bool, default=False
-        Whether `fit` goes on from the last fit's weights, hyperparameters and basis.
+        Whether `fit` goes on from the last fit's weights, hyperparameters and basis, where the
+        table has as many columns and the same labels, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
         Seed of basis, draws and subset. None draws a new one at each fit.
     memory_budget : float or "auto", default="auto"
@@ -249,11 +250,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         MemoryError
             If the weights do not fit.
         """
-        start, old = self._past(), getattr(self, "classes_", None)
+        old = getattr(self, "classes_", None)
         X, codes = self._read_rows(X, y)
-        if start is not None and not np.array_equal(old, self.classes_):
-            start = None
-        self._train_on(X, self._signs(codes), "logistic", False, start)
+        signs = self._signs(codes)
+        start = self._past(X, signs.shape[1]) if np.array_equal(old, self.classes_) else None
+        self._train_on(X, signs, "logistic", False, start)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)

@@ -25,7 +25,8 @@ def exact_fit(
         part = basis.part(full)
         phi = part.evaluate(theta, X.double())
         m = phi.shape[1]
-        if start is not None:
+        # Of rows that it has already seen, a posterior is no prior.
+        if start is not None and n_seen > 0:
             mean = torch.as_tensor(start.mean).reshape(m, -1).to(phi)
             precision = torch.as_tensor(start.precision).to(phi)
         else:

@@ -44,6 +44,25 @@ def test_exact_fourier_features_are_bayesian_linear_regression():
     assert_allclose(model.predict_std(X, include_noise=False), latent, rtol=1e-4)
 
 
+@pytest.mark.parametrize("basis", ["fourier", "rows", np.linspace(-2, 2, 24).reshape(12, 2)])
+def test_a_warm_start_does_not_count_the_same_rows_twice(basis):
+    X, y = table(60)
+    cold = QSGPRegressor(basis=basis, **FIXED).fit(X, y)
+    warm = QSGPRegressor(basis=basis, warm_start=True, **FIXED).fit(X, y).fit(X, y)
+    assert_allclose(warm.predict(X), cold.predict(X), atol=1e-8)
+    stds = [model.predict_std(X, include_noise=False) for model in (warm, cold)]
+    assert_allclose(*stds, rtol=1e-6)
+
+
+@pytest.mark.parametrize("basis", ["fourier", "rows"])
+def test_a_warm_start_begins_anew_on_a_table_that_does_not_fit(basis):
+    X, y = table(60)
+    model = QSGPRegressor(basis=basis, warm_start=True, optimizer=None, random_state=0).fit(X, y)
+    for rows, targets in ((X[:, :1], y), (X[:40], np.column_stack([y, -y])[:40]), (X + 1, y)):
+        plain = QSGPRegressor(basis=basis, optimizer=None, random_state=0).fit(rows, targets)
+        assert_allclose(model.fit(rows, targets).predict(rows), plain.predict(rows), atol=1e-8)
+
+
 @pytest.mark.parametrize("inference", ["auto", "exact"])
 def test_functions_at_given_points_are_subset_of_regressors_regression(inference, monkeypatch):
     monkeypatch.setattr(_qsgp_plan, "EXACT_FEATURES", 20)
