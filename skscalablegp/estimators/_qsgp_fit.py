@@ -34,6 +34,10 @@ _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
 # Scores taken in one training.
 _CHECKS = 20
+# Fewer rows are all trained on; of more some choose the scale of variances.
+_HELD_FROM = 2_000
+# Rows, or their share if that is more, which then are not support rows.
+_HELD, _HELD_SHARE = 200, 0.1
 # Nats a row by which a score may be worse than the best before steps become smaller.
 _WORSE = 0.02
 
@@ -60,6 +64,16 @@ class Fit:
         self.n, self.d, self.t = n, d, t
         m = None if points is None else len(points)
         self.plan = make_plan(est, n, d, t, m, self.device)
+        self.calibrates = (
+            points is None
+            and not self.plan.exact
+            and est.covariance == "support"
+            and likelihood != "logistic"
+            and n >= _HELD_FROM
+        )
+        if self.calibrates:
+            most = max(1, n - max(_HELD, int(_HELD_SHARE * n)))
+            self.plan = replace(self.plan, support=min(self.plan.support, most))
         dtype = self.plan.dtype
         self.source = RowSource(source.X, source.Y, source.scaling, dtype, self.device).resident()
 

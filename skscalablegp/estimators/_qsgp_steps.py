@@ -26,9 +26,6 @@ from ._qsgp_fit import Fit
 from ._qsgp_start import site_of, support_weights
 from ._qsgp_state import Trained, fitted_scales, support_variance
 
-# Fewer rows are all trained on.
-_HELD_FROM = 2_000
-
 
 def stochastic_fit(
     fit: Fit,
@@ -59,9 +56,8 @@ def stochastic_fit(
         else:
             weights = _resumed(fit, start, basis, support, head)
     # Rows of the scores that no batch has can say how wide the errors are.
-    calibrated = (
-        est.covariance == "support" and fit.likelihood != "logistic" and fit.n >= _HELD_FROM
-    )
+    # A fit that goes on has trained on all of its rows before.
+    calibrated = fit.calibrates and (start is None or n_seen > 0)
     hyper = None
     if est.optimizer is not None and est.hyperparameter_learning_rate > 0:
         hyper = SampledHyperparameters(
@@ -91,6 +87,9 @@ def stochastic_fit(
     scale, noise = 1.0, stepper.site.noise
     if calibrated:
         scale, noise = _scales(stepper, compiled, n)
+    elif start is not None and site.noise > 0:
+        # What held-out rows said once stays true; the noise in units of the kernel's own.
+        scale, noise = start.variance_scale, noise * start.noise / site.noise
     with torch.no_grad():
         stepper.fold()
         theta = torch.as_tensor(stepper.theta())

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
-from skscalablegp.estimators import _qsgp_plan
+from skscalablegp.estimators import _qsgp_fit, _qsgp_plan
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
@@ -114,6 +114,34 @@ def test_steps_from_a_memory_map_and_a_warm_start(tmp_path):
     assert_array_equal(model.predict(X), plain.predict(X))
     assert model.fit(X, y).n_iter_ == 2 * plain.n_iter_
     assert model.score(X, y) > 0.8
+
+
+def calibrated(monkeypatch, **settings):
+    """A model whose scale of variances some of 500 rows have chosen."""
+    monkeypatch.setattr(_qsgp_fit, "_HELD_FROM", 300)
+    X, y = table(500)
+    # The kernel's noise is far too small.
+    kernel = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.005)
+    settings = dict(inference="stochastic", n_features=512, max_iter=20) | settings
+    model = QSGPRegressor(kernel, optimizer=None, random_state=0, **settings)
+    return model.fit(X[:400], y[:400]), X, y
+
+
+def test_support_rows_leave_rows_that_choose_the_scale_of_variances(monkeypatch):
+    model, X, y = calibrated(monkeypatch, control_variate_rank=400)
+    assert len(model._state.support_X) == 200
+    z = (y[400:] - model.predict(X[400:])) / model.predict_std(X[400:])
+    assert 0.7 < z.std() < 1.4
+
+
+def test_going_on_keeps_the_scale_of_variances(monkeypatch):
+    model, X, y = calibrated(monkeypatch, warm_start=True)
+    scale, noise = model._state.variance_scale, model._state.noise
+    assert scale != 1 and noise > 3 * 0.005
+    model.partial_fit(X[400:440], y[400:440])
+    assert (model._state.variance_scale, model._state.noise) == (scale, pytest.approx(noise))
+    model.fit(X[:400], y[:400])
+    assert (model._state.variance_scale, model._state.noise) == (scale, pytest.approx(noise))
 
 
 def test_laplace_is_robust():
