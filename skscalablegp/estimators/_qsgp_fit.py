@@ -102,7 +102,7 @@ class Fit:
                 kernel, X, Y, steps, self.monitor, self.random_state, est.n_restarts_optimizer
             )
             if self.likelihood == "logistic":
-                kernel = scaled_for_labels(kernel, X, Y)
+                kernel = scaled_for_labels(kernel, X, Y, est.kernel is not None)
         return kernel
 
     def support(self, start: Trained | None, compiled: TorchKernel) -> SupportRows:

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    Kernel,
+    Matern,
+    Product,
+    Sum,
+    WhiteKernel,
+)
 from torch import Tensor
 
 from ..kernels import TorchKernel, compile_kernel
@@ -73,43 +80,70 @@ def subset_kernel(
         return model.fit(X, Y).kernel_
 
 
-def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray) -> Kernel:
+def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
     """A regression's kernel with the signal variance that labels want.
 
     Labels -1 and 1 as real targets give the shape of the kernel; the latent function of a logistic
     likelihood is larger. The variance is that of the largest Laplace evidence (Rasmussen and
     Williams 2006, algorithm 3.1), summed over the columns of Y.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    X : ndarray of shape (n, d)
+    Y : ndarray of shape (n, t)
+    own : bool
+        Whether the kernel is the user's, whose bounds hold; those of the default one follow.
     """
-    compiled = compile_kernel(kernel, X.shape[1])
     rows = torch.as_tensor(X[:_LAPLACE_ROWS], dtype=torch.float64)
     labels = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
-    K = compiled.cross(compiled.theta0, rows, rows)
-    unit = float(K.diagonal().mean())
-    evidence = [
-        sum(_laplace(K * (a / unit), labels[:, k])[1] for k in range(labels.shape[1]))
-        for a in _AMPLITUDES
-    ]
-    best = _AMPLITUDES[int(np.argmax(evidence))] / unit
-    return _times(kernel, best)
+    compiled = compile_kernel(kernel, X.shape[1])
+    unit = float(compiled.diag(compiled.theta0, rows).mean())
+
+    def evidence(kernel: Kernel) -> float:
+        compiled = compile_kernel(kernel, X.shape[1])
+        K = compiled.cross(compiled.theta0, rows, rows)
+        return sum(_laplace(K, labels[:, k])[1] for k in range(labels.shape[1]))
+
+    trials = [_times(kernel, a / unit, own) for a in _AMPLITUDES]
+    if all(trial == kernel for trial in trials):
+        return kernel
+    return max(trials, key=evidence)
 
 
-def _times(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel with every leading constant times a factor, or a constant in front of it."""
-    left = getattr(kernel, "k1", None)
-    if left is None:
-        if isinstance(kernel, WhiteKernel):
-            return kernel
+def _times(kernel: Kernel, factor: float, own: bool) -> Kernel:
+    """The kernel with every term times a factor, as far as what is fixed or bounded allows.
+
+    A term's first free constant takes the factor; a term without constants gets one in front.
+    """
+    if isinstance(kernel, Sum):
+        return _times(kernel.k1, factor, own) + _times(kernel.k2, factor, own)
+    if isinstance(kernel, WhiteKernel) or len(kernel.theta) == 0:
+        return kernel
+    constants = _constants(kernel)
+    if not constants:
         return ConstantKernel(factor) * kernel
-    right = kernel.k2
-    name = type(kernel).__name__
-    if name == "Sum":
-        return _times(left, factor) + _times(right, factor)
-    if isinstance(left, ConstantKernel):
-        value = left.constant_value * factor
-        low, high = (value * 1e-5, value * 1e5)
-        bounds = left.constant_value_bounds
-        return ConstantKernel(value, bounds if isinstance(bounds, str) else (low, high)) * right
-    return ConstantKernel(factor) * kernel
+    free = [name for name, leaf in constants.items() if len(leaf.theta)]
+    if not free:
+        return kernel
+    leaf = constants[free[0]]
+    value, bounds = leaf.constant_value * factor, np.ravel(leaf.constant_value_bounds)
+    if own:
+        value = float(np.clip(value, *bounds))
+    else:
+        bounds = (value * 1e-5, value * 1e5)
+    leaf = ConstantKernel(value, tuple(bounds))
+    return clone(kernel).set_params(**{free[0]: leaf}) if free[0] else leaf
+
+
+def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
+    """Constant factors of a product by their parameter names, in order."""
+    if isinstance(kernel, ConstantKernel):
+        return {name: kernel}
+    if not isinstance(kernel, Product):
+        return {}
+    prefix = name and name + "__"
+    return _constants(kernel.k1, prefix + "k1") | _constants(kernel.k2, prefix + "k2")
 
 
 def _laplace(K: Tensor, y: Tensor) -> tuple[Tensor, float]:

@@ -169,6 +169,33 @@ def test_classes_come_in_streams_and_latent_functions_can_be_asked():
         model.partial_fit(X[:2], ["c", "a"])
 
 
+FREE = ConstantKernel(1.0, (0.1, 3.0))
+
+
+@pytest.mark.parametrize(
+    "kernel, signal",
+    [
+        (ConstantKernel(1.0, "fixed") * RBF(0.5, "fixed"), 1.0),
+        (ConstantKernel(1.0, "fixed") * RBF(0.5), 1.0),
+        (RBF(0.5, "fixed"), 1.0),
+        (RBF(0.5, "fixed") * FREE, 3.0),
+        (FREE * RBF(0.5, "fixed") + ConstantKernel(2.0, "fixed") * RBF(2.0, "fixed"), 5.0),
+    ],
+)
+def test_labels_respect_fixed_constants_and_bounds(kernel, signal):
+    X, y = table()
+    trained = QSGPClassifier(kernel, n_features=40, random_state=0).fit(X, y > 0).kernel_
+    latent = trained.k1 if isinstance(trained.k2, WhiteKernel) else trained
+    assert_allclose(latent.diag(X[:1]), signal, rtol=1e-6)
+    assert_array_equal(latent.bounds, kernel.bounds)
+
+
+def test_labels_want_a_larger_signal_than_the_default():
+    X, y = table()
+    trained = QSGPClassifier(n_features=40, random_state=0).fit(X, y > 0).kernel_
+    assert trained.k1.diag(X[:1]) >= 4
+
+
 def test_a_sinc_needs_few_functions():
     rng = np.random.default_rng(0)
     X = rng.uniform(-10, 10, (200, 1))
