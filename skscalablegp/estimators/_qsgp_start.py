@@ -67,6 +67,8 @@ def subset_kernel(
         return kernel
     model = IterativeGPRegressor(
         kernel,
+        # In the target's units: an absolute one would be all of the noise of a small target.
+        alpha=1e-10 * float(np.mean(np.square(Y))),
         optimizer="bfgs",
         solver="cholesky",
         subset_size=None,

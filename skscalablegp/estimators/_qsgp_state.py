@@ -152,7 +152,7 @@ def fitted_scales(variance: np.ndarray, residual: np.ndarray, noise: float) -> t
     of rows that steps have not seen have the highest normal likelihood; O(v t).
     """
     variance, square = variance[:, None], residual**2
-    unit = max(float(square.mean()), 1e-12)
+    unit = max(float(square.mean()), 1e-12 * noise)
 
     def cost(z: np.ndarray) -> float:
         total = np.exp(z[0]) * variance + np.exp(z[1])

@@ -58,15 +58,16 @@ def linear_posterior(
     prior_mean : Tensor of shape (m, t)
     prior_precision : Tensor of shape (m, m)
     tol : float, default=1e-6
-        Stop when no function value moves by more, relative to the largest.
+        Stop when no function value moves by more, relative to the largest and to the largest
+        standard deviation under the prior.
 
     Notes
     -----
     O(n m^2 + m^3) a step.
     """
-    mean, t = prior_mean, Y.shape[1]
-    std = torch.ones(len(phi), 1, dtype=phi.dtype, device=phi.device)
-    precision = prior_precision
+    mean, precision = prior_mean, prior_precision
+    std = _std(phi, _factor(precision))
+    unit = float(std.max())
     steps = 1 if site.gaussian else _STEPS
     for step in range(1, steps + 1):
         f = phi @ mean
@@ -74,10 +75,7 @@ def linear_posterior(
         new = prior_precision + phi.T @ (curvature * phi)
         # Mean and curvature would chase each other back and forth: go half of the way.
         precision = new if site.gaussian or step < 3 else 0.5 * (new + precision)
-        reverse = torch.linalg.cholesky(precision.flip(0, 1))
-        eye = torch.eye(len(precision), dtype=phi.dtype, device=phi.device)
-        # Lower triangular with C C' = precision^-1.
-        factor = torch.linalg.solve_triangular(reverse, eye, upper=False).flip(0, 1).T
+        factor = _factor(precision)
         loss, gradient = _loss(site, phi, Y, mean, std, prior_mean, prior_precision)
         change = factor @ (factor.T @ gradient)
         if not site.gaussian:
@@ -88,14 +86,26 @@ def linear_posterior(
                 mean,
             )
         mean = mean - change
-        new_std = (phi @ factor).square().sum(1, keepdim=True).sqrt()
+        new_std = _std(phi, factor)
         if not site.gaussian and step > 2:
             new_std = 0.5 * (new_std + std)
         moved = torch.cat([(phi @ change).abs().max()[None], (new_std - std).abs().max()[None]])
         std = new_std
-        if float(moved.max()) <= tol * float(f.abs().max() + t):
+        if float(moved.max()) <= tol * max(float(f.abs().max()), unit):
             break
     return LinearPosterior(mean, factor, precision, step)
+
+
+def _factor(precision: Tensor) -> Tensor:
+    """C, lower triangular, with C C' = precision^-1."""
+    reverse = torch.linalg.cholesky(precision.flip(0, 1))
+    eye = torch.eye(len(precision)).to(precision)
+    return torch.linalg.solve_triangular(reverse, eye, upper=False).flip(0, 1).T
+
+
+def _std(phi: Tensor, factor: Tensor) -> Tensor:
+    """Standard deviations (n, 1) of the functions' values; O(n m^2)."""
+    return (phi @ factor).square().sum(1, keepdim=True).sqrt()
 
 
 def _loss(

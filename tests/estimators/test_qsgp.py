@@ -144,6 +144,26 @@ def test_going_on_keeps_the_scale_of_variances(monkeypatch):
     assert (model._state.variance_scale, model._state.noise) == (scale, pytest.approx(noise))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(n_features=60),
+        dict(n_features=60, likelihood="laplace"),
+        dict(basis="rows"),
+        dict(n_features=256, inference="stochastic", max_iter=20, dtype="float64"),
+    ],
+)
+def test_units_of_the_target_do_not_matter(settings, monkeypatch):
+    monkeypatch.setattr(_qsgp_fit, "_HELD_FROM", 300)
+    X, y = table(400)
+    found = []
+    for unit in (1.0, 1e-6, 1e6):
+        model = QSGPRegressor(random_state=0, subset_size=50, **settings).fit(X, unit * y)
+        found.append(np.array(model.predict(X[:50], return_std=True)) / unit)
+    for scaled in found[1:]:
+        assert_allclose(scaled, found[0], rtol=1e-3, atol=1e-4)
+
+
 def test_laplace_is_robust():
     X, y = table()
     wild = y.copy()

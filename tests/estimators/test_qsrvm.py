@@ -43,3 +43,13 @@ def test_predictions_are_the_weighted_sum_of_functions_that_are_1_at_their_own_r
     expected = np.linalg.solve(H, functions.T @ y / model.noise_variance_)
     assert_allclose(functions @ model.coef_[:, 0], functions @ expected, rtol=1e-6)
     assert model.score(X, y) > 0.9
+
+
+def test_units_of_the_target_do_not_matter():
+    X, y = sinc(100)
+    found = []
+    for unit in (1.0, 1e-6, 1e6):
+        model = QSRVMRegressor(random_state=0).fit(X, unit * y)
+        found.append(np.array(model.predict(X, return_std=True)) / unit)
+    for scaled in found[1:]:
+        assert_allclose(scaled, found[0], rtol=1e-3, atol=1e-4)
