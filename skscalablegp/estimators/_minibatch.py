@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,20 @@ def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
     t = Y.shape[1]
     moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
     return Scaling(*column_moments(X), *moments)
+
+
+@contextmanager
+def old_model_kept(estimator: Any) -> Iterator[None]:
+    """A refit that fails leaves what validation sets as it was."""
+    names = ("classes_", "n_features_in_", "feature_names_in_")
+    old = {name: vars(estimator)[name] for name in names if name in vars(estimator)}
+    try:
+        yield
+    except BaseException:
+        for name in names:
+            vars(estimator).pop(name, None)
+        vars(estimator).update(old)
+        raise
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):

@@ -11,7 +11,7 @@ import torch
 from .._compat import StrOptions, fit_context
 from ..objectives import LogisticSite
 from ..posteriors import ChevronPosterior
-from ._minibatch import GPClassifierBase
+from ._minibatch import GPClassifierBase, old_model_kept
 from ._qsgp_base import COMMON_CONSTRAINTS, QSGPMixin
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
@@ -251,10 +251,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             If the weights do not fit.
         """
         old = getattr(self, "classes_", None)
-        X, codes = self._read_rows(X, y)
-        signs = self._signs(codes)
-        start = self._past(X, signs.shape[1]) if np.array_equal(old, self.classes_) else None
-        self._train_on(X, signs, "logistic", False, start)
+        with old_model_kept(self):
+            X, codes = self._read_rows(X, y)
+            signs = self._signs(codes)
+            start = self._past(X, signs.shape[1]) if np.array_equal(old, self.classes_) else None
+            self._train_on(X, signs, "logistic", False, start)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)

@@ -22,7 +22,7 @@ from .._validation import resolve_device
 from ..kernels import compile_kernel, default_kernel
 from ..objectives import Bernoulli, Likelihood, Softmax
 from ..posteriors import InducingPosterior
-from ._minibatch import GPClassifierBase, input_scaling
+from ._minibatch import GPClassifierBase, input_scaling, old_model_kept
 from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
 from ._svgp_steps import SparseModel, SparseRows
 from ._svgp_training import SparseFit, exact_start, left_out
@@ -269,8 +269,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any) -> SVGPClassifier:
-        known = getattr(self, "classes_", None)
-        try:
+        with old_model_kept(self):
             X, codes = self._read_rows(X, y, classes=classes)
             c = len(self.classes_)
             likelihood = self._checked_likelihood(c)
@@ -280,11 +279,6 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             device = resolve_device(self.device)
             noise = np.zeros(len(X))
             trained = self._train_sparse(X, Y, noise, scaling, likelihood, c, device)
-        except BaseException:
-            # A failed refit leaves the old model whole.
-            if known is not None:
-                self.classes_ = known
-            raise
         self.draws_ = None if isinstance(likelihood, Bernoulli) else self._draw(c)
         self.probability_power_ = self._calibrated(*trained) if self.calibrate else 1.0
         return self

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
+from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor, SVGPClassifier
 from skscalablegp.estimators import _qsgp_fit, _qsgp_plan
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
@@ -187,6 +187,19 @@ def test_classes_come_in_streams_and_latent_functions_can_be_asked():
     assert_array_equal(mean > 0, model.predict(X) == "b")
     with pytest.raises(ValueError, match="labels that the model does not know"):
         model.partial_fit(X[:2], ["c", "a"])
+
+
+@pytest.mark.parametrize("Model", [QSGPClassifier, SVGPClassifier])
+def test_a_failed_refit_leaves_the_old_model_whole(Model):
+    X, y = table(40)
+    labels = np.array(["a", "b"])[(y > 0).astype(int)]
+    model = Model(optimizer=None, random_state=0).fit(X, labels)
+    before = model.predict_proba(X)
+    model.set_params(memory_budget=1.0)
+    with pytest.raises(MemoryError):
+        model.fit(X[:, :1], np.where(y > 0.5, "c", labels))
+    assert_array_equal(model.predict_proba(X), before)
+    assert set(model.predict(X)) <= {"a", "b"}
 
 
 FREE = ConstantKernel(1.0, (0.1, 3.0))
