@@ -79,6 +79,10 @@ def budget_of(memory_budget: Any) -> float | None:
     return None if memory_budget == "auto" else float(memory_budget)
 
 
+# Ends of a stage after which no other stage begins.
+STOPPED = ("max_seconds", "callback", "interrupted")
+
+
 def unfinished(reason: str, estimator: Any, steps: str) -> list[str]:
     """What to tell users about a training that did not end by itself; empty if it did.
 

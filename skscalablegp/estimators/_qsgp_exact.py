@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..features import KernelFunctions
-from ..objectives import LinearPosterior, Site, linear_posterior
+from ..objectives import MOST_NEWTON_STEPS, LinearPosterior, Site, newton_steps
+from ..training import StopTraining
 from ._qsgp_fit import Fit
 from ._qsgp_state import Trained
 
@@ -35,12 +36,8 @@ def exact_fit(
             if isinstance(basis, KernelFunctions):
                 K = part.evaluate(theta, basis.points.double())
                 precision = K + 1e-8 * K.diagonal().mean() * torch.eye(m).to(phi)
-        result = linear_posterior(site, phi, Y.double(), mean, precision)
+        result, stop = _optimum(fit, theta.cpu().numpy(), site, phi, Y.double(), mean, precision)
         score = _expected(site, phi, Y.double(), result)
-    fit.monitor.begin("full", 1)
-    stop = "converged"
-    if fit.monitor.max_seconds is not None:
-        stop = "max_seconds" if fit.monitor.seconds > fit.monitor.max_seconds else stop
     q = basis.per_unit
     zeros = np.zeros((q, m // q))
     return Trained(
@@ -65,6 +62,34 @@ def exact_fit(
         score=score,
         stop_reason=stop,
     )
+
+
+def _optimum(
+    fit: Fit,
+    theta: np.ndarray,
+    site: Site,
+    phi: Tensor,
+    Y: Tensor,
+    mean: Tensor,
+    precision: Tensor,
+) -> tuple[LinearPosterior, str]:
+    """Where Newton steps end, or what they had reached, and why they ended."""
+    result = None
+    fit.monitor.begin("full", 1 if site.gaussian else MOST_NEWTON_STEPS)
+    try:
+        for result in newton_steps(site, phi, Y, mean, precision):
+            f = phi @ result.mean
+            score = -float(site.expected(Y, f, result.std.expand_as(f)).mean())
+            fit.monitor.record_score(theta, score, float(result.n_steps))
+            if fit.stopped:
+                return result, fit.stopped
+    except StopTraining as stop:
+        return result, str(stop)
+    except KeyboardInterrupt:
+        if result is None:
+            raise
+        return result, "interrupted"
+    return result, "converged"
 
 
 def _expected(site: Site, phi: Tensor, Y: Tensor, result: LinearPosterior) -> float:

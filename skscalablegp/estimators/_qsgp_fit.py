@@ -58,6 +58,8 @@ class Fit:
         self.points = points
         self.random_state = random_state
         self._chosen: tuple[np.ndarray, np.ndarray] | None = None
+        # Why the start was the end, if so: what follows then only makes a model of it.
+        self.stopped: str | None = None
         n, d = source.X.shape
         self.device = resolve_device(est.device)
         t = source.Y.shape[1]
@@ -98,7 +100,7 @@ class Fit:
         compile_kernel(kernel, self.d)
         if est.optimizer is not None and len(X) > 1 and np.ptp(Y) > 0:
             steps = 12 if len(X) <= 200 else 100
-            kernel = subset_kernel(
+            kernel, self.stopped = subset_kernel(
                 kernel, X, Y, steps, self.monitor, self.random_state, est.n_restarts_optimizer
             )
             if self.likelihood == "logistic":
@@ -138,18 +140,19 @@ class Fit:
         return SPARSE_OPTIMIZERS[name](rate, est.decay, steps, spent)
 
     def drive(self, stepper: Stepper) -> StepsResult:
-        """All steps."""
+        """All steps, or none where the start was stopped."""
         est, steps = self.est, self.plan.steps
         self.monitor.begin("batches", _CHECKS + 2)
-        return train_steps(
+        result = train_steps(
             stepper,
-            max_steps=steps,
+            max_steps=0 if self.stopped else steps,
             check_every=max(1, steps // _CHECKS),
             monitor=self.monitor,
             n_iter_no_change=est.n_iter_no_change,
             epochs_per_step=self.plan.rows / self.n,
             retreat=_WORSE,
         )
+        return replace(result, stop_reason=self.stopped or result.stop_reason)
 
     def squares(
         self,

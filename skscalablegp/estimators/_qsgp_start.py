@@ -24,6 +24,7 @@ from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
 from ..solvers import cholesky_with_jitter
 from ..training import Monitor
 from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
+from ._fitting import STOPPED
 from ._iterative import IterativeGPRegressor
 
 # Above so many columns the default kernel has one length scale for all of them.
@@ -60,11 +61,18 @@ def subset_kernel(
     monitor: Monitor,
     random_state: np.random.RandomState,
     n_restarts: int,
-) -> Kernel:
-    """Hyperparameters of the exact marginal likelihood of these rows; O(n^3) a step."""
+) -> tuple[Kernel, str | None]:
+    """Hyperparameters of the exact marginal likelihood of these rows; O(n^3) a step.
+
+    Returns
+    -------
+    kernel : Kernel
+    stopped : str or None
+        Why nothing is to follow, if so.
+    """
     left = None if monitor.max_seconds is None else monitor.max_seconds - monitor.seconds
     if left is not None and left <= 0:
-        return kernel
+        return kernel, "max_seconds"
     model = IterativeGPRegressor(
         kernel,
         # In the target's units: an absolute one would be all of the noise of a small target.
@@ -79,7 +87,9 @@ def subset_kernel(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(X, Y).kernel_
+        model.fit(X, Y)
+    reason = model.solver_info_["stop_reason"]
+    return model.kernel_, reason if reason in STOPPED else None
 
 
 def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:

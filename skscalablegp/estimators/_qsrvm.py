@@ -18,7 +18,15 @@ from ..kernels import TorchKernel, compile_kernel
 from ..posteriors import ChevronPosterior, ChevronWeights
 from ..solvers import cholesky_with_jitter
 from ..training import RelevanceStepper, RowSource, Scaling, train_steps
-from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
+from ._fitting import (
+    STOPPED,
+    budget_of,
+    make_monitor,
+    seeded,
+    shared_parameters,
+    unfinished,
+    warn_once,
+)
 from ._minibatch import MinibatchGPRegressorBase, input_scaling, training_device
 from ._qsgp_fit import Fit
 from ._qsgp_start import noise_of, site_of
@@ -347,8 +355,9 @@ class _DictionaryFit:
         amplitude = _own_values(compiled, self.points)
         precision = np.full(len(self.left), 1.0 / self.unit)
         noise = noise_of(compiled, compiled.theta0)
-        while len(self.left) > _EXACT and self.rounds < _ROUNDS:
-            precision = self._round(compiled, amplitude, precision, noise)
+        stopped = self.fit.stopped
+        while len(self.left) > _EXACT and self.rounds < _ROUNDS and not stopped:
+            precision, stopped = self._round(compiled, amplitude, precision, noise)
             self.rounds += 1
         precision = self._most_relevant(precision)
         gram, projection, square = self._moments(compiled, amplitude)
@@ -364,19 +373,22 @@ class _DictionaryFit:
         self.monitor.begin("full", self.est.max_iter)
         result = train_steps(
             stepper,
-            max_steps=self.est.max_iter,
+            max_steps=0 if stopped else self.est.max_iter,
             check_every=1,
             monitor=self.monitor,
             n_iter_no_change=3,
             tol=self.est.tol,
             epochs_per_step=0.0,
         )
-        return stepper, result
+        return stepper, replace(result, stop_reason=stopped or result.stop_reason)
 
     def _round(
         self, compiled: TorchKernel, amplitude: Tensor, precision: np.ndarray, noise: float
-    ) -> np.ndarray:
-        """Steps at these precisions, then the ELBO's optimum in each of them."""
+    ) -> tuple[np.ndarray, str | None]:
+        """Steps at these precisions, then the ELBO's optimum in each of them.
+
+        Also why no round is to follow, if so.
+        """
         scale = 1 / (amplitude[self.left].cpu().numpy() * np.sqrt(precision))
         basis = ScaledFunctions(
             KernelFunctions(compiled, self.points[self.left].float()),
@@ -392,7 +404,7 @@ class _DictionaryFit:
         if keep.sum() < 1:
             keep[np.argmin(new)] = True
         self.left = self.left[keep]
-        return new[keep]
+        return new[keep], state.stop_reason if state.stop_reason in STOPPED else None
 
     def _most_relevant(self, precision: np.ndarray) -> np.ndarray:
         """No more functions than full batches have room for; those of the smallest s_i."""

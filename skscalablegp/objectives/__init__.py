@@ -17,7 +17,7 @@ from ._grid import (
     grid_marginal_likelihood,
 )
 from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
-from ._linear import LinearPosterior, linear_posterior
+from ._linear import MOST_NEWTON_STEPS, LinearPosterior, linear_posterior, newton_steps
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
 from ._qsgp import (
@@ -64,6 +64,7 @@ from ._weight_space import (
 )
 
 __all__ = [
+    "MOST_NEWTON_STEPS",
     "JITTER",
     "BasisDraw",
     "Bernoulli",
@@ -121,6 +122,7 @@ __all__ = [
     "linear_posterior",
     "log_det_direction",
     "mean_estimate",
+    "newton_steps",
     "optimal_diagonal",
     "problem_blocks",
     "saddle_multiplier",

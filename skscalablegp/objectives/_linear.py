@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ._sites import Site
 
-_STEPS = 100
+MOST_NEWTON_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class LinearPosterior:
         C.
     precision : Tensor of shape (m, m)
         (C C')^-1.
+    std : Tensor of shape (n, 1)
+        Of the function at the rows; half way to where it is going while steps go on.
     n_steps : int
         Newton steps.
     """
@@ -32,17 +35,18 @@ class LinearPosterior:
     mean: Float64[Tensor, "m t"]
     factor: Float64[Tensor, "m m"]
     precision: Float64[Tensor, "m m"]
+    std: Float64[Tensor, "n 1"]
     n_steps: int
 
 
-def linear_posterior(
+def newton_steps(
     site: Site,
     phi: Float64[Tensor, "n m"],
     Y: Float64[Tensor, "n t"],
     prior_mean: Float64[Tensor, "m t"],
     prior_precision: Float64[Tensor, "m m"],
     tol: float = 1e-6,
-) -> LinearPosterior:
+) -> Iterator[LinearPosterior]:
     """The optimum of the ELBO over all Gaussians that share one covariance over targets.
 
     For a Gaussian likelihood this is Bayesian linear regression, one step. For others the
@@ -61,14 +65,20 @@ def linear_posterior(
         Stop when no function value moves by more, relative to the largest and to the largest
         standard deviation under the prior.
 
+    Yields
+    ------
+    posterior : LinearPosterior
+        After every step; the last is the optimum.
+
     Notes
     -----
     O(n m^2 + m^3) a step.
     """
     mean, precision = prior_mean, prior_precision
-    std = _std(phi, _factor(precision))
+    # Of the prior; a Gaussian likelihood does not ask.
+    std = phi.new_zeros(len(phi), 1) if site.gaussian else _std(phi, _factor(precision))
     unit = float(std.max())
-    steps = 1 if site.gaussian else _STEPS
+    steps = 1 if site.gaussian else MOST_NEWTON_STEPS
     for step in range(1, steps + 1):
         f = phi @ mean
         curvature = site.curvature(Y, f, std.expand_as(f)).mean(1, keepdim=True)
@@ -91,9 +101,22 @@ def linear_posterior(
             new_std = 0.5 * (new_std + std)
         moved = torch.cat([(phi @ change).abs().max()[None], (new_std - std).abs().max()[None]])
         std = new_std
+        yield LinearPosterior(mean, factor, precision, std, step)
         if float(moved.max()) <= tol * max(float(f.abs().max()), unit):
-            break
-    return LinearPosterior(mean, factor, precision, step)
+            return
+
+
+def linear_posterior(
+    site: Site,
+    phi: Float64[Tensor, "n m"],
+    Y: Float64[Tensor, "n t"],
+    prior_mean: Float64[Tensor, "m t"],
+    prior_precision: Float64[Tensor, "m m"],
+    tol: float = 1e-6,
+) -> LinearPosterior:
+    """The last of `newton_steps`, which see."""
+    steps = newton_steps(site, phi, Y, prior_mean, prior_precision, tol)
+    return deque(steps, maxlen=1).pop()
 
 
 def _factor(precision: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 """Quadruply stochastic estimators: equivalences, streams, wrong input."""
 
+import time
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor, SVGPClassifier
-from skscalablegp.estimators import _qsgp_fit, _qsgp_plan
+from skscalablegp.estimators import _qsgp_fit, _qsgp_plan, _qsgp_start
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)
@@ -202,6 +205,59 @@ def test_a_failed_refit_leaves_the_old_model_whole(Model):
     assert set(model.predict(X)) <= {"a", "b"}
 
 
+class Interrupted(_qsgp_start.IterativeGPRegressor):
+    """An exact start during which Ctrl-C is pressed."""
+
+    def fit(self, X, y):
+        def press(step):
+            if step.iteration == 2:
+                raise KeyboardInterrupt
+
+        return self.set_params(callbacks=press).fit_whole(X, y)
+
+    fit_whole = _qsgp_start.IterativeGPRegressor.fit
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        QSGPRegressor(n_features=60),
+        QSGPRegressor(n_features=60, inference="stochastic"),
+        QSGPRegressor(n_features=60, likelihood="laplace"),
+        QSGPRegressor(basis="rows", inference="stochastic"),
+        QSGPClassifier(n_features=60),
+        QSRVMRegressor(),
+    ],
+)
+def test_an_interrupt_of_the_exact_start_ends_the_fit(model, monkeypatch):
+    monkeypatch.setattr(_qsgp_start, "IterativeGPRegressor", Interrupted)
+    X, y = table()
+    y = (y > 0).astype(int) if isinstance(model, QSGPClassifier) else y
+    with pytest.warns(ConvergenceWarning, match="interrupted") as caught:
+        model.set_params(random_state=0).fit(X, y)
+    assert len(caught) == 1 and model.solver_info_["stop_reason"] == "interrupted"
+    assert len(model.history_["stage"]) == 1 and model.score(X, y) > 0.5
+
+
+@pytest.mark.parametrize("reason", ["callback", "max_seconds", "interrupted"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_newton_steps_can_be_stopped(reason):
+    X, y = table()
+
+    def watch(step):
+        if step.iteration == 3 and reason == "interrupted":
+            raise KeyboardInterrupt
+        if step.iteration == 3 and reason == "max_seconds":
+            time.sleep(max(0, 2.01 - step.seconds))
+        return step.iteration == 3 and reason == "callback"
+
+    settings = dict(n_features=60, callbacks=watch, **FIXED)
+    model = QSGPClassifier(max_seconds=2, **settings).fit(X, y > 0)
+    assert model.solver_info_["stop_reason"] == reason
+    assert model.n_iter_ == len(model.history_["objective"]) == 3
+    assert model.score(X, y > 0) > 0.8
+
+
 FREE = ConstantKernel(1.0, (0.1, 3.0))
 
 
@@ -279,8 +335,6 @@ def test_divergence_is_named_and_the_best_state_kept():
         max_iter=50,
         **FIXED,
     )
-    from sklearn.exceptions import ConvergenceWarning
-
     with pytest.warns(ConvergenceWarning, match="not finite.*learning_rate"):
         model.fit(X, y)
     assert np.isfinite(model.predict(X)).all() and model.score(X, y) > 0.5

@@ -53,3 +53,13 @@ def test_units_of_the_target_do_not_matter():
         found.append(np.array(model.predict(X, return_std=True)) / unit)
     for scaled in found[1:]:
         assert_allclose(scaled, found[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_callback_ends_the_rounds(monkeypatch):
+    monkeypatch.setattr(_qsrvm, "_EXACT", 60)
+    X, y = sinc(150)
+    settings = dict(control_variate_rank=50, random_state=0)
+    model = QSRVMRegressor(callbacks=lambda step: step.iteration > 2, **settings).fit(X, y)
+    assert model.solver_info_["stop_reason"] == "callback"
+    assert model.history_["stage"].count("batches") == 3
+    assert len(model.relevance_) <= 60 and model.score(X, y) > 0.5
