@@ -114,6 +114,12 @@ def train_expert(
     )
 
 
+def untrained(table: ExpertTable, theta: np.ndarray) -> TrainedExpert:
+    """An expert that training did not come to."""
+    value = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False).value
+    return TrainedExpert(theta, float(value), 0, "interrupted", [])
+
+
 def train_separately(
     tables: Sequence[ExpertTable],
     theta: np.ndarray,
@@ -130,10 +136,16 @@ def train_separately(
     settings = replace(settings, subset_size=None)
     job = joblib.delayed(train_expert)
     seeds = random_state.randint(2**31 - 1, size=len(tables))
-    trained = joblib.Parallel(n_jobs=n_jobs)(
-        job(table, theta, settings, share, int(seed))
-        for table, seed in zip(tables, seeds, strict=True)
-    )
+    tasks = [
+        (table, theta, settings, share, int(s)) for table, s in zip(tables, seeds, strict=True)
+    ]
+    if joblib.effective_n_jobs(n_jobs) == 1:
+        trained: list[TrainedExpert] = []
+        for task in tasks:
+            interrupted = bool(trained) and trained[-1].stop_reason == "interrupted"
+            trained.append(untrained(*task[:2]) if interrupted else train_expert(*task))
+    else:
+        trained = joblib.Parallel(n_jobs=n_jobs)(job(*task) for task in tasks)
     begun = monitor.seconds
     for k, expert in enumerate(trained):
         monitor.steps += [

@@ -21,7 +21,15 @@ from ..posteriors import COMBINATIONS, ExpertsPosterior, Posterior
 from ..training import Monitor
 from ._base import GPRegressorBase
 from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
-from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
+from ._fitting import (
+    STOPPED,
+    budget_of,
+    make_monitor,
+    seeded,
+    shared_parameters,
+    unfinished,
+    warn_once,
+)
 from ._stages import Run, StageSettings, fit_hyperparameters
 
 _SHARED = (
@@ -354,13 +362,16 @@ class PoERegressor(GPRegressorBase):
             problem.kernel.theta0.numpy(),
             replace(run, settings=settings),
         )
+        if start.stop_reason in STOPPED:
+            value = self._likelihood(problem, parts, start.theta)
+            return [start.theta] * len(parts), value, start.n_iter, start.stop_reason
         tables = [ExpertTable.of(problem, part) for part in parts]
         settings = replace(settings, n_restarts=0)
         experts = train_separately(
             tables, start.theta, settings, run.monitor, run.random_state, self.n_jobs
         )
         reasons = {start.stop_reason, *(expert.stop_reason for expert in experts)}
-        reason = next((r for r in ("max_seconds", "callback") if r in reasons), "converged")
+        reason = next((r for r in ("interrupted", *STOPPED) if r in reasons), "converged")
         return (
             [expert.theta for expert in experts],
             float(sum(expert.value for expert in experts)),

@@ -27,6 +27,7 @@ from ..posteriors import InducingPosterior, InducingSpace
 from ..training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
 from ._base import GPRegressorBase
 from ._fitting import (
+    STOPPED,
     budget_of,
     make_monitor,
     seeded,
@@ -251,15 +252,17 @@ class SGPRRegressor(GPRegressorBase):
         events = FitEvents(self, table.X, table.y)
         monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
         try:
-            theta, n_start = self._start(problem, monitor, generator)
+            theta, n_start, stopped = self._start(problem, monitor, generator)
             Z = self._points(problem, theta, m, generator)
-            gradient = InducingGradient(Z, scale=self._point_scale(problem, theta))
-            result = self._train(problem, gradient, theta, monitor, generator, random_state)
+            gradient, result = InducingGradient(Z), None
+            if stopped is None:
+                gradient.scale = self._point_scale(problem, theta)
+                result = self._train(problem, gradient, theta, monitor, generator, random_state)
         finally:
             monitor.close()
         self._remember(None)
         self._keep_table(table)
-        self._finish(problem, gradient, theta, result, n_start, monitor)
+        self._finish(problem, gradient, theta, result, n_start, monitor, stopped)
         events.end()
         return self
 
@@ -285,15 +288,19 @@ class SGPRRegressor(GPRegressorBase):
 
     def _start(
         self, problem: GPProblem, monitor: Monitor, generator: torch.Generator
-    ) -> tuple[torch.Tensor, int]:
-        """Where training starts: for the default kernel the exact optimum of some rows."""
+    ) -> tuple[torch.Tensor, int, str | None]:
+        """Where training starts: for the default kernel the exact optimum of some rows.
+
+        Also the evaluations that this took, and why training ended there, if so.
+        """
         kernel, n = problem.kernel, len(problem.X)
         if self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS:
-            return kernel.theta0, 0
+            return kernel.theta0, 0, None
         rows = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
         some = problem.subset(rows.to(problem.X.device))
         result = exact_start(kernel, some.X, some.Y, some.extra_noise, monitor, generator)
-        return torch.as_tensor(result.theta), result.n_iter
+        stopped = result.stop_reason if result.stop_reason in STOPPED else None
+        return torch.as_tensor(result.theta), result.n_iter, stopped
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
@@ -350,8 +357,15 @@ class SGPRRegressor(GPRegressorBase):
                     generator=generator,
                 )
             )
+            if results[-1].stop_reason in STOPPED:
+                break
         best = max(results, key=lambda result: np.nan_to_num(result.value, nan=-np.inf))
-        return replace(best, n_iter=sum(result.n_iter for result in results))
+        last = results[-1].stop_reason
+        return replace(
+            best,
+            n_iter=sum(result.n_iter for result in results),
+            stop_reason=last if last in STOPPED else best.stop_reason,
+        )
 
     def _finish(
         self,
@@ -361,6 +375,7 @@ class SGPRRegressor(GPRegressorBase):
         result: TrainingResult | None,
         n_start: int,
         monitor: Monitor,
+        stopped: str | None,
     ) -> None:
         kernel = problem.kernel
         theta = theta if result is None else torch.as_tensor(result.theta)
@@ -374,7 +389,7 @@ class SGPRRegressor(GPRegressorBase):
         self.log_marginal_likelihood_value_ = bound.value
         self.n_iter_ = n_start + (0 if result is None else result.n_iter)
         self.history_ = monitor.history()
-        reason = "nothing to train" if result is None else result.stop_reason
+        reason = stopped or ("nothing to train" if result is None else result.stop_reason)
         self.device_, self.dtype_ = str(problem.X.device), "float64"
         self.solver_info_ = {
             "status": "converged",

@@ -24,7 +24,15 @@ from ..kernels import compile_kernel, default_kernel
 from ..objectives import Likelihood, StudentT, WhitenedBelief
 from ..posteriors import InducingPosterior, InducingSpace
 from ..training import RowSource, Scaling
-from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
+from ._fitting import (
+    STOPPED,
+    budget_of,
+    make_monitor,
+    seeded,
+    shared_parameters,
+    unfinished,
+    warn_once,
+)
 from ._svgp_steps import SparseModel, SparseRows, SparseSettings
 from ._svgp_training import (
     START_ROWS,
@@ -219,7 +227,8 @@ class SparseMixin:
             theta, done, reason = self._start(model, rows, settings, monitor, generator)
             started = done > 0 and self.kernel is None
             if reason is not None:
-                # The exact likelihood of all rows is what the bound is with all rows as points.
+                # The exact likelihood of all rows is what the bound is with all rows as points;
+                # after an interrupt, too, nothing is left to train.
                 settings = replace(settings, max_iter=0)
             fit = train_sparse(
                 model,
@@ -269,13 +278,14 @@ class SparseMixin:
         if whole:
             result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
             return torch.as_tensor(result.theta), result.n_iter, result.stop_reason
-        theta, done = self._subset_theta(model, X, Y, noise, monitor, generator, steps)
-        return theta, done, None
+        theta, result = self._subset_theta(model, X, Y, noise, monitor, generator, steps)
+        stopped = result.stop_reason if result.stop_reason in STOPPED else None
+        return theta, result.n_iter, stopped
 
     def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
-        """Theta of the default kernel from a few rows."""
+        """Theta of the default kernel from a few rows, and how their training ended."""
         result = exact_start(model.kernel, X, Y, noise, monitor, generator, steps)
-        return torch.as_tensor(result.theta), result.n_iter
+        return torch.as_tensor(result.theta), result
 
     # ------------------------------------------------------------------ fitted state
 

@@ -349,7 +349,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         theta = kernel.theta0
         theta[1:] += float(result.theta[1])
         bounds = kernel.bounds
-        return theta.clamp(bounds[:, 0], bounds[:, 1]), result.n_iter
+        return theta.clamp(bounds[:, 0], bounds[:, 1]), result
 
     def _forget(self) -> None:
         _POSTERIORS.pop(self, None)

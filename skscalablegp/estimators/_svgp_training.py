@@ -185,11 +185,23 @@ def train_sparse(
             keep_best=False,
         )
         n_steps, reason = run.n_steps, run.stop_reason
+    if n_steps == 0 and not closed:
+        # Where training was stopped before it began, the belief would be the prior.
+        n_steps = _first_step(stepper)
     theta, Z = stepper._theta.detach(), stepper.Z.detach()
     weights = [w.detach() for w in weights]
     with torch.no_grad():
         belief, value = _whole(model, rows, theta, Z, weights, stepper, closed)
     return SparseFit(theta, Z, weights, belief, value, n_steps, reason)
+
+
+def _first_step(stepper: SparseStepper) -> int:
+    before = stepper.snapshot()
+    stepper.step()
+    if math.isfinite(stepper.score()):
+        return 1
+    stepper.restore(before)
+    return 0
 
 
 def _whole(model, rows, theta, Z, weights, stepper, closed) -> tuple[WhitenedBelief, float]:

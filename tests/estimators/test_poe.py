@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 
 import joblib
@@ -16,6 +17,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import PoERegressor
+from skscalablegp.estimators import _experts
 from skscalablegp.estimators._experts import global_first, kmeans_parts, random_parts
 from skscalablegp.posteriors import COMBINATIONS
 
@@ -342,3 +344,30 @@ def test_memory_is_checked_before_any_work():
     X, y, _ = table()
     with pytest.raises(MemoryError, match=re.escape("4 experts of up to 30 rows")):
         poe(memory_budget=1000).fit(X, y)
+
+
+@pytest.mark.parametrize("at", ["start", "an expert"])
+def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
+    X, y, X_new = table()
+    seen, train_expert = [], _experts.train_expert
+
+    def press(step):
+        if at == "start" and step.iteration == 2:
+            raise KeyboardInterrupt
+
+    def trained(*task):
+        seen.append(task)
+        expert = train_expert(*task)
+        return replace(expert, stop_reason="interrupted") if len(seen) == 2 else expert
+
+    monkeypatch.setattr(_experts, "train_expert", trained)
+    model = poe(share_hyperparameters=False, combination="gpoe", callbacks=press)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model.fit(X, y)
+    assert model.solver_info_["stop_reason"] == "interrupted"
+    assert len(seen) == (0 if at == "start" else 2)
+    parts = zip(model.kernels_, model.experts_, strict=True)
+    exact = [GaussianProcessRegressor(k, optimizer=None).fit(X[p], y[p]) for k, p in parts]
+    assert model.log_marginal_likelihood_value_ == pytest.approx(
+        sum(expert.log_marginal_likelihood_value_ for expert in exact), rel=1e-6
+    )

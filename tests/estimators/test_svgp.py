@@ -1,9 +1,12 @@
 """Sparse variational estimators: their limits, their options, and what they say of themselves."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from sklearn.base import clone
 from sklearn.datasets import load_digits, make_moons
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -12,6 +15,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
+from skscalablegp.estimators import _sgpr
 from skscalablegp.estimators._svgp_steps import (
     SparseModel,
     SparseRows,
@@ -292,3 +296,51 @@ def test_digits():
     assert error <= 0.03
     cautious = SVGPClassifier(n_inducing=20, max_iter=5, calibrate=False, random_state=0)
     assert cautious.fit(X_train[:150], y_train[:150]).probability_power_ == 1.0
+
+
+@pytest.mark.parametrize(
+    "model, least",
+    [
+        (SVGPRegressor(n_inducing=20), 0.5),
+        (SVGPRegressor(n_inducing=20, likelihood="student_t"), 0.1),
+        (SVGPClassifier(n_inducing=20), 0.7),
+        (SGPRRegressor(n_inducing=20), 0.5),
+        (SGPRRegressor(n_inducing=20, optimize_inducing=True), 0.5),
+    ],
+)
+@pytest.mark.parametrize("reason", ["interrupted", "callback"])
+def test_what_ends_the_start_ends_the_fit(model, least, reason, monkeypatch):
+    monkeypatch.setattr(_sgpr, "START_ROWS", 50)
+    X, y = table(150)
+    y = (y > 0).astype(int) if isinstance(model, SVGPClassifier) else y
+
+    def stop(step):
+        if step.iteration == 2 and reason == "interrupted":
+            raise KeyboardInterrupt
+        return step.iteration == 2
+
+    model = clone(model).set_params(callbacks=stop, random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(X, y)
+    messages = [w.message for w in caught if issubclass(w.category, ConvergenceWarning)]
+    assert len(messages) == (reason == "interrupted")
+    assert model.solver_info_["stop_reason"] == reason
+    assert model.history_["stage"] == ["start", "start"]
+    assert model.score(X, y) > least
+
+
+def test_an_interrupt_ends_the_restarts():
+    X, y = table(60)
+    stages = []
+
+    def press(step):
+        stages.append(step.iteration)
+        if len(stages) == 3:
+            raise KeyboardInterrupt
+
+    model = SGPRRegressor(KERNEL, n_restarts_optimizer=3, callbacks=press, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model.fit(X, y)
+    assert stages == [1, 2, 3] and model.solver_info_["stop_reason"] == "interrupted"
+    assert model.score(X, y) > 0.5
