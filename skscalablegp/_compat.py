@@ -1,7 +1,9 @@
-"""The one place that touches private scikit-learn API or looks at its version.
+"""The one place that touches private scikit-learn API or looks at a library's version.
 
-Supported: scikit-learn >= 1.6. What estimators take from here:
+Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
 
+``sobol``
+    Scrambled Sobol points, whose seed SciPy 1.15 has renamed.
 ``fit_context``
     The decorator of ``fit``: validates ``_parameter_constraints`` and, from 1.9 on, tears the
     callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
@@ -44,10 +46,13 @@ class ``set_fit_request(noise_variance=...)``; ``validate_data`` is public since
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import sklearn
+from scipy.stats import qmc
 from sklearn.base import _fit_context as fit_context
 from sklearn.preprocessing._data import _handle_zeros_in_scale as handle_zeros_in_scale
 from sklearn.utils._param_validation import (
@@ -77,10 +82,18 @@ __all__ = [
     "StrOptions",
     "fit_context",
     "handle_zeros_in_scale",
+    "sobol",
 ]
 
 SKLEARN_VERSION = parse_version(sklearn.__version__)
 HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
+
+
+def sobol(d: int, n: int, seed: int) -> np.ndarray:
+    """(n, d) scrambled Sobol points in the unit cube."""
+    names = inspect.signature(qmc.Sobol).parameters
+    keyword = {"rng" if "rng" in names else "seed": np.random.default_rng(seed)}
+    return qmc.Sobol(d, scramble=True, **keyword).random(n)
 
 
 class FitEvents:

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
-from scipy.stats import qmc
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from .._compat import fit_context
+from .._compat import fit_context, sobol
 from .._validation import resolve_device
 from ..kernels import compile_kernel, default_kernel
 from ..objectives import Bernoulli, Likelihood, Softmax
@@ -310,8 +309,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        uniform = qmc.Sobol(c, scramble=True, rng=np.random.default_rng(seed)).random(_DRAWS)
-        return ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
+        return ndtri(np.clip(sobol(c, _DRAWS, int(seed)), 1e-12, 1 - 1e-12))
 
     def _checked_likelihood(self, c: int) -> Likelihood:
         if isinstance(self.likelihood, str) and self.likelihood == "auto":

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
+from scipy.stats import qmc
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 
-from skscalablegp._compat import HAS_CALLBACKS, CallbackMixin, FitEvents, fit_context
+from skscalablegp._compat import HAS_CALLBACKS, CallbackMixin, FitEvents, fit_context, sobol
 from skscalablegp._validation import check_noise
 
 needs_callbacks = pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
@@ -98,3 +100,20 @@ def test_clones_keep_their_callbacks():
     recorder = Recorder()
     clone(Stepwise().set_callbacks(recorder)).fit(X, y)
     assert recorder.events[0] == "setup" and recorder.events[-1] == "teardown"
+
+
+def test_sobol_points_whatever_the_seed_is_called(monkeypatch):
+    new = sobol(3, 16, 0)
+    assert new.shape == (16, 3) and ((new >= 0) & (new < 1)).all()
+    assert_array_equal(new, qmc.Sobol(3, seed=np.random.default_rng(0)).random(16))
+    newest = qmc.Sobol
+
+    class Older:
+        def __init__(self, d, *, scramble=True, bits=None, seed=None, optimization=None):
+            self.points = newest(d, scramble=scramble, seed=seed)
+
+        def random(self, n):
+            return self.points.random(n)
+
+    monkeypatch.setattr(qmc, "Sobol", Older)
+    assert_array_equal(sobol(3, 16, 0), new)
