@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_array
 
 __all__ = [
     "available_memory",
     "check_duplicates",
+    "check_inducing",
     "check_memory",
     "check_n_targets",
     "check_noise",
@@ -119,6 +121,25 @@ def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
             "is exactly zero, so the kernel matrix is singular. Set alpha to a positive value "
             "(alpha=1e-6), add a WhiteKernel() to the kernel, or drop the duplicated rows."
         )
+
+
+def check_inducing(inducing: Any, d: int) -> np.ndarray:
+    """Given inducing points as finite numbers, at least one.
+
+    Parameters
+    ----------
+    inducing : array-like of shape (m, d)
+    d : int
+        Columns of the training table.
+
+    Returns
+    -------
+    Z : ndarray of shape (m, d), float64
+    """
+    Z = np.asarray(inducing, dtype=np.float64)
+    if Z.ndim != 2 or Z.shape[1] != d:
+        raise ValueError(f"inducing must have shape (m, {d}) like X, got {Z.shape}.")
+    return check_array(Z, input_name="inducing")
 
 
 # ---------------------------------------------------------------- requests

@@ -18,7 +18,7 @@ from ..gradients import ExactGradient, ExpertsGradient, ExpertTable, GradientSta
 from ..kernels import TorchKernel, compile_kernel
 from ..objectives import GPProblem
 from ..posteriors import COMBINATIONS, ExpertsPosterior, Posterior
-from ..training import Monitor
+from ..training import Monitor, resolve_optimizer
 from ._base import GPRegressorBase
 from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._fitting import (
@@ -277,6 +277,8 @@ class PoERegressor(GPRegressorBase):
         return self
 
     def _check_rule(self) -> None:
+        if isinstance(self.optimizer, str) and self.optimizer != "auto":
+            resolve_optimizer(self.optimizer, more=("auto",))
         if not self.share_hyperparameters and self.combination not in ("poe", "gpoe"):
             raise ValueError(
                 f"combination={self.combination!r} divides by a prior that all experts have in "

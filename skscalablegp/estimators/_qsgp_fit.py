@@ -85,6 +85,20 @@ class Fit:
         self.plan = replace(self.plan, exact=start.exact, n_features=q * units, n_dense=c)
         check_room(self.plan, self.est, self.n, self.t, self.device)
 
+    def check_range(self, K: Tensor) -> None:
+        """Refuse covariances (s, s) whose sums over all rows the steps' precision cannot hold.
+
+        Raises
+        ------
+        ValueError
+        """
+        name = str(self.plan.dtype).removeprefix("torch.")
+        if not float(K.abs().max()) < torch.finfo(self.plan.dtype).max / max(self.n, 1):
+            raise ValueError(
+                f"The kernel's variance is too large for steps in {name}, as it is where the "
+                'targets are: use normalize_y=True, smaller units of y, or dtype="float64".'
+            )
+
     def _subset(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self.random_state.permutation(self.n)[: min(size, self.n)]
         X, Y = RowSource(self.source.X, self.source.Y, self.source.scaling, torch.float64).rows(

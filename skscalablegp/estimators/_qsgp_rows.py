@@ -35,6 +35,7 @@ def dual_fit(
         support, rows = fit.support(None, basis.kernel), fit.split()[0]
         X, theta = support.X, support.theta
         K = basis.kernel.cross(theta, support.all_rows.double(), X.double())
+        fit.check_range(K)
         batch, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
         flattening = Flattening.build(support, K, batch, site.typical_curvature, fit.n)
         alpha = support_weights(site, K[: len(X)], support.Y.double())

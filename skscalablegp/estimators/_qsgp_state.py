@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from .._validation import resolve_device
-from ..features import KernelFunctions, SampledBasis, SeededFourier
+from ..features import KernelFunctions, NoSpectralDensity, SampledBasis, SeededFourier
 from ..kernels import TorchKernel, compile_kernel
 from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
 from ..solvers import cholesky_with_jitter
@@ -105,7 +105,15 @@ def make_basis(
     units = max(1, plan.n_features // per_unit)
     if block is None:
         block = max(1, min(256, plan.features // per_unit, units))
-    return SeededFourier(kernel, units, seed, block, plan.dtype, device)
+    try:
+        return SeededFourier(kernel, units, seed, block, plan.dtype, device)
+    except NoSpectralDensity as error:
+        # What other models would do instead is not for this one.
+        reason = str(error).split(", so ")[0]
+        raise NoSpectralDensity(
+            f'{reason}, so random Fourier features cannot be drawn: use basis="rows", or points '
+            "as the basis, which take any kernel."
+        ) from None
 
 
 def build_posterior(est: Any, state: Trained) -> ChevronPosterior:

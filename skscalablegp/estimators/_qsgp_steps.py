@@ -45,6 +45,7 @@ def stochastic_fit(
         c = plan.n_dense if start is None else start.dense.shape[2]
         head = math.ceil(c / basis.per_unit)
         whole = support_gram(support, basis)
+        fit.check_range(whole)
         gram = whole if head == 0 else support_gram(support, basis, head)
         flattening = None
         if est.variational_optimizer == "preconditioned":

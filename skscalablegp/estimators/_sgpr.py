@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._compat import FitEvents, fit_context
-from .._validation import check_memory, resolve_device
+from .._validation import check_inducing, check_memory, resolve_device
 from ..features import INDUCING_METHODS, select_inducing
 from ..gradients import InducingGradient
 from ..kernels import TorchKernel, compile_kernel
@@ -271,10 +271,7 @@ class SGPRRegressor(GPRegressorBase):
     def _n_inducing(self, X: np.ndarray) -> int:
         n, d = X.shape
         if not isinstance(self.inducing, str):
-            Z = np.asarray(self.inducing, dtype=np.float64)
-            if Z.ndim != 2 or Z.shape[1] != d:
-                raise ValueError(f"inducing must have shape (m, {d}) like X, got {Z.shape}.")
-            return len(Z)
+            return len(check_inducing(self.inducing, d))
         if self.inducing not in INDUCING_METHODS:
             raise ValueError(
                 f"Unknown inducing={self.inducing!r}: use one of {INDUCING_METHODS} or an array of "

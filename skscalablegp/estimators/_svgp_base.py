@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._compat import FitEvents, HasMethods, Interval
-from .._validation import check_memory, resolve_dtype
+from .._validation import check_inducing, check_memory, resolve_dtype
 from ..features import (
     INDUCING_METHODS,
     Network,
@@ -125,12 +125,7 @@ class SparseMixin:
                 )
             m = self._n_inducing(n)
         else:
-            inducing = np.asarray(inducing, dtype=np.float64)
-            if inducing.ndim != 2 or inducing.shape[1] != len(scaling.x_mean):
-                raise ValueError(
-                    f"inducing must have shape (m, {len(scaling.x_mean)}) like X, got "
-                    f"{inducing.shape}."
-                )
+            inducing = check_inducing(inducing, len(scaling.x_mean))
             inducing = (inducing - scaling.x_mean) / scaling.x_scale
             m = len(inducing)
         batch = min(n, _BATCH if self.batch_size == "auto" else int(self.batch_size))

@@ -10,8 +10,18 @@ from ._quasi_newton import QuasiNewton
 OPTIMIZERS = {"adam": Adam, "lbfgs": LBFGS, "fmin_l_bfgs_b": LBFGS, "bfgs": QuasiNewton}
 
 
-def resolve_optimizer(optimizer: Any, learning_rate: float | None = None) -> Optimizer:
+def resolve_optimizer(
+    optimizer: Any, learning_rate: float | None = None, more: tuple[str, ...] = ()
+) -> Optimizer:
     """A string, an optimiser object or scikit-learn's callable as an Optimizer.
+
+    Parameters
+    ----------
+    optimizer : str, object or callable
+    learning_rate : float, optional
+        Of optimisers that have one.
+    more : tuple of str
+        Names that the caller resolves by itself, for the message.
 
     Raises
     ------
@@ -20,8 +30,9 @@ def resolve_optimizer(optimizer: Any, learning_rate: float | None = None) -> Opt
     """
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZERS:
+            names = [*more, *sorted(OPTIMIZERS)]
             raise ValueError(
-                f"Unknown optimizer {optimizer!r}: use one of {sorted(OPTIMIZERS)}, None, a "
+                f"Unknown optimizer {optimizer!r}: use one of {names}, None, a "
                 "callable with scikit-learn's signature, or an optimizer object."
             )
         made = OPTIMIZERS[optimizer]()

@@ -371,3 +371,9 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
     assert model.log_marginal_likelihood_value_ == pytest.approx(
         sum(expert.log_marginal_likelihood_value_ for expert in exact), rel=1e-6
     )
+
+
+def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
+    monkeypatch.setattr(_experts, "KMeans", None)
+    with pytest.raises(ValueError, match="Unknown optimizer 'sgd': use one of .'auto', 'adam'"):
+        poe(optimizer="sgd", partition="kmeans").fit(*table()[:2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor, SVGPClassifier
 from skscalablegp.estimators import _qsgp_fit, _qsgp_plan, _qsgp_start
@@ -302,6 +302,7 @@ def test_a_sinc_needs_few_functions():
         (dict(n_features=20, n_dense=30), "n_dense=30 is more than n_features=20"),
         (dict(n_features=20, feature_batch_size=30), "feature_batch_size=30 is more than"),
         (dict(likelihood="poisson"), "likelihood"),
+        (dict(kernel=DotProduct() + WhiteKernel()), 'use basis="rows"'),
         (dict(basis="rows", n_features=500), "more than the 120 points"),
         (dict(basis="rows", n_features=50, inference="stochastic"), "with all rows"),
         (dict(basis=np.zeros((3, 2)), n_dense=1), "n_dense=1 is for steps"),
@@ -314,6 +315,18 @@ def test_wrong_settings(settings, message):
     X, y = table()
     with pytest.raises(ValueError, match=message):
         QSGPRegressor(random_state=0, **settings).fit(X, y)
+
+
+@pytest.mark.parametrize("basis", ["fourier", "rows"])
+@pytest.mark.parametrize("unit", [1e20, 1e150])
+def test_targets_beyond_single_precision(basis, unit):
+    X, y = table(60)
+    settings = dict(basis=basis, inference="stochastic", max_iter=5, random_state=0)
+    model = QSGPRegressor(**settings)
+    with pytest.raises(ValueError, match="normalize_y=True"):
+        model.fit(X, unit * y)
+    model = QSGPRegressor(normalize_y=True, **settings).fit(X, unit * y)
+    assert model.score(X, unit * y) > 0.5
 
 
 def test_wrong_tables():

@@ -344,3 +344,18 @@ def test_an_interrupt_ends_the_restarts():
         model.fit(X, y)
     assert stages == [1, 2, 3] and model.solver_info_["stop_reason"] == "interrupted"
     assert model.score(X, y) > 0.5
+
+
+@pytest.mark.parametrize("Model", [SVGPRegressor, SVGPClassifier, SGPRRegressor])
+@pytest.mark.parametrize(
+    "inducing, message",
+    [
+        ([[0.0, np.nan]], "inducing contains NaN"),
+        (np.empty((0, 2)), "0 sample"),
+        (np.zeros((3, 1)), "must have shape"),
+    ],
+)
+def test_inducing_points_are_finite_and_at_least_one(Model, inducing, message):
+    X, y = table(40)
+    with pytest.raises(ValueError, match=message):
+        Model(inducing=inducing).fit(X, y > 0)
