@@ -17,6 +17,7 @@ from ..objectives import (
     constant_estimate,
     likelihood_bound,
     mean_estimate,
+    sampled_squares,
     sampled_std,
 )
 
@@ -78,7 +79,10 @@ class SampledHyperparameters:
         control: Projection,
         n: int,
     ) -> Float64[Tensor, " p"]:
-        """Of the estimated minus ELBO, with the features' and the noise's share."""
+        """Of the estimated minus ELBO, with the features' and the noise's share.
+
+        The weights of both draws and `control` have the dense columns of C after the t means.
+        """
         theta = theta.detach().requires_grad_(True)
         draws = [
             BasisDraw(part.evaluate(theta, X), d.weights, d.scale, d.phi_support)
@@ -89,20 +93,22 @@ class SampledHyperparameters:
         if site.gaussian:
             noise = self.kernel.noise(theta, X[:1].double())[0].to(X)
             ones = [torch.ones(len(d.weights)).to(X) for d in draws]
-            mean = [BasisDraw(d.phi, d.weights[:, :t], d.scale, d.phi_support) for d in draws]
-            control = Projection(control.A, control.a[:, :t])
-            loss = mean_estimate(Y, mean[0], mean[1], ones[0], ones[1], noise, n, control)
+            mean = [_columns(d, slice(t)) for d in draws]
+            of_mean = Projection(control.A, control.a[:, :t])
+            loss = mean_estimate(Y, mean[0], mean[1], ones[0], ones[1], noise, n, of_mean)
             square = (phi.square() @ diagonal.square()).sum() * scale * n / len(X)
+            dense = [_columns(d, slice(t, None)) for d in draws]
+            of_dense = Projection(control.A, control.a[:, t:])
+            square = square + sampled_squares(dense[0], dense[1], n, of_dense)
             loss = loss + t * square / noise
             loss = loss + constant_estimate(Y, torch.ones(1).to(X), 0.0, noise, n, 0)
             loss = 0.5 * loss
         else:
-            mean = BasisDraw(
-                draws[0].phi, draws[0].weights[:, :t], draws[0].scale, draws[0].phi_support
-            )
-            std = sampled_std(None, phi, diagonal[:, None], scale**0.5)
-            control = Projection(control.A, control.a[:, :t])
-            loss = -likelihood_bound(site, Y, mean, std, n, control)
+            of_dense = Projection(control.A, control.a[:, t:])
+            dense = [of_dense.function(_columns(d, slice(t, None))) for d in draws]
+            std = sampled_std(0.5 * (dense[0] + dense[1]), phi, diagonal[:, None], scale**0.5)
+            of_mean = Projection(control.A, control.a[:, :t])
+            loss = -likelihood_bound(site, Y, _columns(draws[0], slice(t)), std, n, of_mean)
         (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
         return torch.zeros_like(theta) if gradient is None else gradient.double()
 
@@ -121,3 +127,7 @@ class SampledHyperparameters:
         new = torch.minimum(torch.maximum(new, self.bounds[:, 0]), self.bounds[:, 1]).to(theta)
         row = torch.zeros(1, self.kernel.n_features, dtype=torch.float64)
         return new, self.site_at(site, float(self.kernel.noise(new.cpu(), row)[0]))
+
+
+def _columns(draw: BasisDraw, columns: slice) -> BasisDraw:
+    return BasisDraw(draw.phi, draw.weights[:, columns], draw.scale, draw.phi_support)

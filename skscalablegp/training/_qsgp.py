@@ -126,7 +126,8 @@ class QSGPStepper(Stepper):
             k = self.weights.coef.shape[2] if dense else self.t
             control = Projection(
                 self.support.regression(self.support.cross(X)),
-                self.weights.a[: len(self.support), :k].to(X),
+                # A copy: theta moves after the weights have, from what their draws had.
+                self.weights.a[: len(self.support), :k].to(X, copy=True),
             )
             left, right = self._draw(X, k), self._draw(X, k)
             std = self._std(left, right, control)
@@ -247,20 +248,22 @@ class QSGPStepper(Stepper):
         """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
         X, Y, t = self._rows[len(self.support) :], self.support.Y_check.double(), self.t
         w = self.weights.a[len(self.support) :]
-        for _ in range(1 if self.site.gaussian else 3):
+        for k in range(3):
             variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
             step = max(1, 2**24 // (self.basis.per_unit * len(X)))
             for part in self.basis.parts(step):
                 phi = part.evaluate(self._theta, X)
                 c = self.diagonal(part.index).flatten()
                 variance += (phi.square() @ c.square())[:, None].double()
-            variance += w[:, t:].square().sum(1, keepdim=True)
-            self._check_std = variance.sqrt()
-            std = self._check_std.expand_as(w[:, :t])
-            previous = self.curvature
-            self.curvature = float(self.site.curvature(Y, w[:, :t], std).mean())
-            if abs(self.curvature - previous) < 0.05 * previous:
-                break
+            self._sparse_variance = variance
+            # The variance has to be that of the curvature it ends with.
+            if self.site.gaussian or k == 2:
+                return
+            std = (variance + w[:, t:].square().sum(1, keepdim=True)).sqrt().expand_as(w[:, :t])
+            curvature = float(self.site.curvature(Y, w[:, :t], std).mean())
+            if abs(curvature - self.curvature) < 0.05 * self.curvature:
+                return
+            self.curvature = curvature
 
     def score(self) -> float:
         """Minus the ELBO a row and target, the likelihood from some fixed rows; O(s^2 + m).
@@ -284,28 +287,33 @@ class QSGPStepper(Stepper):
         mean, Y = w.a[s:, :t], self.support.Y_check.double()
         if not bool(torch.isfinite(mean).all()):
             return float("nan")
-        std = self._check_std.expand_as(mean)
-        likelihood = self.site.expected(Y, mean, std).mean() * self.n
-        u = w.coef[:, :, :t]
-        norm = u.square().sum().double()
+        std = (self._sparse_variance + w.a[s:, t:].square().sum(1, keepdim=True)).sqrt()
+        likelihood = self.site.expected(Y, mean, std.expand_as(mean)).mean() * self.n
+        norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
         if self.flattening is not None:
-            b, gram = w.shared[:, :t], self.flattening.gram[:s]
-            norm = norm + 2 * (b * (self._tail_values(w) - gram @ b)).sum() + (b * (gram @ b)).sum()
+            b, gram = w.shared, self.flattening.gram[:s]
+            norm = norm + (b * (2 * self._tail_values(w) - gram @ b)).sum(0)
         c2 = self.diagonal().double().square()
         kept = c2[c2 > 0]
-        divergence = 0.5 * (norm / t + (kept - 1 - kept.log()).sum())
+        r = torch.arange(self.n_dense, device=c2.device)
+        q = self.basis.per_unit
+        # No part of the head is in b.
+        own = w.coef[r % q, r // q, t + r].double().square()
+        divergence = norm[:t].mean() + (kept - 1 - kept.log()).sum()
+        divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
         return float((divergence - likelihood) / self.n)
 
     def _follow_curvature(self, mean: Tensor) -> None:
         """The closed form of the diagonal again, when the likelihood's curvature has moved."""
-        std = self._check_std.expand_as(mean)
+        dense = self.weights.a[len(self.support) :, self.t :].square().sum(1, keepdim=True)
+        std = (self._sparse_variance + dense).sqrt().expand_as(mean)
         now = float(self.site.curvature(self.support.Y_check.double(), mean, std).mean())
         if abs(now - self.curvature) > 0.1 * self.curvature:
             self.refresh()
 
     def _tail_values(self, weights: SampledWeights) -> Tensor:
         """Phi_p w without the head's part."""
-        values = weights.a[: len(self.support), : self.t]
+        values = weights.a[: len(self.support)]
         return values - self._head_part(weights) if weights.head else values
 
     def _head_part(self, weights: SampledWeights) -> Tensor:
@@ -313,8 +321,8 @@ class QSGPStepper(Stepper):
         part = self.basis.part(np.arange(blocks))
         phi = by_unit(part.evaluate(self.support.theta, self.support.X), self.basis.per_unit)
         inside = part.index < weights.head
-        w = weights.coef[:, part.index[inside], : self.t]
-        return (phi[:, :, inside].flatten(1) @ w.reshape(-1, self.t)).double()
+        w = weights.coef[:, part.index[inside]]
+        return (phi[:, :, inside].flatten(1) @ w.reshape(-1, w.shape[2])).double()
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()

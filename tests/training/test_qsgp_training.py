@@ -12,6 +12,7 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import (
     BasisDraw,
     GaussianSite,
+    LaplaceSite,
     LogisticSite,
     Projection,
     likelihood_bound,
@@ -23,6 +24,7 @@ from skscalablegp.training import (
     QSGPStepper,
     RelevanceStepper,
     RowSource,
+    SampledHyperparameters,
     SampledWeights,
     Scaling,
     SparseAdaGrad,
@@ -152,7 +154,7 @@ def test_learning_rates_decay_exponentially():
 # ------------------------------------------------------------------------------------- steps
 
 
-def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, size=None):
+def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, size=None, site=None):
     X, Y = source.rows(slice(None))
     s = 20
     support = SupportRows.at(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
@@ -169,7 +171,7 @@ def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, siz
     return QSGPStepper(
         source,
         functions,
-        GaussianSite(NOISE),
+        GaussianSite(NOISE) if site is None else site,
         support,
         flattening,
         SparseSGD(rate, 0.1, steps),
@@ -263,6 +265,69 @@ def test_sampled_steps_approach_the_optimum():
     error = (phi @ (run.weights.coef.reshape(128, 1) - best)).square().mean().sqrt()
     assert error < 0.6 * (phi @ best).square().mean().sqrt()
     assert run.score() < first
+
+
+def dense_weights(run, functions):
+    """Mean (m, 1) and lower triangular C (m, m) of a run, in the order of the coordinates."""
+    m, c = functions.n_features, run.n_dense
+    w = run.weights.coef.permute(1, 0, 2).reshape(m, -1)
+    C = torch.diag(run.diagonal().T.reshape(-1))
+    C[:, :c] = w[:, 1:]
+    return w[:, :1], C
+
+
+def by_coordinate(phi, functions):
+    return phi.reshape(len(phi), functions.per_unit, -1).permute(0, 2, 1).flatten(1)
+
+
+@pytest.mark.parametrize("site", [GaussianSite(NOISE), LaplaceSite(0.2)])
+def test_the_score_is_the_dense_elbo(site):
+    source, functions = rows(), basis()
+    run = stepper(source, functions, 3, dense=5, rate=0.1, site=site)
+    for _ in range(5):
+        run.step()
+    # Rows of the score stand for all rows.
+    X, Y = run.support.X_check, run.support.Y_check
+    found = run._score(run.weights)
+    run.fold()
+    everything = functions.part(np.arange(functions.n_blocks))
+    phi = by_coordinate(everything.evaluate(KERNEL.theta0, X), functions)
+    mean, C = dense_weights(run, functions)
+    std = (phi @ C).norm(dim=1, keepdim=True)
+    own = C.diagonal().abs().log().sum()
+    divergence = 0.5 * (mean.square().sum() + C.square().sum() - len(C)) - own
+    expected = divergence / len(source) - site.expected(Y, phi @ mean, std).mean()
+    assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("site", [GaussianSite(NOISE), LaplaceSite(0.2)])
+def test_hyperparameters_follow_the_dense_elbo_at_full_draws(site):
+    source, functions = rows(), basis()
+    run = stepper(source, functions, functions.n_blocks, dense=5, rate=0.1, site=site)
+    for _ in range(3):
+        run.step()
+    X, Y = source.rows(slice(None))
+    control = Projection(run.support.regression(run.support.cross(X)), run.weights.a[:20])
+    hyper = SampledHyperparameters(KERNEL, lambda old, noise: old, 0, 1e-3, 1.0, 10)
+    draws = [(draw.part, draw.data) for draw in (run._draw(X, 6), run._draw(X, 6))]
+    third, scale = functions.draw(functions.n_blocks, run.rng)
+    diagonal = run.diagonal(third.index).flatten()
+    batch = (X, Y, *draws, (third, diagonal, scale), control, len(X))
+    found = hyper.gradient(KERNEL.theta0, site, *batch)
+    run.fold()
+    mean, C = dense_weights(run, functions)
+    theta = KERNEL.theta0.clone().requires_grad_(True)
+    everything = functions.part(np.arange(functions.n_blocks))
+    phi = by_coordinate(everything.evaluate(theta, X), functions)
+    std, f = (phi @ C).norm(dim=1, keepdim=True), phi @ mean
+    if site.gaussian:
+        noise = KERNEL.noise(theta, X[:1])[0]
+        misfit = ((Y - f).square() + std.square()) / noise + torch.log(noise)
+        loss = 0.5 * misfit.sum()
+    else:
+        loss = -site.expected(Y, f, std).sum()
+    (expected,) = torch.autograd.grad(loss, theta)
+    assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
 # ------------------------------------------------------------------------------------- full batches
