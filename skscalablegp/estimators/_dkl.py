@@ -39,8 +39,9 @@ max_epochs : int or "auto", default="auto"
     Passes over the rows; "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to
     18,000 steps where 28 epochs need them.
 learning_rate : float or "auto", default="auto"
-    At the start; it falls to zero along a half cosine. "auto" is 0.01 for Adam, times the
-    square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    At the start; it falls to zero along a half cosine, over all steps or the time budget. "auto"
+    is 0.01 for Adam, times the square root of batch_size / 64 for smaller batches, and 1 for
+    Adadelta.
 optimizer : {"adam", "adamw", "adadelta", "adagrad", "rmsprop", "sgd"}, callable or None, \
         default="adam"
     A callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None

@@ -35,6 +35,7 @@ from ..objectives import FeatureWeights
 from ..posteriors import DeepFeatureSpace, FeaturePosterior
 from ..training import (
     BATCH_OPTIMIZERS,
+    Monitor,
     RowSource,
     Scaling,
     WeightSpaceStepper,
@@ -137,6 +138,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         source = self._new_source(X, Y, settings)
         features = self._make_features(source, generator)
         train, held_out = self._split(source, random_state)
+        monitor = make_monitor(self)
         stepper = self._stepper(
             features,
             features.initial(generator, settings.dtype),
@@ -145,11 +147,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             settings,
             generator,
             held_out=held_out,
-            annealed=True,
+            annealed=monitor,
         )
         steps = settings.max_epochs * settings.steps_per_epoch(len(train))
         steps = 0 if self.optimizer is None else steps
-        result, monitor = self._run(stepper, settings, steps, keep_best=True)
+        result = self._run(stepper, settings, steps, monitor, keep_best=True)
         if not math.isfinite(result.score):
             raise ValueError(
                 "No parameters had a finite likelihood, not even the first ones. Check the columns "
@@ -227,7 +229,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             n=seen + len(X),
         )
         steps = 0 if self.optimizer is None else settings.steps_per_epoch(len(X))
-        result, monitor = self._run(stepper, settings, steps, keep_best=False)
+        monitor = make_monitor(self)
+        result = self._run(stepper, settings, steps, monitor, keep_best=False)
         if not math.isfinite(result.score):
             raise ValueError("This chunk leaves no parameters with a finite likelihood.")
         self._keep(features, kernel, stepper, settings, result, monitor, source)
@@ -346,7 +349,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         source: RowSource,
         settings: _Settings,
         generator: torch.Generator,
-        annealed: bool = False,
+        annealed: Monitor | None = None,
         **rows: Any,
     ) -> WeightSpaceStepper:
         steps = settings.max_epochs * settings.steps_per_epoch(len(source))
@@ -364,12 +367,18 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             settings.learning_rate,
             self._batches(source, settings.batch_size, generator),
             settings.batch_size,
-            cosine(steps) if annealed else None,
+            None if annealed is None else cosine(steps, annealed.spent),
             **rows,
         )
 
-    def _run(self, stepper: WeightSpaceStepper, settings: _Settings, steps: int, keep_best: bool):
-        monitor = make_monitor(self)
+    def _run(
+        self,
+        stepper: WeightSpaceStepper,
+        settings: _Settings,
+        steps: int,
+        monitor: Monitor,
+        keep_best: bool,
+    ):
         scores = min(_SCORES, _SCORES_PER_EPOCH * settings.max_epochs)
         every = max(1, math.ceil(steps / scores))
         monitor.begin("batches", math.ceil(steps / every) + 1)
@@ -392,7 +401,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             # Finite, since an exact pass repairs the weights, and yet worse than no training. Rows
             # held out may prefer the start for another reason: a network that overfits.
             result = replace(result, stop_reason="diverged")
-        return result, monitor
+        return result
 
     def _keep(self, features, kernel, stepper, settings, result, monitor, source) -> None:
         """The last exact pass, and everything that prediction needs as arrays."""

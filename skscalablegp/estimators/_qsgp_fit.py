@@ -149,9 +149,7 @@ class Fit:
         est = self.est
         name = est.variational_optimizer
         rate = _RATES[name] if est.learning_rate == "auto" else est.learning_rate
-        limit, monitor = est.max_seconds, self.monitor
-        spent = None if limit is None else lambda: monitor.seconds / limit
-        return SPARSE_OPTIMIZERS[name](rate, est.decay, steps, spent)
+        return SPARSE_OPTIMIZERS[name](rate, est.decay, steps, self.monitor.spent)
 
     def drive(self, stepper: Stepper) -> StepsResult:
         """All steps, or none where the start was stopped."""

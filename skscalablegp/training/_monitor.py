@@ -158,6 +158,10 @@ class Monitor:
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
+    def spent(self) -> float:
+        """The share of the time budget that has gone; 0 where there is none."""
+        return 0.0 if self.max_seconds is None else self.seconds / max(self.max_seconds, 1e-9)
+
     def _summary(self, step: TrainingStep) -> dict[str, str]:
         if np.isnan(step.objective):
             return {"gradient": f"{np.abs(step.grad).max():.2g}", "epochs": f"{step.epochs:.0f}"}

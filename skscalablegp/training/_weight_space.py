@@ -43,9 +43,17 @@ BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def cosine(total: int) -> Callable[[int], float]:
-    """A learning rate's factor that falls from 1 to 0 in `total` steps."""
-    return lambda t: 0.5 * (1 + math.cos(math.pi * min(t / max(total, 1), 1)))
+def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[int], float]:
+    """A learning rate's factor that falls from 1 to 0 in `total` steps.
+
+    Where a time budget ends sooner, it falls with the share of the budget that is `spent`.
+    """
+
+    def factor(t: int) -> float:
+        share = max(t / max(total, 1), 0.0 if spent is None else spent())
+        return 0.5 * (1 + math.cos(math.pi * min(share, 1)))
+
+    return factor
 
 
 def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Iterator[Tensor]:

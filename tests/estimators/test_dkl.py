@@ -21,6 +21,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import nn
 
 from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+from skscalablegp.training import cosine
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
 SMALL = {"hidden_layer_sizes": (12,), "max_epochs": 8, "random_state": 0}
@@ -125,6 +126,20 @@ def test_a_stream_keeps_the_kernel_of_its_first_chunk():
     first = str(model.kernel_)
     model.set_params(kernel=ConstantKernel() * RBF(), optimizer=None).partial_fit(X, y)
     assert str(model.kernel_) == first
+
+
+def test_rates_fall_with_the_time_budget():
+    """A budget that ends training early ends it with small steps, too."""
+    spent = [0.0]
+    rate = cosine(1000, lambda: spent[0])
+    assert rate(0) == 1 and rate(500) == pytest.approx(0.5)
+    spent[0] = 0.9
+    assert rate(10) == pytest.approx(cosine(10)(9)) and rate(950) == cosine(1000)(950)
+    X, y = table()
+    model = quick(max_epochs=10_000, max_seconds=0.5)
+    with pytest.warns(ConvergenceWarning, match="time budget"):
+        model.fit(X, y)
+    assert model.n_iter_ < 10_000 and model.score(X, y) > 0.5
 
 
 def test_noise_stays_above_its_bound():
