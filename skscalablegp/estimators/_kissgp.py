@@ -56,8 +56,8 @@ class KISSGPRegressor(GPRegressorBase):
     n_lanczos : int or None, default=100
         Rank of the variance cache (LOVE); None for exact variances.
     extrapolation : {"extend", "error"}, default="extend"
-        Rows outside the grid: the grid goes on, with exact variances, at a cost of O(m) a row; or a
-        ValueError.
+        Rows outside the grid: the grid goes on, with exact variances, at a cost of O(m r) a row; or
+        a ValueError.
     optimizer : "auto", str, callable, object or None, default="auto"
         "auto" is a quasi-Newton method with exact values and gradients; None keeps the kernel's
         hyperparameters.

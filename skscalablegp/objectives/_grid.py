@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..features import GridMoments, grid_moments, offset_sums
 from ..kernels import TorchKernel
-from ..operators import GridKernel
+from ..operators import GridFactor, GridKernel
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 
@@ -161,27 +161,24 @@ class GridEvaluation:
         Log marginal likelihood, summed over targets.
     grad : Tensor of shape (p,) or None
         Its gradient in theta.
-    factor : Tensor of shape (m, r)
-        F with Kuu = F F'.
+    factor : GridFactor
+        F of shape (m, r) with Kuu = F F'.
     inner : Tensor of shape (r, r)
         A = F' W' D^-1 W F.
     cholesky : Tensor of shape (r, r)
         L with I + A = L L'.
-    weights : Tensor of shape (m, t)
-        W' H^-1 Y: the mean at x is k(x, grid) times these.
-    gram : csr_array of shape (m, m)
-        W' D^-1 W.
+    weights : Tensor of shape (r, t)
+        The posterior mean of z where f = F z on the grid.
     jitter : float
         What was added to the noise variance.
     """
 
     value: float
     grad: Tensor | None
-    factor: Tensor
+    factor: GridFactor
     inner: Tensor
     cholesky: Tensor
     weights: Tensor
-    gram: object
     jitter: float
 
 
@@ -214,7 +211,8 @@ def grid_marginal_likelihood(
         moments = problem.rows.at(noise + jitter)
         G, n = moments.first.gram, moments.first.n
         norm = float(abs(G).sum(0).max())
-        F = kernel.factor(theta, min(_CUT_NATS / norm, _CUT_VARIANCE * prior))
+        factor = kernel.factor(theta, min(_CUT_NATS / norm, _CUT_VARIANCE * prior))
+        F = factor.F
         P = torch.from_numpy(G @ F.numpy())
         A = F.T @ P
         A = (A + A.T) / 2
@@ -223,20 +221,20 @@ def grid_marginal_likelihood(
         t = b.shape[1]
         a = F.T @ b
         alpha = torch.cholesky_solve(a, L)
-        u = b - P @ alpha
         quadratic = float(moments.first.total.sum() - (a * alpha).sum())
         log_det = moments.log_det + 2 * float(L.diagonal().log().sum())
     value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     grad = None
     if eval_gradient:
-        grad = _gradient(kernel, theta, moments, F, P, L, alpha, u)
-    return GridEvaluation(value, grad, F, A, L, u, G, jitter)
+        grad = _gradient(kernel, theta, moments, F, P, L, alpha)
+    return GridEvaluation(value, grad, factor, A, L, alpha, jitter)
 
 
-def _gradient(kernel, theta, moments, F, P, L, alpha, u) -> Float[Tensor, " p"]:
+def _gradient(kernel, theta, moments, F, P, L, alpha) -> Float[Tensor, " p"]:
     """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2; dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
-    t = u.shape[1]
+    t = alpha.shape[1]
     with torch.no_grad():
+        u = torch.from_numpy(moments.first.rhs) - P @ alpha
         second = moments.second
         if second.gram is None:
             # Equal noise everywhere: the second moments are multiples of the first.

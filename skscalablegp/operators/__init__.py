@@ -3,7 +3,7 @@
 from ._base import LinearOperator
 from ._bound import bind
 from ._dense import DenseOperator
-from ._grid_kernel import GridKernel
+from ._grid_kernel import GridFactor, GridKernel
 from ._interpolated import InterpolatedOperator
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._kronecker import Kronecker
@@ -12,6 +12,7 @@ from ._toeplitz import Toeplitz
 __all__ = [
     "CrossOperator",
     "DenseOperator",
+    "GridFactor",
     "GridKernel",
     "InterpolatedOperator",
     "KernelOperator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,24 @@ from ._toeplitz import Toeplitz
 
 # Leaves that are products over columns of one stationary function a column.
 _SEPARABLE_FAMILIES = ("rbf",)
+# Eigenvalues below this fraction of the largest are mostly rounding.
+_ROUNDING = 100 * torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True, eq=False)
+class GridFactor:
+    """A factor of the grid's covariance, Kuu = F F'.
+
+    Attributes
+    ----------
+    F : Tensor of shape (m, r)
+        Eigenvectors times the roots of their eigenvalues.
+    columns : list of slice
+        Which columns belong to each component's terms, in the order of `GridKernel.columns`.
+    """
+
+    F: Tensor
+    columns: list[slice]
 
 
 class GridKernel:
@@ -128,7 +147,7 @@ class GridKernel:
         ]
         return torch.block_diag(*blocks)
 
-    def factor(self, theta: Float[Tensor, " p"], tol: float) -> Tensor:
+    def factor(self, theta: Float[Tensor, " p"], tol: float) -> GridFactor:
         """F with Kuu - F F' positive semidefinite up to rounding and of trace at most `tol`.
 
         Eigenvectors of the small factors, whose products are cut where the eigenvalues left out
@@ -145,12 +164,13 @@ class GridKernel:
             "inducing points",
         )
         F = torch.zeros(m, r, dtype=torch.float64)
-        done = 0
+        done, columns = 0, []
         for terms, shape, start in zip(cuts, self.grid.shapes, self.grid.starts, strict=True):
             for cut in terms:
-                F[start : start + math.prod(shape), done : done + cut.rank] = cut.factor()
+                columns.append(slice(done, done + cut.rank))
+                F[start : start + math.prod(shape), columns[-1]] = cut.factor()
                 done += cut.rank
-        return F
+        return GridFactor(F, columns)
 
     def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
         """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
@@ -158,6 +178,33 @@ class GridKernel:
         The grid is thought of as going on for ever: also off the grid the four points around x on
         each axis are used, without a larger grid being built. O(m) a row.
         """
+        parts = [sum(terms) for terms in self._rows_by_term(theta, X)]
+        return torch.cat(parts, 1)
+
+    def coordinates(
+        self, theta: Float[Tensor, " p"], X: np.ndarray, factor: GridFactor
+    ) -> Float[Tensor, "n r"]:
+        """Covariances g of any rows with the coordinates z of f = F z, z ~ N(0, I).
+
+        Within a term the columns of F are orthogonal eigenvectors, so that g = F^+ k(grid, x).
+        Directions whose eigenvalues are rounding are shrunk: what g misses is left to k(x, x) -
+        |g|^2, which stays positive. O(m r) a row.
+        """
+        terms = [
+            (start, row)
+            for start, rows in zip(self.grid.starts, self._rows_by_term(theta, X), strict=True)
+            for row in rows
+        ]
+        out = torch.empty(len(X), factor.F.shape[1], dtype=torch.float64)
+        for (start, row), columns in zip(terms, factor.columns, strict=True):
+            F = factor.F[start : start + row.shape[1], columns]
+            sizes = F.square().sum(0)
+            shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
+            out[:, columns] = row @ F / (sizes + shift)
+        return out
+
+    def _rows_by_term(self, theta: Tensor, X: np.ndarray) -> list[list[Tensor]]:
+        """`rows` by component and term."""
         parts = []
         for axes in self.grid.components:
             lags, weights = [], []
@@ -166,15 +213,15 @@ class GridKernel:
                 near = first[:, None] + np.arange(4)
                 lags.append(np.abs(near[:, :, None] - np.arange(axis.size)) * axis.step)
                 weights.append(torch.from_numpy(keys_weights(v)))
-            block = 0
+            terms = []
             for values in self._terms(theta, axes, lags):
                 row = torch.ones(len(X), 1, dtype=torch.float64)
                 for weight, value in zip(weights, values, strict=True):
                     along = torch.einsum("sp,spm->sm", weight, value)
                     row = (row[:, :, None] * along[:, None, :]).flatten(1)
-                block = block + row
-            parts.append(block)
-        return torch.cat(parts, 1)
+                terms.append(row)
+            parts.append(terms)
+        return parts
 
     def cross(
         self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None

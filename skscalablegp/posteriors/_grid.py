@@ -31,8 +31,11 @@ class GridPosterior(Posterior):
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of
     squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6 a
-    column, so that a product grid answers in O(7^d) a row, whatever the rank. Rows outside the grid
-    see the same kernel on a grid that goes on for ever, at O(m) a row, always exactly.
+    column, so that a product grid answers in O(7^d) a row, whatever the rank.
+
+    Rows outside the grid see the same kernel on a grid that goes on for ever. With g the covariance
+    of f(x) and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
+    g' cov(z) g: nothing is subtracted that is larger than the prior. O(m r) a row, always exact.
 
     Parameters
     ----------
@@ -69,30 +72,35 @@ class GridPosterior(Posterior):
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without building what many rows would share."""
-        return self.interpolate(X.numpy(), self.root).square().sum(1)
+        G = self.interpolate(X.numpy(), self.evaluation.factor.F)
+        return (G @ self._coordinate_root).square().sum(1)
 
     # ------------------------------------------------------------------ caches
 
     @cached_property
     def mean_on_grid(self) -> Float[Tensor, "m t"]:
-        """Kuu W' H^-1 Y."""
-        with torch.no_grad():
-            return self.grid_kernel.matmul(self.theta, self.weights)
+        """F E[z]; Kuu W' H^-1 Y would be a difference of numbers n / noise times as large."""
+        return self.evaluation.factor.F @ self.weights
 
     @cached_property
     def root(self) -> Float[Tensor, "m r"]:
         """E with E E' the posterior covariance of the grid's points."""
-        F, L = self.evaluation.factor, self.evaluation.cholesky
-        if self.rank is None:
-            return torch.linalg.solve_triangular(L.T, F, upper=True, left=False)
-        return F @ self._love_root()
+        return self.evaluation.factor.F @ self._coordinate_root
+
+    @cached_property
+    def _coordinate_root(self) -> Float[Tensor, "r r"]:
+        """S with S S' the posterior covariance of z, where f = F z on the grid."""
+        if self.rank is not None:
+            return self._love_root()
+        L = self.evaluation.cholesky
+        return torch.linalg.solve_triangular(L.T, torch.eye(len(L), dtype=L.dtype), upper=True)
 
     def _love_root(self) -> Float[Tensor, "r r"]:
         """S with S S' = I - Y Y', the inverse of I + A within a Krylov space.
 
         Its start is the average column of W Kuu, without a vector of length n.
         """
-        Y = explained_weights(self.evaluation.inner, self.evaluation.factor.mean(0), self.rank)
+        Y = explained_weights(self.evaluation.inner, self.evaluation.factor.F.mean(0), self.rank)
         left, vectors = torch.linalg.eigh(torch.eye(len(Y), dtype=Y.dtype) - Y @ Y.T)
         return vectors * left.clamp_min(0).sqrt()
 
@@ -141,8 +149,8 @@ class GridPosterior(Posterior):
             out[inside] = (
                 self.grid_kernel.grid.interpolate(rows[inside]) @ self.mean_on_grid.numpy()
             )
-        for part, cross in self._outside(rows, inside):
-            out[part] = (cross @ self.weights).numpy()
+        for part, g in self._outside(rows, inside):
+            out[part] = (g @ self.weights).numpy()
         return torch.from_numpy(out)
 
     def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -154,22 +162,33 @@ class GridPosterior(Posterior):
         else:
             W = self.grid_kernel.grid.interpolate(rows[inside])
             out[inside] = np.square(W @ self.root.numpy()).sum(1)
-        for part, cross in self._outside(rows, inside):
+        for part, g in self._outside(rows, inside):
             with torch.no_grad():
                 own = self.grid_kernel.cross(self.theta, rows[part])
-            out[part] = (own - self._explained(cross, cross).diagonal()).numpy()
+            left = own - g.square().sum(1)
+            out[part] = (left + self._whitened(g).square().sum(1)).numpy()
         return reported_variance(torch.from_numpy(out), prior)
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, inside = self._split(X)
+        G = self.interpolate(rows[inside], self.evaluation.factor.F)
+        root = G @ self._coordinate_root
         if inside.all():
-            E = self._interpolated_root(rows)
-            return E @ E.T
+            return root @ root.T
+        inner, outer = (torch.from_numpy(np.flatnonzero(part)) for part in (inside, ~inside))
+        g = torch.cat([g for _, g in self._outside(rows, inside)])
         with torch.no_grad():
-            prior = self.grid_kernel.cross(self.theta, rows, rows)
-            cross = self.grid_kernel.rows(self.theta, rows)
-        covariance = prior - self._explained(cross, cross)
-        return (covariance + covariance.T) / 2
+            prior = self.grid_kernel.cross(self.theta, rows[~inside], rows[~inside])
+        left = prior - g @ g.T
+        exact = self._whitened(g)
+        beside = self._whitened(G) @ exact.T
+        covariance = torch.empty(len(rows), len(rows), dtype=torch.float64)
+        # A low rank errs upwards only: with the exact blocks beside it stays a covariance.
+        covariance[inner[:, None], inner] = root @ root.T
+        covariance[inner[:, None], outer] = beside
+        covariance[outer[:, None], inner] = beside.T
+        covariance[outer[:, None], outer] = exact @ exact.T + (left + left.T) / 2
+        return covariance
 
     def sample(
         self, X: Float[Tensor, "n d"], n_samples: int, random_state: np.random.RandomState
@@ -214,8 +233,10 @@ class GridPosterior(Posterior):
         """W_x V."""
         return torch.from_numpy(self.grid_kernel.grid.interpolate(rows) @ V.numpy())
 
-    def _interpolated_root(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
-        return self.interpolate(rows, self.root)
+    def _whitened(self, G: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        """G L^-T: covariances with z, whitened by its exact posterior covariance."""
+        L = self.evaluation.cholesky
+        return torch.linalg.solve_triangular(L, G.T, upper=False).T
 
     def _prior(self) -> Tensor:
         with torch.no_grad():
@@ -226,22 +247,16 @@ class GridPosterior(Posterior):
         return rows, self.grid_kernel.grid.covers(rows)
 
     def _outside(self, rows: np.ndarray, inside: np.ndarray):
-        """Blocks of rows outside the grid with their k(x, grid)."""
+        """Blocks of rows outside the grid with their covariances with z."""
         where = np.flatnonzero(~inside)
         step = max(1, _BLOCK_BYTES // (8 * 4 * self.grid_kernel.n_points))
         for start in range(0, len(where), step):
             part = where[start : start + step]
             with torch.no_grad():
-                yield part, self.grid_kernel.rows(self.theta, rows[part])
-
-    def _explained(self, left: Tensor, right: Tensor) -> Tensor:
-        """left (W' H^-1 W) right'."""
-        found = self.evaluation
-        GR = torch.from_numpy(found.gram @ right.numpy().T)
-        inner = torch.cholesky_solve(found.factor.T @ GR, found.cholesky)
-        return (
-            left @ GR - (found.factor.T @ torch.from_numpy(found.gram @ left.numpy().T)).T @ inner
-        )
+                yield (
+                    part,
+                    self.grid_kernel.coordinates(self.theta, rows[part], self.evaluation.factor),
+                )
 
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:

@@ -84,9 +84,46 @@ def test_outside_the_grid(structure):
     wider = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
     wider.partial_fit(far[:2], [0.0, 0.0], noise_variance=1e12)
     a, b = (m.predict(far[:2], return_std=True) for m in (model, wider))
-    np.testing.assert_allclose(a, b, atol=1e-6)
+    np.testing.assert_allclose(a, b, atol=1e-5)
     with pytest.raises(ValueError, match="3 of 3 rows lie outside the grid.*row 0.*extend"):
         model.set_params(extrapolation="error").predict(far)
+
+
+@pytest.mark.parametrize("n", [300, 20_000])
+def test_without_noise(n):
+    X = np.random.default_rng(0).uniform(size=(n, 1))
+    y = np.sin(9 * X[:, 0])
+    model = KISSGPRegressor(RBF(0.3), optimizer=None).fit(X, y)
+    new = np.linspace(0.05, 0.95, 50)[:, None]
+    np.testing.assert_allclose(model.predict(new), np.sin(9 * new[:, 0]), atol=1e-5)
+    # The jitter is 1e-9 of the prior variance; a little way out nothing else is known.
+    exact = GaussianProcessRegressor(RBF(0.3), optimizer=None, alpha=1e-9).fit(X[:300], y[:300])
+    out = np.array([[1.02], [-0.05], [1.2], [3.0]])
+    mean, std = model.predict(out, return_std=True)
+    np.testing.assert_allclose(mean[:2], np.sin(9 * out[:2, 0]), atol=1e-3)
+    known = exact.predict(out, return_std=True)[1]
+    assert (std < 1.05 * known + 1e-4).all() and std[3] == pytest.approx(1)
+
+
+def test_covariances_of_rows_inside_and_outside_the_grid():
+    X, y, new = table(1)
+    new[::2] += 1
+    models = [fixed(1, n_lanczos=rank).fit(X, y) for rank in (4, None)]
+    noise_free = KISSGPRegressor(RBF(0.3), optimizer=None).fit(X, np.sin(9 * X[:, 0]))
+    for model in (*models, noise_free):
+        cov = model.predict(new, return_cov=True)[1]
+        inside = model.grid_.covers(new)
+        assert 0 < inside.sum() < 50
+        assert np.linalg.eigvalsh(cov).min() > -1e-9
+        np.testing.assert_allclose(np.diag(cov) ** 0.5, model.predict_std(new), atol=1e-6)
+        alone = model.predict(new[inside], return_cov=True)[1]
+        np.testing.assert_allclose(cov[np.ix_(inside, inside)], alone, atol=1e-14)
+    # Low rank is for rows inside; against scikit-learn, up to interpolation.
+    low, exact = (model.predict(new, return_cov=True)[1] for model in models)
+    assert np.abs((low - exact)[np.ix_(inside, inside)]).max() > 1e-6
+    np.testing.assert_allclose(low[~inside], exact[~inside], atol=1e-12)
+    reference = GaussianProcessRegressor(fixed(1).kernel, optimizer=None).fit(X, y)
+    np.testing.assert_allclose(exact, reference.predict(new, return_cov=True)[1], atol=1e-4)
 
 
 def test_samples_have_the_posterior_covariance():

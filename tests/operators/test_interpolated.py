@@ -90,11 +90,11 @@ class TestInterpolated:
     def test_factor_and_traces(self, d, structure, kernel):
         X, theta, grid_kernel = make(d, structure, kernel)
         Kuu = grid_kernel.to_dense(theta)
-        F = grid_kernel.factor(theta, 1e-11)
+        F = grid_kernel.factor(theta, 1e-11).F
         torch.testing.assert_close(F @ F.T, Kuu, rtol=0, atol=1e-10)
         prior = float(grid_kernel.prior(theta))
         assert prior == pytest.approx(float(kernel.diag(X)[0] - 0.1) * len(grid_kernel.grid.shapes))
-        rough = Kuu - (part := grid_kernel.factor(theta, 1e-2)) @ part.T
+        rough = Kuu - (part := grid_kernel.factor(theta, 1e-2).F) @ part.T
         assert -1e-12 < float(rough.trace()) <= 1e-2 + 1e-9
         gram = grid_moments(grid_kernel.grid, X, X[:, :1]).gram
         sums, grid = [], grid_kernel.grid
@@ -138,6 +138,10 @@ class TestInterpolated:
         expected = around @ Kuu @ around.T
         torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
         torch.testing.assert_close(grid_kernel.cross(theta, far), expected.diagonal(), **close)
+        factor = grid_kernel.factor(theta, 1e-13)
+        g = grid_kernel.coordinates(theta, far, factor)
+        torch.testing.assert_close(g @ factor.F.T, grid_kernel.rows(theta, far), rtol=0, atol=1e-6)
+        assert torch.linalg.eigvalsh(expected - g @ g.T).min() > -1e-9
 
 
 @pytest.mark.parametrize(
