@@ -12,7 +12,7 @@ from sklearn.base import clone
 from ..features import Grid, GridMoments, grid_moments
 from ..gradients import GridGradient
 from ..kernels import compile_kernel
-from ..objectives import CommonNoise, FixedNoise, GridProblem, NoiseByRow, Rows
+from ..objectives import CommonNoise, FixedNoise, GridProblem, NoiseByRow, Rows, noise_jitter
 from ..operators import GridKernel
 from ..training import Monitor, TrainingResult
 from ._deep import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
@@ -33,23 +33,27 @@ class KeptRows:
         The rows' common known noise variance; None where they have their own.
     log_det : float
         Sum of log D where they have.
+    jitter : float
+        The largest that is in any D where they have.
     """
 
     moments: GridMoments
     known: float | None
     log_det: float = 0.0
+    jitter: float = 0.0
 
     @classmethod
-    def of(cls, rows: Rows, white: float) -> KeptRows:
-        """What to keep once the white noise is trained."""
+    def of(cls, rows: Rows, white: float, prior: float) -> KeptRows:
+        """What to keep once the white noise and the prior variance are trained."""
         if isinstance(rows, CommonNoise):
             return cls(rows.moments, rows.smallest)
-        noisy = rows.at(white)
-        return cls(noisy.first, None, noisy.log_det)
+        jitter = rows.jitter(white, prior)
+        noisy = rows.at(white + jitter)
+        return cls(noisy.first, None, noisy.log_det, jitter)
 
     def rows(self, grid: Grid) -> Rows:
         if self.known is None:
-            return FixedNoise(self.moments, self.log_det)
+            return FixedNoise(self.moments, self.log_det, self.jitter)
         return CommonNoise(self.moments, grid.shapes, grid.starts, self.known)
 
     def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
@@ -57,18 +61,27 @@ class KeptRows:
         return replace(self, moments=self.moments.moved(numbers, grid.n_points))
 
     def plus(
-        self, grid: Grid, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float
+        self,
+        grid: Grid,
+        X: np.ndarray,
+        Y: np.ndarray,
+        known: np.ndarray,
+        white: float,
+        prior: float,
     ) -> KeptRows:
-        """With further rows, exactly, at a trained variance `white` of the white noise."""
+        """With further rows, exactly, at trained variances of the white noise and the prior."""
         if self.known is not None and (known == self.known).all():
             return replace(self, moments=self.moments + grid_moments(grid, X, Y))
-        old, log_det = self.moments, self.log_det
+        old, log_det, jitter = self.moments, self.log_det, self.jitter
         if self.known is not None:
-            D = white + self.known
+            jitter = noise_jitter(white + self.known, prior)
+            D = white + self.known + jitter
             old, log_det = old.scaled(1 / D), old.n * float(np.log(D))
-        D = white + known
+        new = noise_jitter(white + float(known.min()), prior)
+        D = white + known + new
         added = grid_moments(grid, X, Y, 1 / D)
-        return KeptRows(old + added, None, log_det + float(np.log(D).sum()))
+        log_det += float(np.log(D).sum())
+        return KeptRows(old + added, None, log_det, max(jitter, new))
 
 
 def learned_features(

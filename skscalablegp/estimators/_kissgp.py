@@ -300,7 +300,7 @@ class KISSGPRegressor(GPRegressorBase):
             grid, numbers = self.grid_.extended(X)
             self._check_grid(grid)
         kept = self._kept if numbers is None else self._kept.moved(numbers, grid)
-        self._kept = kept.plus(grid, X, Y, known, self._white_noise())
+        self._kept = kept.plus(grid, X, Y, known, *self._white_and_prior())
         self.grid_ = grid
         self.n_samples_seen_ += len(X)
         self._remember(None)
@@ -316,7 +316,7 @@ class KISSGPRegressor(GPRegressorBase):
         self.grid_ = kernel.grid
         self.n_iter_ = 0 if result is None else result.n_iter
         self.history_ = monitor.history()
-        self._kept = KeptRows.of(rows, self._white_noise())
+        self._kept = KeptRows.of(rows, *self._white_and_prior())
         reason = "nothing to train" if result is None else result.stop_reason
         self.solver_info_ = {"stop_reason": reason}
         self._set_likelihood()
@@ -366,10 +366,11 @@ class KISSGPRegressor(GPRegressorBase):
     def _compiled(self) -> TorchKernel:
         return compile_kernel(self.kernel_, self.grid_.n_features)
 
-    def _white_noise(self) -> float:
+    def _white_and_prior(self) -> tuple[float, float]:
         kernel = GridKernel(self._compiled(), self.grid_)
+        theta = kernel.kernel.theta0
         with torch.no_grad():
-            return float(kernel.noise(kernel.kernel.theta0))
+            return float(kernel.noise(theta)), float(kernel.prior(theta))
 
     def _problem(self) -> GridProblem:
         kernel = GridKernel(self._compiled(), self.grid_)

@@ -15,6 +15,7 @@ from ._grid import (
     NoisyMoments,
     Rows,
     grid_marginal_likelihood,
+    noise_jitter,
 )
 from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._linear import MOST_NEWTON_STEPS, LinearPosterior, linear_posterior, newton_steps
@@ -115,6 +116,7 @@ __all__ = [
     "feature_moments",
     "feature_weights",
     "grid_marginal_likelihood",
+    "noise_jitter",
     "inducing_gradient",
     "level_terms",
     "likelihood_bound",

@@ -47,10 +47,29 @@ class NoisyMoments:
     inverse: float
 
 
+def noise_jitter(smallest: float, prior: float) -> float:
+    """What raises the `smallest` noise variance to a fraction of the prior's that can be divided.
+
+    Parameters
+    ----------
+    smallest : float
+        The smallest noise variance of any row, white noise included.
+    prior : float
+        The prior variance.
+    """
+    if prior == 0 and smallest == 0:
+        return 1.0
+    return max(0.0, _SMALLEST_NOISE * prior - smallest)
+
+
 class Rows(ABC):
     """What is left of a table: its moments at any variance of the kernel's white noise."""
 
     smallest: float
+
+    def jitter(self, noise: float, prior: float) -> float:
+        """What to add to a variance `noise` of the white noise before `at`."""
+        return noise_jitter(noise + self.smallest, prior)
 
     @abstractmethod
     def at(self, noise: float) -> NoisyMoments:
@@ -113,10 +132,15 @@ class FixedNoise(Rows):
         With weights 1 / D.
     log_det : float
         Sum of log D.
+    added : float
+        The jitter that is in D.
     """
 
-    def __init__(self, moments: GridMoments, log_det: float):
-        self.moments, self.log_det, self.smallest = moments, log_det, float("inf")
+    def __init__(self, moments: GridMoments, log_det: float, added: float = 0.0):
+        self.moments, self.log_det, self._added = moments, log_det, added
+
+    def jitter(self, noise: float, prior: float) -> float:
+        return self._added
 
     def at(self, noise: float) -> NoisyMoments:
         return NoisyMoments(self.moments, self.moments, [], self.log_det, float("nan"))
@@ -205,9 +229,7 @@ def grid_marginal_likelihood(
     with torch.no_grad():
         noise = float(kernel.noise(theta))
         prior = float(kernel.prior(theta))
-        jitter = max(0.0, _SMALLEST_NOISE * prior - noise - problem.rows.smallest)
-        if prior == 0 and noise + problem.rows.smallest == 0:
-            jitter = 1.0
+        jitter = problem.rows.jitter(noise, prior)
         moments = problem.rows.at(noise + jitter)
         G, n = moments.first.gram, moments.first.n
         norm = float(abs(G).sum(0).max())
@@ -226,11 +248,11 @@ def grid_marginal_likelihood(
     value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     grad = None
     if eval_gradient:
-        grad = _gradient(kernel, theta, moments, F, P, L, alpha)
+        grad = _gradient(kernel, theta, moments, F, P, L, alpha, jitter)
     return GridEvaluation(value, grad, factor, A, L, alpha, jitter)
 
 
-def _gradient(kernel, theta, moments, F, P, L, alpha) -> Float[Tensor, " p"]:
+def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, " p"]:
     """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2; dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
     t = alpha.shape[1]
     with torch.no_grad():
@@ -253,7 +275,9 @@ def _gradient(kernel, theta, moments, F, P, L, alpha) -> Float[Tensor, " p"]:
         surrogate = 0.5 * kernel.quadratic(theta, Z) - 0.5 * t * kernel.trace_with(
             theta, moments.sums
         )
-        surrogate = surrogate + d_noise * kernel.noise(theta)
+        # Raised noise moves with the prior variance, no longer with the white noise.
+        raised = _SMALLEST_NOISE * kernel.prior(theta) if jitter > 0 else kernel.noise(theta)
+        surrogate = surrogate + d_noise * raised
         if not surrogate.requires_grad:
             return torch.zeros_like(theta)
         (grad,) = torch.autograd.grad(surrogate, theta, allow_unused=True)

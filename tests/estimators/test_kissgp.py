@@ -105,6 +105,36 @@ def test_without_noise(n):
     assert (std < 1.05 * known + 1e-4).all() and std[3] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e5])
+@pytest.mark.parametrize("alpha", [0.0, 1e-10])
+@pytest.mark.parametrize("how", ["fit", "partial_fit", "partial_fit by row"])
+def test_rows_without_noise_beside_noisy_ones(unit, alpha, how):
+    X = np.random.default_rng(0).uniform(size=(50, 1))
+    y = unit * np.sin(9 * X[:, 0])
+    kernel = C(unit**2) * RBF(0.3)
+    known = np.where(np.arange(50) < 25, 0.0, 0.01 * unit**2)
+    model = KISSGPRegressor(kernel, alpha=alpha, grid_size=400, optimizer=None)
+    if how == "fit":
+        model.fit(X, y, known)
+    elif how == "partial_fit":
+        model.fit(X[:25], y[:25]).partial_fit(X[25:], y[25:], known[25:])
+    else:
+        model.fit(X[1:30], y[1:30], known[1:30])
+        rest = np.r_[0, 30:50]
+        model.partial_fit(X[rest], y[rest], known[rest])
+    new = np.linspace(0.1, 0.9, 20)[:, None]
+    # The same jitter.
+    alpha = known + 1e-9 * unit**2
+    exact = GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(X, y)
+    np.testing.assert_allclose(model.predict(new), exact.predict(new), atol=1e-4 * unit)
+    np.testing.assert_allclose(
+        model.predict_std(new), exact.predict(new, return_std=True)[1], atol=1e-4 * unit
+    )
+    assert model.solver_info_["jitter"] == pytest.approx(1e-9 * unit**2, rel=0.2)
+    # Rows that interpolation cannot reproduce weigh in at 1e9: the value is loose.
+    assert np.isfinite(model.log_marginal_likelihood_value_)
+
+
 def test_covariances_of_rows_inside_and_outside_the_grid():
     X, y, new = table(1)
     new[::2] += 1

@@ -60,7 +60,16 @@ def test_value_and_gradient(d, structure, kernel, t, known):
 
 
 def test_too_little_noise_is_raised_and_reported():
-    made, _, _ = problem(1, "product", C(2.0) * RBF(0.5), 1, 0.0)
-    result = grid_marginal_likelihood(made, made.kernel.theta0)
+    X = np.random.default_rng(1).uniform(-1, 2, (60, 1))
+    compiled = compile_kernel(C(2.0) * RBF(0.5), 1)
+    kernel = GridKernel(compiled, make_grid(X, [60], "product"))
+    rows = CommonNoise(
+        grid_moments(kernel.grid, X, np.sin(2 * X)), kernel.grid.shapes, kernel.grid.starts, 0.0
+    )
+    made, theta = GridProblem.make(compiled, kernel, rows, 60), compiled.theta0
+    result = grid_marginal_likelihood(made, theta)
     assert result.jitter == pytest.approx(2e-9)
-    assert np.isfinite(result.value)
+    # The jitter is part of the model: it moves with the prior variance.
+    for k, step in enumerate(1e-3 * torch.eye(2, dtype=torch.float64)):
+        ends = [grid_marginal_likelihood(made, theta + s * step).value for s in (1, -1)]
+        assert float(result.grad[k]) == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-3)
