@@ -155,7 +155,9 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         if Y is not None and eval_gradient:
             raise ValueError("Gradient can only be evaluated when Y is None.")
         weights, means, scales = self._values()
-        means, scales = self._by_column(means, X), self._by_column(scales, X)
+        Q, d = int(self.n_components), X.shape[1]
+        _check_counts(weights.size, means.size, scales.size, Q, d)
+        means, scales = means.reshape(Q, d), scales.reshape(Q, d)
         lag = X[:, None, :] - Z[None, :, :]
         parts, d_means, d_scales = [], [], []
         for w, m, s in zip(weights, means, scales, strict=True):
@@ -176,10 +178,6 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         found = [g for h in self.hyperparameters if not h.fixed for g in free[h.name]]
         return K, np.stack(found, -1) if found else np.empty((*K.shape, 0))
 
-    def _by_column(self, values: np.ndarray, X: np.ndarray) -> np.ndarray:
-        _check_count(len(values), int(self.n_components), X.shape[1])
-        return values.reshape(int(self.n_components), X.shape[1])
-
     def diag(self, X: Any) -> np.ndarray:
         return np.full(len(X), self._values()[0].sum())
 
@@ -188,11 +186,18 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         return f"SpectralMixture(weights={weights}, means={means}, scales={scales})"
 
 
-def _check_count(size: int, n_components: int, d: int) -> None:
-    if size != n_components * d:
+def _check_counts(weights: int, means: int, scales: int, n_components: int, d: int) -> None:
+    for name, size in (("means", means), ("scales", scales)):
+        if size != n_components * d:
+            raise ValueError(
+                f"SpectralMixture with {n_components} components has {size} {name}, but the data "
+                f"have {d} column{'s' if d > 1 else ''}: give {n_components} x {d}, or use "
+                "SpectralMixture.from_data."
+            )
+    if weights != n_components:
         raise ValueError(
-            f"SpectralMixture with {n_components} components has {size} means or scales, but the "
-            f"data have {d} columns: give {n_components} x {d}, or use SpectralMixture.from_data."
+            f"SpectralMixture with {n_components} components has {weights} weights: give one for "
+            "each."
         )
 
 
@@ -239,6 +244,9 @@ class SpectralComponent(Leaf):
 
 
 def _part(slot: Slot, start: int, stop: int) -> Slot:
+    if stop > slot.size:
+        # Beyond it lie the parameters of the next kernel.
+        raise IndexError(f"entries {start} to {stop} of a slot with {slot.size}")
     if slot.index is None:
         return Slot(None, slot.fixed[start:stop])
     return Slot(slice(slot.index.start + start, slot.index.start + stop))
@@ -247,7 +255,7 @@ def _part(slot: Slot, start: int, stop: int) -> Slot:
 def _build(kernel: SpectralMixture, layout: Layout) -> Node:
     explicit = SpectralMixture(**kernel.get_params())
     slots, Q, d = layout.slots(explicit), int(kernel.n_components), layout.n_features
-    _check_count(slots["means"].size, Q, d)
+    _check_counts(*(slots[name].size for name in ("weights", "means", "scales")), Q, d)
     node = None
     for q in range(Q):
         leaf = SpectralComponent(

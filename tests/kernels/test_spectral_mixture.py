@@ -58,6 +58,27 @@ def test_clones_and_defaults():
         kernel(np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize("bounds", [(1e-5, 1e5), "fixed"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"weights": [1.0]}, "2 components has 1 weights"),
+        ({"weights": [1.0, 1.0, 1.0]}, "2 components has 3 weights"),
+        ({"scales": [0.05]}, "2 components has 1 scales.*1 column: give 2 x 1"),
+        ({"scales": [0.05] * 4}, "2 components has 4 scales"),
+        ({"means": [0.1]}, "2 components has 1 means"),
+    ],
+)
+def test_numbers_of_parameters(wrong, message, bounds):
+    given = {"weights": [0.5, 0.5], "means": [0.1, 0.2], "scales": [0.05, 0.05]} | wrong
+    limits = {f"{name}_bounds": bounds for name in ("weights", "means", "scales")}
+    kernel = SpectralMixture(2, **given, **limits)
+    with pytest.raises(ValueError, match=message):
+        compile_kernel(kernel + WhiteKernel(0.3), 1)
+    with pytest.raises(ValueError, match=message):
+        kernel(np.zeros((3, 1)))
+
+
 def test_periodogram_finds_frequencies_in_scikit_learns_regressor():
     x = np.arange(80.0)[:, None]
     y = 2 * np.sin(2 * np.pi * 0.1 * x[:, 0]) + np.sin(2 * np.pi * 0.31 * x[:, 0])
