@@ -12,12 +12,18 @@ from sklearn.gaussian_process.kernels import (
     Kernel,
     StationaryKernelMixin,
 )
+from sklearn.utils.validation import check_X_y
 from torch import Tensor
 
 from ._leaves import Constant
 from ._nodes import Leaf, Node, ProductNode, SumNode
 from ._registry import Layout, register_kernel
 from ._slots import Slot
+
+# Complex numbers of one block of phases.
+_BLOCK_NUMBERS = 2**20
+# Smallest starting weight, as a share of the target's variance; the lower bound of weights.
+_LEAST_WEIGHT = 1e-6
 
 
 class SpectralMixture(StationaryKernelMixin, Kernel):
@@ -81,7 +87,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         ----------
         X : array-like of shape (n, d)
             Rows.
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, 1)
             Target.
         n_components : int, default=4
             Q.
@@ -92,15 +98,22 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
             The last component is a trend; the others start at the highest peaks of what a straight
             line leaves, with weights that add up to the variance of y. Bounds reach from a fraction
             of the lowest visible frequency to the Nyquist frequency.
+
+        Raises
+        ------
+        ValueError
+            For tables of other shapes, or with values that are not finite.
         """
-        X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
+        y = np.asarray(y)
+        X, y = check_X_y(X, y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y, dtype=np.float64)
         peaks = [_periodogram_peaks(x, y, n_components) for x in X.T]
         frequencies = np.column_stack([found[0] for found in peaks])
-        power = np.prod([found[1] for found in peaks], axis=0)
+        # Relative to each column's highest, whose product over columns cannot underflow.
+        power = np.prod([found[1] / found[1].max() for found in peaks], axis=0)
         lowest = min(found[2] for found in peaks)
         highest = max(found[3] for found in peaks)
         variance = max(float(np.var(y)), 1e-12)
-        weights = variance * power / power.sum()
+        weights = variance * np.maximum(power / power.sum(), _LEAST_WEIGHT)
         scales = np.full(frequencies.shape, lowest / 25)
         if n_components > 1:
             # A trend is a bump at frequency zero, narrower than the record can tell.
@@ -110,7 +123,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
             weights,
             np.maximum(frequencies, lowest / 20).ravel(),
             scales.ravel(),
-            weights_bounds=(1e-6 * variance, 1e4 * variance),
+            weights_bounds=(_LEAST_WEIGHT * variance, 1e4 * variance),
             means_bounds=(lowest / 100, highest),
             scales_bounds=(lowest / 100, highest),
         )
@@ -210,8 +223,12 @@ def _periodogram_peaks(
     highest = lowest * max(n - 1, 2) / 2
     frequencies = np.arange(0.5, min(highest / lowest, 1000) + 0.5, 0.25) * lowest
     centred = y - np.polyval(np.polyfit(x, y, min(1, n - 1)), x)
-    phases = np.exp(-2j * np.pi * np.outer(frequencies, x))
-    power = np.abs(phases @ centred) ** 2 + 1e-300
+    total = np.zeros(len(frequencies), dtype=complex)
+    step = max(1, _BLOCK_NUMBERS // len(frequencies))
+    for start in range(0, len(x), step):
+        part = slice(start, start + step)
+        total += np.exp(-2j * np.pi * np.outer(frequencies, x[part])) @ centred[part]
+    power = np.abs(total) ** 2 + 1e-300
     padded = np.concatenate([[0], power, [0]])
     is_peak = (power >= padded[:-2]) & (power >= padded[2:])
     order = np.lexsort((-power, ~is_peak))[:count]

@@ -88,3 +88,24 @@ def test_periodogram_finds_frequencies_in_scikit_learns_regressor():
     future = np.arange(80.0, 90.0)
     truth = 2 * np.sin(2 * np.pi * 0.1 * future) + np.sin(2 * np.pi * 0.31 * future)
     np.testing.assert_allclose(gp.predict(future[:, None]), truth, atol=0.1)
+
+
+def test_starting_values_of_any_table(monkeypatch):
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(0, 10, (300, 2)), rng.standard_normal(300)
+    whole = SpectralMixture.from_data(X, y, 3)
+    # Rows come in blocks.
+    monkeypatch.setattr("skscalablegp.kernels._spectral_mixture._BLOCK_NUMBERS", 1000)
+    kernel = SpectralMixture.from_data(X, y[:, None], 3)
+    for name in ("weights", "means", "scales"):
+        np.testing.assert_allclose(getattr(kernel, name), getattr(whole, name), rtol=1e-8)
+    constant = SpectralMixture.from_data(X, np.full(300, 2.0), 3)
+    for made in (kernel, constant):
+        low, high = made.bounds.T
+        assert (low <= made.theta).all() and (made.theta <= high).all()
+    with pytest.raises(ValueError, match="Expected 2D array, got 1D array"):
+        SpectralMixture.from_data(X[:, 0], y)
+    with pytest.raises(ValueError, match=r"y should be a 1d array.*\(300, 2\)"):
+        SpectralMixture.from_data(X, X)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        SpectralMixture.from_data(X, y[:-1])
