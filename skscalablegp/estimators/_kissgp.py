@@ -22,7 +22,7 @@ from ._deep import apply_network, check_layers
 from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
 from ._grid_plan import plan_grid
 from ._grid_training import KeptRows, kernel_on_grid, learned_features, summed, train_on_grid
-from ._table import Table
+from ._table import Table, noise_unit
 
 
 class KISSGPRegressor(GPRegressorBase):
@@ -291,14 +291,15 @@ class KISSGPRegressor(GPRegressorBase):
         given = check_noise_variance(noise_variance, len(X))
         check_n_targets(self._n_outputs(), y)
         if given is not None:
-            known = known + given / np.square(np.atleast_1d(self._y_train_std))[0]
+            known = known + given / noise_unit(self._y_train_std)
         Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
         X = self._features(X)
         self._check_inside(X)
         grid, numbers = self.grid_, None
         if not grid.covers(X).all():
-            grid, numbers = self.grid_.extended(X)
+            grid = self.grid_.extended(X)
             self._check_grid(grid)
+            numbers = self.grid_.numbers_in(grid)
         kept = self._kept if numbers is None else self._kept.moved(numbers, grid)
         self._kept = kept.plus(grid, X, Y, known, *self._white_and_prior())
         self.grid_ = grid

@@ -51,14 +51,7 @@ class Table:
             std = np.asarray(handle_zeros_in_scale(y.std(axis=0), copy=False))
         noise = alpha
         if noise_variance is not None:
-            unit = np.unique(np.square(std))
-            if len(unit) > 1:
-                raise ValueError(
-                    "noise_variance is in the units of y, and with normalize_y=True the targets "
-                    f"have {len(unit)} different scales: standardise y yourself, fit one target "
-                    "at a time (MultiOutputRegressor), or set normalize_y=False."
-                )
-            noise = noise + noise_variance / unit[0]
+            noise = noise + noise_variance / noise_unit(std)
         return cls(X, (y - mean) / std, mean, std, noise)
 
     @property
@@ -99,3 +92,26 @@ class Table:
             rows = torch.tensor(np.ascontiguousarray(self.X))
             white = kernel.noise(kernel.theta0, rows).numpy()
         check_duplicates(self.X, white + self.noise)
+
+
+def noise_unit(y_std: np.ndarray) -> float:
+    """What known noise variances in the units of y are divided by.
+
+    Parameters
+    ----------
+    y_std : ndarray of shape () or (t,)
+        The targets' scales.
+
+    Raises
+    ------
+    ValueError
+        Where the targets have different ones.
+    """
+    unit = np.unique(np.square(y_std))
+    if len(unit) > 1:
+        raise ValueError(
+            "noise_variance is in the units of y, and with normalize_y=True the targets "
+            f"have {len(unit)} different scales: standardise y yourself, fit one target "
+            "at a time (MultiOutputRegressor), or set normalize_y=False."
+        )
+    return float(unit[0])

@@ -15,6 +15,8 @@ _IN_U = np.array([[0, -1, 2, -1], [2, 0, -5, 3], [0, 1, 4, -3], [0, 0, -1, 1]]) 
 _SHIFT = np.array([[math.comb(k, j) * 0.5 ** (k - j) if j <= k else 0 for j in range(4)]
                    for k in range(4)])  # fmt: skip
 WEIGHTS = _IN_U @ _SHIFT
+# Steps from the start of a grid beyond which float64 no longer has places within a cell.
+_FARTHEST = 2.0**52
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,14 @@ class Axis:
         """Intervals that have two points on either side."""
         return self.size - 3
 
+    def place(self, x: np.ndarray) -> np.ndarray:
+        """How many steps x lies from the start; beyond 2^52 places are not told apart."""
+        with np.errstate(over="ignore"):
+            return ((x - self.start) / self.step).clip(-_FARTHEST, _FARTHEST)
+
     def locate(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first of the four points around x, possibly off the grid, and v in [-1/2, 1/2]."""
-        place = (x - self.start) / self.step
+        place = self.place(x)
         first = np.floor(place)
         # The last interval owns its right end, so that a grid covers a closed range.
         last = (first == self.size - 2) & (place == self.size - 2)
@@ -56,17 +63,16 @@ class Axis:
 
     def covers(self, x: np.ndarray) -> np.ndarray:
         """Where x lies in a cell of the grid."""
-        place = (x - self.start) / self.step
+        place = self.place(x)
         return (place >= 1) & (place <= self.size - 2)
 
-    def extended(self, low: float, high: float) -> tuple[Axis, int]:
-        """The same spacing over a range that contains [low, high]; how many points came before."""
-        before = max(0, math.ceil(1 - (low - self.start) / self.step) + 1)
-        after = max(0, math.ceil((high - self.start) / self.step - (self.size - 2)) + 1)
-        before = before if low < self.start + self.step else 0
-        after = after if high > self.start + self.step * (self.size - 2) else 0
-        axis = replace(self, start=self.start - before * self.step, size=self.size + before + after)
-        return axis, before
+    def extended(self, x: np.ndarray) -> Axis:
+        """The same spacing over a range that contains x, too."""
+        place = self.place(x)
+        low, high = float(place.min()), float(place.max())
+        before = math.ceil(1 - low) + 1 if low < 1 else 0
+        after = math.ceil(high - (self.size - 2)) + 1 if high > self.size - 2 else 0
+        return replace(self, start=self.start - before * self.step, size=self.size + before + after)
 
 
 @dataclass(frozen=True)
@@ -124,19 +130,26 @@ class Grid:
             (value.ravel(), index.ravel(), pointers), shape=(len(X), self.n_points)
         )
 
-    def extended(self, X: np.ndarray) -> tuple[Grid, np.ndarray]:
-        """A grid that also covers X, and where the old points are in it."""
-        components, numbers, start = [], [], 0
-        for axes, shape in zip(self.components, self.shapes, strict=True):
-            pairs = [a.extended(X[:, a.column].min(), X[:, a.column].max()) for a in axes]
-            new = tuple(axis for axis, _ in pairs)
-            new_shape = tuple(axis.size for axis in new)
+    def extended(self, X: np.ndarray) -> Grid:
+        """A grid of the same spacing that also covers X; only its sizes are worked out."""
+        components = tuple(
+            tuple(axis.extended(X[:, axis.column]) for axis in axes) for axes in self.components
+        )
+        return Grid(components, self.n_features)
+
+    def numbers_in(self, larger: Grid) -> np.ndarray:
+        """Where the points are in a grid that `extended` made of this one."""
+        numbers, start = [], 0
+        for axes, new in zip(self.components, larger.components, strict=True):
+            shape, new_shape = ([axis.size for axis in part] for part in (axes, new))
             places = np.unravel_index(np.arange(math.prod(shape)), shape)
-            moved = tuple(place + before for place, (_, before) in zip(places, pairs, strict=True))
+            moved = tuple(
+                place + round((old.start - axis.start) / old.step)
+                for place, old, axis in zip(places, axes, new, strict=True)
+            )
             numbers.append(start + np.ravel_multi_index(moved, new_shape))
-            components.append(new)
             start += math.prod(new_shape)
-        return Grid(tuple(components), self.n_features), np.concatenate(numbers)
+        return np.concatenate(numbers)
 
 
 def keys_weights(v: np.ndarray) -> np.ndarray:

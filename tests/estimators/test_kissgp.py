@@ -156,6 +156,29 @@ def test_covariances_of_rows_inside_and_outside_the_grid():
     np.testing.assert_allclose(exact, reference.predict(new, return_cov=True)[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("far", [1e9, 1e20, -1e308, 1.7e308])
+def test_rows_far_away(far):
+    X, y, _ = table(1)
+    model = fixed(1).fit(X, y)
+    new = np.array([[1.1], [far]])
+    mean, std = model.predict(new, return_std=True)
+    assert mean[1] == 0 and std[1] == pytest.approx(1.01**0.5)
+    near = model.predict(new[:1], return_std=True)
+    np.testing.assert_allclose([mean[0], std[0]], np.ravel(near), rtol=1e-12)
+    with pytest.raises(MemoryError, match="grid extended to the new rows.*leave out rows far away"):
+        model.partial_fit([[far]], [0.0])
+    np.testing.assert_array_equal(model.predict(new), mean)
+
+
+def test_known_noise_of_targets_of_different_scales():
+    X, y, _ = table()
+    Y = np.stack([y, 3 * y], 1)
+    model = fixed(grid_size=20, normalize_y=True).fit(X, Y)
+    for method in (model.fit, model.partial_fit):
+        with pytest.raises(ValueError, match="2 different scales"):
+            method(X, Y, noise_variance=0.1)
+
+
 def test_samples_have_the_posterior_covariance():
     X, y, X_new = table()
     model = fixed(grid_size=20).fit(X, y)

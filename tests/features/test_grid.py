@@ -54,7 +54,8 @@ def test_moments(d, weighted, structure, monkeypatch):
     np.testing.assert_allclose(together.gram.toarray(), moments.gram.toarray(), atol=1e-12)
     assert together.n == 150
     # On a larger grid with the same spacing.
-    larger, numbers = g.extended(2 * X)
+    larger = g.extended(2 * X)
+    numbers = g.numbers_in(larger)
     assert larger.covers(2 * X).all()
     moved = moments.moved(numbers, larger.n_points)
     there = grid_moments(larger, X, Y, c)
