@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .._validation import check_memory
 from ..features import Grid, keys_weights
-from ..kernels import Constant, Linear, Node, Stationary, TorchKernel
+from ..kernels import MAX_POWER, Constant, Linear, Node, PowerNode, Stationary, TorchKernel
 from ._kronecker import Kronecker
 from ._toeplitz import Toeplitz
 
@@ -63,6 +64,9 @@ class GridKernel:
         self.kernel = kernel
         self.grid = grid
         self._products = kernel.node.products()
+        # Also what only the noise is multiplied by, which no product shows.
+        for leaf in _leaves(kernel.node):
+            _check_stationary(leaf)
         joint = max(len(axes) for axes in grid.components) > 1
         for leaf in {leaf for factors in self._products for leaf in factors}:
             _check_leaf(leaf, joint)
@@ -289,15 +293,32 @@ def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
     return order[:count], sizes[:count]
 
 
+def _leaves(node: Node) -> Iterator[Node]:
+    """All kernels without parts in an expression."""
+    parts = [part for part in vars(node).values() if isinstance(part, Node)]
+    if not parts:
+        yield node
+    for part in parts:
+        yield from _leaves(part)
+
+
+def _check_stationary(leaf: Node) -> None:
+    if isinstance(leaf, Linear):
+        raise ValueError(
+            f"{leaf.label} is not stationary, and on a grid only functions of the difference of "
+            "two rows have fast products, with one noise variance for all. Use RBF, Matern, "
+            "SpectralMixture or sums and products of these, or IterativeGPRegressor."
+        )
+
+
 def _check_leaf(leaf: Node, joint: bool) -> None:
     if isinstance(leaf, Constant):
         return
-    stationary = not isinstance(leaf, Linear) and type(leaf).__name__ != "PowerNode"
-    if not stationary:
+    if isinstance(leaf, PowerNode):
         raise ValueError(
-            f"{leaf.label} is not stationary, and on a grid only functions of the difference of "
-            "two rows have fast products. Use RBF, Matern, SpectralMixture or sums and products "
-            "of these, or IterativeGPRegressor."
+            f"{leaf.label} is supported on a grid only where it expands to a few products, with "
+            f"whole numbers up to {MAX_POWER} as exponents. Write it without a power "
+            "(RBF(l) ** 0.5 is RBF(2 ** 0.5 * l)), or use IterativeGPRegressor."
         )
     separable = getattr(leaf, "separable", False) or (
         isinstance(leaf, Stationary) and leaf.family in _SEPARABLE_FAMILIES

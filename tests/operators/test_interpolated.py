@@ -127,7 +127,8 @@ class TestInterpolated:
     def test_off_the_grid_means_a_larger_grid(self, d, structure, kernel):
         X, theta, grid_kernel = make(d, structure, kernel)
         far = X * 1.7 + 0.3
-        larger, numbers = grid_kernel.grid.extended(far)
+        larger = grid_kernel.grid.extended(far)
+        numbers = grid_kernel.grid.numbers_in(larger)
         extended = GridKernel(grid_kernel.kernel, larger)
         around = torch.from_numpy(larger.interpolate(far).toarray())
         Kuu = extended.to_dense(theta)
@@ -149,7 +150,9 @@ class TestInterpolated:
     [
         (DotProduct(), "additive", "DotProduct is not stationary"),
         (Matern(), "product", "Matern is not a product over columns.*additive"),
-        (RBF() ** 0.5, "additive", "Exponentiation is not stationary"),
+        (RBF() ** 0.5, "additive", "Exponentiation.*whole numbers up to 16"),
+        (RBF() + DotProduct() * WhiteKernel(), "product", "DotProduct is not stationary"),
+        (RBF() + (DotProduct() + WhiteKernel()) ** 0.5, "product", "DotProduct is not stat"),
     ],
 )
 def test_unsuitable_kernels(kernel, structure, message):
