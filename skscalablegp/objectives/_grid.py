@@ -19,9 +19,12 @@ from ._problem import GPProblem
 
 # A noise variance below this fraction of the prior variance is raised to it, and reported.
 _SMALLEST_NOISE = 1e-9
-# Nats that cutting the grid covariance's smallest eigenvalues may cost, and prior variance.
-_CUT_NATS = 1e-6
-_CUT_VARIANCE = 1e-10
+# What cutting the grid covariance's smallest eigenvalues may cost: nats by a bound that is some
+# hundred times too large in practice, and a share of the prior variance, on average over points.
+_CUT_NATS = 1e-3
+_CUT_VARIANCE = 1e-9
+# Numbers of one block of columns on the grid.
+_BLOCK_NUMBERS = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +236,9 @@ def grid_marginal_likelihood(
         moments = problem.rows.at(noise + jitter)
         G, n = moments.first.gram, moments.first.n
         norm = float(abs(G).sum(0).max())
-        factor = kernel.factor(theta, min(_CUT_NATS / norm, _CUT_VARIANCE * prior))
+        # log|H| moves by at most tr(G R) <= norm tr(R) for the part R that is cut.
+        tol = min(_CUT_NATS / norm, _CUT_VARIANCE * prior * kernel.n_points)
+        factor = kernel.factor(theta, tol)
         F = factor.F
         P = torch.from_numpy(G @ F.numpy())
         A = F.T @ P
@@ -269,16 +274,22 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
         trace = moments.inverse - torch.cholesky_solve(inner, L).trace()
         d_noise = 0.5 * (squares - t * trace)
         explained = torch.linalg.solve_triangular(L, P.T, upper=False).T
-        Z = torch.cat([u, explained * t**0.5], 1)
     with torch.enable_grad():
         theta = theta.clone().requires_grad_(True)
-        surrogate = 0.5 * kernel.quadratic(theta, Z) - 0.5 * t * kernel.trace_with(
-            theta, moments.sums
-        )
         # Raised noise moves with the prior variance, no longer with the white noise.
         raised = _SMALLEST_NOISE * kernel.prior(theta) if jitter > 0 else kernel.noise(theta)
-        surrogate = surrogate + d_noise * raised
-        if not surrogate.requires_grad:
-            return torch.zeros_like(theta)
-        (grad,) = torch.autograd.grad(surrogate, theta, allow_unused=True)
-    return torch.zeros_like(theta).detach() if grad is None else grad
+        surrogate = d_noise * raised - 0.5 * t * kernel.trace_with(theta, moments.sums)
+        grad = _slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
+        # Block by block: autograd keeps several copies of what it is given.
+        for block in explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1):
+            grad += _slope(0.5 * t * kernel.quadratic(theta, block), theta)
+    return grad
+
+
+def _slope(value: Float[Tensor, ""], theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """The gradient of a value that need not depend on theta."""
+    zero = torch.zeros_like(theta).detach()
+    if not value.requires_grad:
+        return zero
+    (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
+    return zero if grad is None else grad

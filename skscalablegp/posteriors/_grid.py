@@ -20,6 +20,10 @@ from ._krylov import explained_weights
 _BLOCK_BYTES = 2**26
 # A cell's variance polynomial has 7^d coefficients: up to here that is a saving.
 _POLYNOMIAL_COLUMNS = 3
+# Products that building them may take at any time; past that only for rows that make up for it.
+_SHARED_PRODUCTS = 1e9
+# Points of the last axis that one block of covariances has.
+_STENCIL_BLOCK = 64
 # Share of the posterior's trace over the grid that samples do without.
 _CUT_SHARE = 1e-6
 # Numbers of one block of samples.
@@ -136,6 +140,12 @@ class GridPosterior(Posterior):
     def _variance_polynomials(self) -> np.ndarray:
         return local_polynomials(covariance_stencil(self.root, [a.size for a in self._axes]))
 
+    def _polynomials_are_dear(self, n_rows: int) -> bool:
+        """Whether so few rows cost less than what many rows would share."""
+        (m, r), d = self.evaluation.factor.F.shape, len(self._axes)
+        shared = m * r * 7**d
+        return shared > _SHARED_PRODUCTS and n_rows * r * (4**d + r) < shared
+
     # ------------------------------------------------------------------ predictions
 
     def mean(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n t"]:
@@ -157,11 +167,10 @@ class GridPosterior(Posterior):
         rows, inside = self._split(X)
         prior = torch.full((len(rows),), float(self._prior()), dtype=torch.float64)
         out = np.empty(len(rows))
-        if self._axes is not None:
+        if self._axes is not None and not self._polynomials_are_dear(int(inside.sum())):
             out[inside] = cell_polynomials(self._axes, rows[inside], self._variance_polynomials)
         else:
-            W = self.grid_kernel.grid.interpolate(rows[inside])
-            out[inside] = np.square(W @ self.root.numpy()).sum(1)
+            out[inside] = self.root_variance(torch.from_numpy(rows[inside])).numpy()
         for part, g in self._outside(rows, inside):
             with torch.no_grad():
                 own = self.grid_kernel.cross(self.theta, rows[part])
@@ -261,16 +270,24 @@ class GridPosterior(Posterior):
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:
     """Entries of E E' at offsets -3 to 3 along every axis, (points..., 7...); O(m r 7^d / 2)."""
-    d = len(shape)
+    *lead, last = shape
     E = root.reshape(*shape, -1)
-    out = np.zeros((*shape, *[7] * d))
-    for offset in np.ndindex(*[7] * d):
+    out = np.zeros((*shape, *[7] * len(shape)))
+    for offset in np.ndindex(*[7] * len(lead)):
         shift = [k - 3 for k in offset]
-        if shift < [0] * d or any(abs(k) >= size for k, size in zip(shift, shape, strict=True)):
+        if shift < [0] * len(lead) or any(abs(k) >= s for k, s in zip(shift, lead, strict=True)):
             continue  # the mirror image has it, or nothing is so far apart
-        here = tuple(slice(max(0, -k), s - max(0, k)) for k, s in zip(shift, shape, strict=True))
-        there = tuple(slice(max(0, k), s - max(0, -k)) for k, s in zip(shift, shape, strict=True))
-        values = torch.linalg.vecdot(E[here], E[there]).numpy()
-        out[(*here, *offset)] = values
-        out[(*there, *[6 - k for k in offset])] = values
+        here = tuple(slice(max(0, -k), s - max(0, k)) for k, s in zip(shift, lead, strict=True))
+        there = tuple(slice(max(0, k), s - max(0, -k)) for k, s in zip(shift, lead, strict=True))
+        mirror = [6 - k for k in offset]
+        # All pairs of a block are one matrix product, faster than the seven diagonals one by one.
+        for start in range(0, last, _STENCIL_BLOCK):
+            stop, first = min(start + _STENCIL_BLOCK, last), max(start - 3, 0)
+            near = E[(*there, slice(first, stop + 3))]
+            pairs = (E[(*here, slice(start, stop))] @ near.mT).numpy()
+            for k in range(-3, 4):
+                i = np.arange(max(start, -k), min(stop, last - k))
+                values = pairs[..., i - start, i + k - first]
+                out[(*here, i, *offset, k + 3)] = values
+                out[(*there, i + k, *mirror, 3 - k)] = values
     return out

@@ -15,6 +15,7 @@ from skscalablegp.objectives import (
     grid_marginal_likelihood,
 )
 from skscalablegp.operators import GridKernel, InterpolatedOperator
+from skscalablegp.posteriors import GridPosterior
 
 C, W = ConstantKernel, WhiteKernel
 CASES = [
@@ -41,7 +42,8 @@ def problem(d, structure, kernel, t, known):
 @pytest.mark.parametrize(("d", "structure", "kernel"), CASES)
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("known", [0.05, np.linspace(0.01, 1, 60)], ids=["common", "by row"])
-def test_value_and_gradient(d, structure, kernel, t, known):
+def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
+    monkeypatch.setattr("skscalablegp.objectives._grid._CUT_NATS", 1e-9)
     made, X, Y = problem(d, structure, kernel, t, known)
     theta, n = made.kernel.theta0, len(X)
     extra = torch.from_numpy(np.broadcast_to(known, n).copy())
@@ -73,3 +75,32 @@ def test_too_little_noise_is_raised_and_reported():
     for k, step in enumerate(1e-3 * torch.eye(2, dtype=torch.float64)):
         ends = [grid_marginal_likelihood(made, theta + s * step).value for s in (1, -1)]
         assert float(result.grad[k]) == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [1e-1, 1e-4])
+def test_what_the_cut_costs_in_three_columns(noise):
+    rng = np.random.default_rng(0)
+    X, n = rng.uniform(size=(300, 3)), 300
+    Y = np.sin(5 * X[:, :1]) * X[:, 1:2] + noise**0.5 * rng.standard_normal((n, 1))
+    compiled = compile_kernel(C(1.0) * RBF([0.8, 0.7, 0.9]) + W(noise), 3)
+    kernel = GridKernel(compiled, make_grid(X, [10] * 3, "product"))
+    grid, theta = kernel.grid, compiled.theta0
+    rows = CommonNoise(grid_moments(grid, X, Y), grid.shapes, grid.starts, 0.0)
+    made = GridProblem.make(compiled, kernel, rows, n)
+    result = grid_marginal_likelihood(made, theta)
+    assert len(result.inner) < 700 < grid.n_points
+    H = InterpolatedOperator(kernel, theta, X)
+    dense, Y = H.to_dense(), torch.from_numpy(Y)
+    V = torch.linalg.solve(dense, Y)
+    value = -0.5 * float((Y * V).sum() + torch.logdet(dense) + n * np.log(2 * np.pi))
+    assert result.value == pytest.approx(value, abs=1e-4)
+    grad = 0.5 * H.bilinear_grad(V @ V.T - torch.linalg.inv(dense))
+    torch.testing.assert_close(result.grad, grad, rtol=0, atol=1e-3)
+    # Predictions, in units of the posterior's deviation.
+    new = np.vstack([rng.uniform(size=(50, 3)), [[0.0] * 3, [1.0] * 3]])
+    posterior, rows = GridPosterior(kernel, theta, result), torch.from_numpy(new)
+    both = InterpolatedOperator(kernel, theta, np.vstack([X, new])).to_dense()
+    cross, own = both[n:, :n], both.diagonal()[n:] - noise
+    std = (own - (cross * torch.linalg.solve(dense, cross.T).T).sum(1)).sqrt()
+    assert float(((posterior.mean(rows) - cross @ V)[:, 0] / std).abs().max()) < 1e-4
+    assert float((posterior.variance(rows).sqrt() / std - 1).abs().max()) < 1e-4
