@@ -12,7 +12,15 @@ from sklearn.base import clone
 from ..features import Grid, GridMoments, grid_moments
 from ..gradients import GridGradient
 from ..kernels import compile_kernel
-from ..objectives import CommonNoise, FixedNoise, GridProblem, NoiseByRow, Rows, noise_jitter
+from ..objectives import (
+    CommonNoise,
+    FixedNoise,
+    GridProblem,
+    NoiseByRow,
+    Rows,
+    check_rank,
+    noise_jitter,
+)
 from ..operators import GridKernel
 from ..training import Monitor, TrainingResult
 from ._deep import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
@@ -94,8 +102,16 @@ def learned_features(
     return network, Table(Z, table.y, table.y_mean, table.y_std, table.noise), held
 
 
-def kernel_on_grid(kernel: Any, table: Table, grid: Grid, on_features: bool) -> GridKernel:
-    """A user's kernel, or the default one, on the grid."""
+def kernel_on_grid(
+    kernel: Any, table: Table, grid: Grid, on_features: bool, budget: float | None
+) -> GridKernel:
+    """A user's kernel, or the default one, on the grid.
+
+    Raises
+    ------
+    MemoryError
+        Where its covariance would not fit as it is, before any row is read.
+    """
     if kernel is None:
         shortest = SHORTEST_FEATURE_LENGTH if on_features else 0.0
         kernel = grid_default_kernel(table.X, table.y, grid, shortest)
@@ -103,7 +119,9 @@ def kernel_on_grid(kernel: Any, table: Table, grid: Grid, on_features: bool) -> 
         kernel = clone(kernel)
     compiled = compile_kernel(kernel, table.X.shape[1])
     table.check_separable(compiled)
-    return GridKernel(compiled, grid)
+    on_grid = GridKernel(compiled, grid, budget)
+    check_rank(on_grid, compiled.theta0)
+    return on_grid
 
 
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> Rows:

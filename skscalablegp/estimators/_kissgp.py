@@ -218,7 +218,8 @@ class KISSGPRegressor(GPRegressorBase):
         ValueError
             For input, kernels or settings the model cannot honour.
         MemoryError
-            For a grid that would not fit, before any work.
+            For a grid, or a covariance of its points, that would not fit, before any work; in
+            training, where shorter length scales have made that covariance too large.
         """
         monitor = make_monitor(self)
         table = self._read_table(X, y, noise_variance)
@@ -227,7 +228,8 @@ class KISSGPRegressor(GPRegressorBase):
         if layers is not None:
             network, table, held = learned_features(table, layers, random_state)
         grid = self._plan_grid(table, network is not None)
-        kernel = kernel_on_grid(self.kernel, table, grid, network is not None)
+        budget = budget_of(self.memory_budget)
+        kernel = kernel_on_grid(self.kernel, table, grid, network is not None, budget)
         rows = summed(kernel, table)
         # A network fits the rows that it has seen too well to learn the noise from them.
         unseen = rows if held is None or not held.any() else summed(kernel, table, held)
@@ -374,7 +376,7 @@ class KISSGPRegressor(GPRegressorBase):
             return float(kernel.noise(theta)), float(kernel.prior(theta))
 
     def _problem(self) -> GridProblem:
-        kernel = GridKernel(self._compiled(), self.grid_)
+        kernel = GridKernel(self._compiled(), self.grid_, budget_of(self.memory_budget))
         rows = self._kept.rows(self.grid_)
         return GridProblem.make(kernel.kernel, kernel, rows, self._kept.moments.n)
 
@@ -384,13 +386,21 @@ class KISSGPRegressor(GPRegressorBase):
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
         return GridPosterior(problem.grid_kernel, theta, evaluation, self.n_lanczos)
 
-    def _check_joint_memory(self, m: int, what: str) -> None:
+    def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
+        m, outside = len(X), int((~self.grid_.covers(X)).sum())
+        rank = self.solver_info_["rank"]
+        need = 24.0 * m * m + 48.0 * outside**2 + 24.0 * m * rank
+        remedy = "ask for fewer rows at a time, or for return_std"
         if what == "sample_y":
-            return  # samples come from the grid, not from a joint covariance
+            if outside == 0:
+                return  # samples come from the grid, not from a joint covariance
+            # The singular values of the covariance, too.
+            need += 48.0 * m * m
+            remedy = "ask for fewer rows at a time, or for rows inside the grid only"
         check_memory(
-            24.0 * m * m,
-            f"{what} for {m} rows (an {m} x {m} covariance)",
-            "ask for fewer rows at a time, or for return_std",
+            need,
+            f"{what} for {m} rows, {outside} of them outside the grid (an {m} x {m} covariance)",
+            remedy,
             budget_of(self.memory_budget),
         )
 

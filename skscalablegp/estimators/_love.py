@@ -220,8 +220,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     def _n_outputs(self) -> int:
         return self.estimator_._n_outputs()
 
-    def _check_joint_memory(self, m: int, what: str) -> None:
-        self.estimator_._check_joint_memory(m, what)
+    def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
+        self.estimator_._check_joint_memory(X, what)
 
 
 def _check_supported(inner: Any) -> None:

@@ -139,7 +139,7 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         check_return_flags(return_std, return_cov)
         X = self._rows(X)
         if return_cov:
-            self._check_joint_memory(len(X), "return_cov=True")
+            self._check_joint_memory(X, "return_cov=True")
         if return_std:
             return self._mean_and_std(X)
         mean = self._mean(X)
@@ -170,9 +170,9 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         device = torch.device(getattr(self, "device_", "cpu"))
         return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
 
-    def _check_joint_memory(self, m: int, what: str) -> None:
+    def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Refuse m x m and m x n blocks that do not fit, before any work."""
-        n = self._posterior().width
+        m, n = len(X), self._posterior().width
         check_memory(
             8 * m * (3 * m + 2 * n),
             f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
@@ -216,7 +216,7 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
             Before `fit`.
         """
         X = self._rows(X)
-        self._check_joint_memory(len(X), "sample_y")
+        self._check_joint_memory(X, "sample_y")
         posterior = self._posterior()
         rows = self._inputs(X)
         draws = posterior.sample(rows, n_samples, check_random_state(random_state))

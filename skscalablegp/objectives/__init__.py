@@ -14,6 +14,7 @@ from ._grid import (
     NoiseByRow,
     NoisyMoments,
     Rows,
+    check_rank,
     grid_marginal_likelihood,
     noise_jitter,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "exact_marginal_likelihood",
     "feature_moments",
     "feature_weights",
+    "check_rank",
     "grid_marginal_likelihood",
     "noise_jitter",
     "inducing_gradient",

@@ -257,6 +257,20 @@ def grid_marginal_likelihood(
     return GridEvaluation(value, grad, factor, A, L, alpha, jitter)
 
 
+def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
+    """Refuse a prior of a rank that cannot fit, before any row is read.
+
+    Rows with little noise need a rank above the one that is checked here.
+
+    Raises
+    ------
+    MemoryError
+        Names the rank and what makes it smaller.
+    """
+    with torch.no_grad():
+        kernel.check_factor(theta, _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points)
+
+
 def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, " p"]:
     """dL/dKuu = (u u' - t (G - P M^-1 P')) / 2; dL/dnoise = (v'v - t tr H^-1) / 2, v = H^-1 y."""
     t = alpha.shape[1]

@@ -19,6 +19,8 @@ from ._toeplitz import Toeplitz
 
 # Leaves that are products over columns of one stationary function a column.
 _SEPARABLE_FAMILIES = ("rbf",)
+# Pairs of rows whose covariances are worked out at a time.
+_BLOCK_PAIRS = 2**18
 # Eigenvalues below this fraction of the largest are mostly rounding.
 _ROUNDING = 100 * torch.finfo(torch.float64).eps
 
@@ -53,6 +55,8 @@ class GridKernel:
         component each must be a product over columns: RBF, or a leaf with ``separable = True``.
     grid : Grid
         Where.
+    memory_budget : float or None, default=None
+        Bytes that `factor` may take; the machine's free memory counts in any case.
 
     Raises
     ------
@@ -60,9 +64,10 @@ class GridKernel:
         For a kernel that is not stationary, or not a product over the columns.
     """
 
-    def __init__(self, kernel: TorchKernel, grid: Grid):
+    def __init__(self, kernel: TorchKernel, grid: Grid, memory_budget: float | None = None):
         self.kernel = kernel
         self.grid = grid
+        self._budget = memory_budget
         self._products = kernel.node.products()
         # Also what only the noise is multiplied by, which no product shows.
         for leaf in _leaves(kernel.node):
@@ -157,16 +162,8 @@ class GridKernel:
         Eigenvectors of the small factors, whose products are cut where the eigenvalues left out
         add up to `tol`. Smooth kernels need far fewer columns than points.
         """
-        columns = self.columns(theta)
-        n_terms = sum(len(terms) for terms in columns)
-        cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
+        cuts = self._cuts(theta, tol)
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
-        check_memory(
-            8 * r * (4 * m + 4 * r),
-            f"A grid of {m} points whose covariance has rank {r}",
-            "use a smaller grid_size, longer length scales, structure='additive', or a model with "
-            "inducing points",
-        )
         F = torch.zeros(m, r, dtype=torch.float64)
         done, columns = 0, []
         for terms, shape, start in zip(cuts, self.grid.shapes, self.grid.starts, strict=True):
@@ -175,6 +172,31 @@ class GridKernel:
                 F[start : start + math.prod(shape), columns[-1]] = cut.factor()
                 done += cut.rank
         return GridFactor(F, columns)
+
+    def check_factor(self, theta: Float[Tensor, " p"], tol: float) -> None:
+        """Refuse a factor that does not fit, without building it.
+
+        Raises
+        ------
+        MemoryError
+            Names the rank and what makes it smaller.
+        """
+        self._cuts(theta, tol)
+
+    def _cuts(self, theta: Tensor, tol: float) -> list[list[_Cut]]:
+        """What is kept of each component's terms."""
+        columns = self.columns(theta)
+        n_terms = sum(len(terms) for terms in columns)
+        cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
+        m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
+        check_memory(
+            8 * r * (5 * m + 4 * r),
+            f"A grid of {m} points whose covariance has rank {r}",
+            "use a smaller grid_size, longer length scales, structure='additive', or a model with "
+            "inducing points",
+            self._budget,
+        )
+        return cuts
 
     def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
         """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
@@ -231,25 +253,38 @@ class GridKernel:
         self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None
     ) -> Tensor:
         """W_x K W_z' on the endless grid for all pairs of rows, or for equal rows without Z."""
+        if Z is None:
+            step = _BLOCK_PAIRS
+            parts = [self._pairs(theta, X[k : k + step]) for k in range(0, len(X), step)]
+        else:
+            step = max(1, _BLOCK_PAIRS // max(len(Z), 1))
+            parts = [self._pairs(theta, X[k : k + step], Z) for k in range(0, len(X), step)]
+        return torch.cat(parts) if parts else torch.empty(0, *([] if Z is None else [len(Z)]))
+
+    def _pairs(self, theta: Tensor, X: np.ndarray, Z: np.ndarray | None = None) -> Tensor:
+        """`cross` at once, the kernel evaluated once at every lag that occurs."""
         total = 0
         for axes in self.grid.components:
-            lags, pairs = [], []
+            lags, weights, places = [], [], []
             for axis in axes:
-                (i, v), (j, w) = (
-                    axis.locate(A[:, axis.column]) for A in (X, X if Z is None else Z)
-                )
-                left, right = i[:, None] + np.arange(4), j[:, None] + np.arange(4)
-                if Z is None:
-                    lag = left[:, :, None] - right[:, None, :]
-                else:
-                    lag = left[:, None, :, None] - right[None, :, None, :]
-                lags.append(np.abs(lag) * axis.step)
-                pairs.append((torch.from_numpy(keys_weights(v)), torch.from_numpy(keys_weights(w))))
-            rule = "ap,apq,aq->a" if Z is None else "ap,abpq,bq->ab"
+                i, v = axis.locate(X[:, axis.column])
+                j, w = (i, v) if Z is None else axis.locate(Z[:, axis.column])
+                left, right = (torch.from_numpy(keys_weights(u)) for u in (v, w))
+                if Z is not None:
+                    i, left = i[:, None], left[:, None]
+                apart, place = np.unique(i - j, return_inverse=True)
+                # Between any two of the four points on either side.
+                lags.append(np.abs(apart[:, None] + np.arange(-3, 4)) * axis.step)
+                places.append(torch.from_numpy(place.reshape((i - j).shape)))
+                weights.append((left, right))
             for values in self._terms(theta, axes, lags):
                 term = 1
-                for (left, right), value in zip(pairs, values, strict=True):
-                    term = term * torch.einsum(rule, left, value, right)
+                for (left, right), place, value in zip(weights, places, values, strict=True):
+                    along = 0
+                    for p, q in np.ndindex(4, 4):
+                        near = value[:, p - q + 3][place]
+                        along = along + left[..., p] * right[..., q] * near
+                    term = term * along
                 total = total + term
         return total
 

@@ -191,6 +191,27 @@ def test_few_rows_do_without_what_many_share(rank, monkeypatch):
     assert ["_variance_polynomials" in cache for cache in caches] == [True, False]
 
 
+def test_budget_counts_the_rank_before_rows_are_read(monkeypatch):
+    X, y, _ = table(1)
+    monkeypatch.setattr("skscalablegp.estimators._kissgp.summed", None)
+    model = KISSGPRegressor(C(1.0) * RBF(0.01) + W(0.01), grid_size=400, memory_budget=2**20)
+    with pytest.raises(MemoryError, match="400 points whose covariance has rank.*budget is 1.0 M"):
+        model.fit(X, y)
+
+
+def test_budget_counts_rows_outside_the_grid():
+    X, y, _ = table()
+    model = fixed(grid_size=20).fit(X, y)
+    model.set_params(memory_budget=2**20)
+    new = np.full((300, 2), 0.5)
+    model.sample_y(new)
+    new[0] = 2.0
+    with pytest.raises(MemoryError, match="sample_y for 300 rows, 1 of them outside"):
+        model.sample_y(new)
+    with pytest.raises(MemoryError, match="return_cov=True for 300 rows, 1 of them outside"):
+        model.predict(new, return_cov=True)
+
+
 def test_samples_have_the_posterior_covariance():
     X, y, X_new = table()
     model = fixed(grid_size=20).fit(X, y)

@@ -139,6 +139,19 @@ class TestInterpolated:
         expected = around @ Kuu @ around.T
         torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
         torch.testing.assert_close(grid_kernel.cross(theta, far), expected.diagonal(), **close)
+        # Block by block, at every lag once.
+        sizes, along = [], GridKernel._along
+
+        def recorded(self, theta, factors, column, lags):
+            sizes.append(lags.size)
+            return along(self, theta, factors, column, lags)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GridKernel, "_along", recorded)
+            grid_kernel.cross(theta, far, far)
+            assert max(sizes) < 7 * 60 < len(far) ** 2
+            patch.setattr("skscalablegp.operators._grid_kernel._BLOCK_PAIRS", 70)
+            torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
         factor = grid_kernel.factor(theta, 1e-13)
         g = grid_kernel.coordinates(theta, far, factor)
         torch.testing.assert_close(g @ factor.F.T, grid_kernel.rows(theta, far), rtol=0, atol=1e-6)
