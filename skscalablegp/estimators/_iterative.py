@@ -43,6 +43,7 @@ from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, w
 from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
 from ._table import Table
+from ._variance_solve import variance_solver, variance_tolerance
 
 
 class IterativeGPRegressor(GPRegressorBase):
@@ -92,7 +93,8 @@ class IterativeGPRegressor(GPRegressorBase):
         Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
         is 32 where only gradients come from them and 64 where variances do.
     tol : float, default=0.01
-        Relative residual at which a solve ends.
+        Relative residual at which a solve ends. Solves for variances go on to 1e-4, and further
+        where the noise is below a thousandth of the signal.
     max_epochs : float, default=1000
         Budget of one solve in epochs; one epoch evaluates n^2 kernel entries.
     warm_start_solver : bool, default=True
@@ -110,6 +112,7 @@ class IterativeGPRegressor(GPRegressorBase):
         What answers variances: one Cholesky factorisation, `n_probes` pathwise samples, or a solve
         for each prediction. "auto" is "exact" up to 20,000 rows (40,000 on a GPU) and "pathwise"
         above; with an iterative solver by name "solve" up to 3,000 rows and "pathwise" above.
+        Solvers that read a few rows at a time leave solves for variances to "block_cg".
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
@@ -600,11 +603,11 @@ class IterativeGPRegressor(GPRegressorBase):
         samples = None
         if self._pathwise is not None:
             samples = to_torch(self._pathwise)
-        named = isinstance(self.solver, str)
+        tol = variance_tolerance(self.tol, operator)
         return IterativePosterior(
             operator,
             weights,
             samples,
-            solver=resolve_solver("block_cg" if named and self.solver == "auto" else self.solver),
-            stopping=RelativeResidual(self.tol) | MaxEpochs(self.max_epochs),
+            solver=variance_solver(self.solver),
+            stopping=RelativeResidual(tol) | MaxEpochs(self.max_epochs),
         )

@@ -9,6 +9,7 @@ from ._cholesky import Cholesky, CholeskyState, cholesky_with_jitter
 from ._lanczos import Lanczos, lanczos, stochastic_log_det, tridiagonal_from_cg
 from ._loop import solve
 from ._resolve import SOLVERS, resolve_solver
+from ._rows import RowSolver
 from ._sdd import SDD, SDDState
 from ._sgd import SGD, SGDState
 from ._solution import Solution, Status
@@ -45,6 +46,7 @@ __all__ = [
     "MaxSeconds",
     "Progress",
     "RelativeResidual",
+    "RowSolver",
     "SDDState",
     "SGDState",
     "Solution",

@@ -1,0 +1,43 @@
+"""How the linear solves behind predicted variances are done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..operators import KernelOperator
+from ..solvers import BlockCG, RowSolver, Solver, resolve_solver
+
+# Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
+_TOL, _TOL_OF_NOISE = 1e-4, 0.1
+
+
+def variance_tolerance(tol: float, operator: KernelOperator) -> float:
+    """Relative residual of solves for variances, which cancel: they take more than gradients do.
+
+    With R the residual, variances err by R' H^-1 R, which is up to |R|^2 / noise, and near training
+    rows they are as small as the noise.
+
+    Parameters
+    ----------
+    tol : float
+        Tolerance of training; a smaller one is kept.
+    operator : KernelOperator
+        H at the trained hyperparameters.
+    """
+    ratio = float(operator.noise.min()) / max(float(operator.diag().double().mean()), 1e-300)
+    # Nearer to rounding no solve gets reliably.
+    reachable = torch.finfo(operator.dtype).eps ** 0.5
+    return min(tol, _TOL, max(_TOL_OF_NOISE * ratio, reachable))
+
+
+def variance_solver(solver: Any) -> Solver:
+    """The solver of training where it reaches small residuals, else block conjugate gradients.
+
+    Methods that read a few rows at a time are made for loose tolerances: on 2,000 rows alternating
+    projections need minutes for residuals that block conjugate gradients reach in a second.
+    """
+    named = isinstance(solver, str)
+    chosen = resolve_solver("block_cg" if named and solver == "auto" else solver)
+    return BlockCG() if isinstance(chosen, RowSolver) else chosen

@@ -1,0 +1,63 @@
+"""Variances that cost a solve for each prediction, against exact ones."""
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import IterativeGPRegressor
+from skscalablegp.solvers import AP, CG
+
+MATERN = ConstantKernel(1.0) * Matern(nu=1.5, length_scale=0.7)
+
+
+def table(n=300, m=40):
+    """Rows, targets, and new rows of which the last ten are training rows."""
+    rng = np.random.default_rng(0)
+    X = rng.random((n, 3))
+    return X, np.sin(6 * X[:, 0]) + X[:, 1], np.vstack([rng.random((m - 10, 3)), X[:10]])
+
+
+def solved(kernel, **settings):
+    """Without training, so that only the solves matter."""
+    return IterativeGPRegressor(
+        kernel, optimizer=None, posterior="solve", random_state=0, **settings
+    )
+
+
+def exact(kernel, X, y, alpha=1e-10):
+    return GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(X, y)
+
+
+@pytest.mark.parametrize("solver", ["auto", "cg", "block_cg", "adasap", AP(50)], ids=str)
+@pytest.mark.parametrize("noise", [1e-3, 1e-5])
+def test_latent_deviations_are_within_a_percent(solver, noise):
+    X, y, X_new = table()
+    ours = solved(MATERN + WhiteKernel(noise), solver=solver).fit(X, y)
+    std = ours.predict_std(X_new, include_noise=False)
+    # scikit-learn's deviations without the noise: the same H, the noise in alpha.
+    reference = exact(MATERN, X, y, alpha=noise).predict(X_new, return_std=True)[1]
+    np.testing.assert_allclose(std, reference, rtol=0.01)
+
+
+@pytest.mark.parametrize("solver", ["cg", "block_cg", "adasap"])
+def test_covariances_are_positive_semidefinite(solver):
+    X, y, X_new = table()
+    ours = solved(MATERN, solver=solver, alpha=1e-3).fit(X, y)
+    covariance = ours.predict(X_new, return_cov=True)[1]
+    assert np.linalg.eigvalsh(covariance).min() > -1e-10
+    reference = exact(MATERN, X, y, alpha=1e-3).predict(X_new, return_cov=True)[1]
+    np.testing.assert_allclose(covariance, reference, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_an_unfinished_solve_never_claims_too_much():
+    X, y, X_new = table()
+    kernel = RBF(0.3) + WhiteKernel(0.01)
+    reference = exact(RBF(0.3), X, y, alpha=0.01)
+    ours = solved(kernel, solver=CG(), max_epochs=4).fit(X, y)
+    std = ours.predict_std(X_new, include_noise=False)
+    assert (std >= reference.predict(X_new, return_std=True)[1]).all()
+    covariance = ours.predict(X_new, return_cov=True)[1] - 0.01 * np.eye(len(X_new))
+    excess = covariance - reference.predict(X_new, return_cov=True)[1]
+    assert np.linalg.eigvalsh(excess).min() > -1e-10
