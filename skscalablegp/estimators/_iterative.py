@@ -94,7 +94,7 @@ class IterativeGPRegressor(GPRegressorBase):
         is 32 where only gradients come from them and 64 where variances do.
     tol : float, default=0.01
         Relative residual at which a solve ends. Solves for variances go on to 1e-4, and further
-        where the noise is below a thousandth of the signal.
+        where the noise is below 1 % of the signal.
     max_epochs : float, default=1000
         Budget of one solve in epochs; one epoch evaluates n^2 kernel entries.
     warm_start_solver : bool, default=True
@@ -282,7 +282,7 @@ class IterativeGPRegressor(GPRegressorBase):
         table.check_separable(kernel)
         plan = self._plan(kernel, len(table.X))
         estimator = self._gradient_estimator(kernel, plan, len(table.X))
-        self._preconditioner(plan)
+        self._preconditioner(plan.solver)
         random_state, generator = seeded(self.random_state)
         events = FitEvents(self, table.X, table.y)
         problem = self._problem(table, kernel, plan.dtype, plan.device, plan.keep)
@@ -393,7 +393,7 @@ class IterativeGPRegressor(GPRegressorBase):
             return ExactGradient()
         settings = {
             "solver": plan.solver,
-            "preconditioner": self._preconditioner(plan),
+            "preconditioner": self._preconditioner(plan.solver),
             "n_probes": self._n_probes(plan),
             "tol": self.tol,
             "max_epochs": self.max_epochs,
@@ -416,12 +416,12 @@ class IterativeGPRegressor(GPRegressorBase):
         free = available_memory(plan.device)
         return math.inf if free is None else float(free)
 
-    def _preconditioner(self, plan: Plan) -> Any:
+    def _preconditioner(self, solver: Any) -> Any:
         """What the user asked for; "auto" is randomly pivoted Cholesky for CG by name."""
         if self.preconditioner != "auto":
             return resolve_preconditioner(self.preconditioner)
         # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
-        by_name = isinstance(plan.solver, str) and plan.solver in ("cg", "block_cg")
+        by_name = isinstance(solver, str) and solver in ("cg", "block_cg")
         return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
 
     def _n_probes(self, plan: Plan) -> int:
@@ -537,7 +537,7 @@ class IterativeGPRegressor(GPRegressorBase):
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
             plan.solver,
-            preconditioner=self._preconditioner(plan),
+            preconditioner=self._preconditioner(plan.solver),
             n_probes=self._n_probes(plan) if plan.posterior == "pathwise" else 0,
             tol=self.tol,
             max_epochs=self.max_epochs,
@@ -603,11 +603,12 @@ class IterativeGPRegressor(GPRegressorBase):
         samples = None
         if self._pathwise is not None:
             samples = to_torch(self._pathwise)
-        tol = variance_tolerance(self.tol, operator)
+        tol, solver = variance_tolerance(self.tol, operator), variance_solver(self.solver)
         return IterativePosterior(
             operator,
             weights,
             samples,
-            solver=variance_solver(self.solver),
+            solver=resolve_solver(solver),
             stopping=RelativeResidual(tol) | MaxEpochs(self.max_epochs),
+            preconditioner=self._preconditioner(solver),
         )

@@ -267,7 +267,7 @@ class RRCGRegressor(TruncatedGPRegressor):
     def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
         estimator = TruncatedGradient(
             self.truncation,
-            preconditioner=self._preconditioner(plan),
+            preconditioner=self._preconditioner(plan.solver),
             n_probes=self.n_probes,
             probes=self.probes,
             reorthogonalize=self.reorthogonalize,

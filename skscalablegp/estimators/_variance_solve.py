@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ..operators import KernelOperator
-from ..solvers import BlockCG, RowSolver, Solver, resolve_solver
+from ..solvers import RowSolver, resolve_solver
 
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
-_TOL, _TOL_OF_NOISE = 1e-4, 0.1
+_TOL, _TOL_OF_NOISE = 1e-4, 0.03
 
 
 def variance_tolerance(tol: float, operator: KernelOperator) -> float:
@@ -32,12 +32,12 @@ def variance_tolerance(tol: float, operator: KernelOperator) -> float:
     return min(tol, _TOL, max(_TOL_OF_NOISE * ratio, reachable))
 
 
-def variance_solver(solver: Any) -> Solver:
-    """The solver of training where it reaches small residuals, else block conjugate gradients.
+def variance_solver(solver: Any) -> Any:
+    """The solver of training, by name or object, where it reaches small residuals, else "block_cg".
 
     Methods that read a few rows at a time are made for loose tolerances: on 2,000 rows alternating
     projections need minutes for residuals that block conjugate gradients reach in a second.
     """
-    named = isinstance(solver, str)
-    chosen = resolve_solver("block_cg" if named and solver == "auto" else solver)
-    return BlockCG() if isinstance(chosen, RowSolver) else chosen
+    if isinstance(solver, str) and solver == "auto":
+        return "block_cg"
+    return "block_cg" if isinstance(resolve_solver(solver), RowSolver) else solver

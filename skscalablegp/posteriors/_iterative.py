@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..features import PriorFeatures
 from ..operators import KernelOperator
+from ..preconditioners import Preconditioner, resolve_preconditioner
 from ..solvers import Solution, solve
 from ._base import Posterior, joint_normal, reported_variance
 
@@ -48,7 +50,8 @@ class IterativePosterior(Posterior):
         Solved prior draws (Lin et al. 2024, section 3); without them variances cost a solve.
     solver, stopping, preconditioner :
         How further solves are done: for covariances, for variances without samples, and for more
-        samples than were drawn at fit.
+        samples than were drawn at fit. A preconditioner that is given as settings is built at the
+        first of them, and kept.
 
     Notes
     -----
@@ -77,8 +80,17 @@ class IterativePosterior(Posterior):
             B,
             self._solver,
             stopping=self._stopping,
-            preconditioner=self._preconditioner,
+            preconditioner=self._built,
         )
+
+    @cached_property
+    def _built(self) -> Preconditioner | None:
+        """The preconditioner, or the one that the solver's settings name; seed 0, so it repeats."""
+        if not hasattr(self._solver, "preconditioner"):
+            return None
+        chosen = self._preconditioner
+        config = resolve_preconditioner(self._solver.preconditioner if chosen is None else chosen)
+        return config.build(self.operator) if hasattr(config, "build") else config
 
     def _deviations(
         self, X: Float[Tensor, "m d"], samples: PathwiseSamples

@@ -5,7 +5,8 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import IterativeGPRegressor
+from skscalablegp import IterativeGPRegressor, RRCGRegressor
+from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 from skscalablegp.solvers import AP, CG
 
 MATERN = ConstantKernel(1.0) * Matern(nu=1.5, length_scale=0.7)
@@ -61,3 +62,40 @@ def test_an_unfinished_solve_never_claims_too_much():
     covariance = ours.predict(X_new, return_cov=True)[1] - 0.01 * np.eye(len(X_new))
     excess = covariance - reference.predict(X_new, return_cov=True)[1]
     assert np.linalg.eigvalsh(excess).min() > -1e-10
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        solved(MATERN + WhiteKernel(0.01), solver="cg", preconditioner=Nystrom(rank=20)),
+        solved(MATERN + WhiteKernel(0.01), solver="ap", preconditioner="nystrom"),
+        solved(MATERN + WhiteKernel(0.01), solver=CG(Nystrom(rank=20))),
+        RRCGRegressor(
+            MATERN + WhiteKernel(0.01),
+            optimizer=None,
+            posterior="solve",
+            preconditioner=Nystrom(rank=20),
+        ),
+    ],
+    ids=["cg", "ap", "object", "rrcg"],
+)
+def test_the_preconditioner_serves_all_solves_of_predictions(model, monkeypatch):
+    X, y, X_new = table(100)
+    built = []
+    for config in (Nystrom, PivotedCholesky):
+        monkeypatch.setattr(config, "build", counted(config.build, config.__name__, built))
+    model.fit(X, y)
+    built.clear()
+    model.predict(X_new)
+    assert built == []
+    model.predict(X_new, return_std=True)
+    model.predict(X_new, return_cov=True)
+    assert built == ["Nystrom"]
+
+
+def counted(build, name, calls):
+    def counting(*args):
+        calls.append(name)
+        return build(*args)
+
+    return counting
