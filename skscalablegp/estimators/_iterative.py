@@ -43,7 +43,7 @@ from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, w
 from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
 from ._table import Table
-from ._variance_solve import variance_solver, variance_tolerance
+from ._variance_solve import unfinished_solves, variance_solver, variance_tolerance
 
 
 class IterativeGPRegressor(GPRegressorBase):
@@ -612,3 +612,26 @@ class IterativeGPRegressor(GPRegressorBase):
             stopping=RelativeResidual(tol) | MaxEpochs(self.max_epochs),
             preconditioner=self._preconditioner(solver),
         )
+
+    # ------------------------------------------------------------------ predictions
+
+    def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
+        std = super()._std(X, include_noise)
+        self._warn_of_solves()
+        return std
+
+    def _covariance(self, X: np.ndarray) -> np.ndarray:
+        covariance = super()._covariance(X)
+        self._warn_of_solves()
+        return covariance
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        samples = super().sample_y(X, n_samples, random_state)
+        self._warn_of_solves()
+        return samples
+
+    def _warn_of_solves(self) -> None:
+        """One ConvergenceWarning a prediction whose solves ended above their tolerance."""
+        posterior = self._posterior()
+        if isinstance(posterior, IterativePosterior):
+            warn_once(unfinished_solves(posterior.take_unfinished()))

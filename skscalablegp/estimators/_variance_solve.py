@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..operators import KernelOperator
+from ..posteriors import UnfinishedSolve
 from ..solvers import RowSolver, resolve_solver
 
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
@@ -41,3 +42,17 @@ def variance_solver(solver: Any) -> Any:
     if isinstance(solver, str) and solver == "auto":
         return "block_cg"
     return "block_cg" if isinstance(resolve_solver(solver), RowSolver) else solver
+
+
+def unfinished_solves(solves: list[UnfinishedSolve]) -> list[str]:
+    """What to tell users about solves that ended above their tolerance; empty if there are none."""
+    if not solves:
+        return []
+    worst = max(solves, key=lambda solve: solve.residual)
+    return [
+        "Linear solves behind this prediction's variances or samples did not reach their "
+        f"tolerance: the worst ended at a relative residual of {worst.residual:.2g} after "
+        f"{worst.epochs:.1f} epochs, and variances are too large. {worst.status.remedy} Or fit "
+        "with a larger max_epochs, or with posterior='exact' or 'pathwise', whose variances need "
+        "no solves."
+    ]

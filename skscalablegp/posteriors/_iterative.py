@@ -14,7 +14,7 @@ from torch import Tensor
 from ..features import PriorFeatures
 from ..operators import KernelOperator
 from ..preconditioners import Preconditioner, resolve_preconditioner
-from ..solvers import Solution, solve
+from ..solvers import Solution, Status, solve
 from ._base import Posterior, joint_normal, reported_variance
 
 
@@ -35,6 +35,23 @@ class PathwiseSamples:
     features: PriorFeatures
     prior_weights: Float[Tensor, "q s"]
     representer_weights: Float[Tensor, "n s"]
+
+
+@dataclass(frozen=True)
+class UnfinishedSolve:
+    """What is kept of a solve that ended above its tolerance.
+
+    Attributes
+    ----------
+    status : Status
+    residual : float
+        Largest relative residual.
+    epochs : float
+    """
+
+    status: Status
+    residual: float
+    epochs: float
 
 
 class IterativePosterior(Posterior):
@@ -73,15 +90,25 @@ class IterativePosterior(Posterior):
         self._solver = solver
         self._stopping = stopping
         self._preconditioner = preconditioner
+        self._unfinished: list[UnfinishedSolve] = []
+
+    def take_unfinished(self) -> list[UnfinishedSolve]:
+        """The solves since the last call that ended above their tolerance; forgets them."""
+        taken, self._unfinished = self._unfinished, []
+        return taken
 
     def _solve(self, B: Float[Tensor, "n s"]) -> Solution:
-        return solve(
+        solution = solve(
             self.operator,
             B,
             self._solver,
             stopping=self._stopping,
             preconditioner=self._built,
         )
+        if not solution.converged:
+            residual = float(solution.residuals.max())
+            self._unfinished.append(UnfinishedSolve(solution.status, residual, solution.epochs))
+        return solution
 
     @cached_property
     def _built(self) -> Preconditioner | None:

@@ -1,7 +1,10 @@
 """Variances that cost a solve for each prediction, against exact ones."""
 
+import warnings
+
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
@@ -91,6 +94,33 @@ def test_the_preconditioner_serves_all_solves_of_predictions(model, monkeypatch)
     model.predict(X_new, return_std=True)
     model.predict(X_new, return_cov=True)
     assert built == ["Nystrom"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, X: model.predict(X, return_std=True),
+        lambda model, X: model.predict_std(X),
+        lambda model, X: model.predict(X, return_cov=True),
+        lambda model, X: model.sample_y(X),
+    ],
+    ids=["return_std", "predict_std", "return_cov", "sample_y"],
+)
+def test_solves_that_do_not_converge_are_one_warning_a_prediction(ask, monkeypatch):
+    X, y, X_new = table(100)
+    monkeypatch.setattr("skscalablegp.estimators._prediction._CHUNK_BYTES", 8 * 100 * 7)
+    kernel = RBF(0.2) + WhiteKernel(0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = solved(kernel, solver=CG(), max_epochs=4).fit(X, y)
+    for _ in range(2):
+        with pytest.warns(ConvergenceWarning, match=r"residual of 0\.\d.*max_epochs") as caught:
+            ask(model, X_new)
+        assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(X_new)
+        ask(solved(kernel, solver="cg").fit(X, y), X_new)
 
 
 def counted(build, name, calls):
