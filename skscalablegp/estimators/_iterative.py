@@ -88,7 +88,8 @@ class IterativeGPRegressor(GPRegressorBase):
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         "auto" is randomly pivoted Cholesky for "cg" and "block_cg" by name and what a solver
-        object's own settings say otherwise. Solvers without a preconditioner ignore it.
+        object's own settings say otherwise; None is no other than those settings'. Solvers
+        without a preconditioner ignore it.
     n_probes : int or "auto", default="auto"
         Probe vectors of the trace estimate, and posterior samples of the pathwise posterior. "auto"
         is 32 where only gradients come from them and 64 where variances do.
@@ -392,7 +393,7 @@ class IterativeGPRegressor(GPRegressorBase):
         if choice == "exact" or (choice == "auto" and plan.exact):
             return ExactGradient()
         settings = {
-            "solver": plan.solver,
+            "solver": self._solver(plan.solver),
             "preconditioner": self._preconditioner(plan.solver),
             "n_probes": self._n_probes(plan),
             "tol": self.tol,
@@ -423,6 +424,13 @@ class IterativeGPRegressor(GPRegressorBase):
         # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
         by_name = isinstance(solver, str) and solver in ("cg", "block_cg")
         return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
+
+    def _solver(self, choice: Any) -> Any:
+        """CG by name brings a preconditioner of its own, which preconditioner=None takes away."""
+        named = isinstance(choice, str) and choice in ("cg", "block_cg")
+        if named and self.preconditioner is None:
+            return resolve_solver(choice).set_params(preconditioner=None)
+        return choice
 
     def _n_probes(self, plan: Plan) -> int:
         if self.n_probes != "auto":
@@ -536,7 +544,7 @@ class IterativeGPRegressor(GPRegressorBase):
                 problem = self._problem(table, kernel, problem.X.dtype, plan.device, False)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
-            plan.solver,
+            self._solver(plan.solver),
             preconditioner=self._preconditioner(plan.solver),
             n_probes=self._n_probes(plan) if plan.posterior == "pathwise" else 0,
             tol=self.tol,
@@ -608,7 +616,7 @@ class IterativeGPRegressor(GPRegressorBase):
             operator,
             weights,
             samples,
-            solver=resolve_solver(solver),
+            solver=resolve_solver(self._solver(solver)),
             stopping=RelativeResidual(tol) | MaxEpochs(self.max_epochs),
             preconditioner=self._preconditioner(solver),
         )

@@ -10,6 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
@@ -69,3 +70,18 @@ def test_a_search_varies_solvers_and_their_settings():
     search = GridSearchCV(model, grid, cv=2, error_score="raise").fit(X, y)
     assert len(search.cv_results_["params"]) == 8
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("posterior", ["pathwise", "solve"])
+@pytest.mark.parametrize("solver", ["cg", "block_cg"])
+def test_no_preconditioner_by_name_is_none(solver, posterior, monkeypatch):
+    X, y = problem()
+
+    def refuse(*args):
+        raise AssertionError("built a preconditioner")
+
+    monkeypatch.setattr(PivotedCholesky, "build", refuse)
+    model, _ = fit(X, y, solver=solver, preconditioner=None, posterior=posterior)
+    model.predict(X, return_std=True)
+    assert model.solver_ == solver
