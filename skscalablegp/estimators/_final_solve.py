@@ -130,6 +130,8 @@ def _continues(state: GradientState | None, problem: GPProblem, n_probes: int) -
     probes = None if state is None else state.probes
     return (
         isinstance(probes, PathwiseProbes)
+        # Exact prior samples are known at the training rows only.
+        and probes.features is not None
         and state.previous is not None
         and probes.noise.shape == (len(problem.X), n_probes)
         and probes.noise.dtype == problem.X.dtype

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
 
@@ -27,3 +28,21 @@ def test_the_likelihood_is_within_its_standard_error(solver, monkeypatch):
     error = ours.log_marginal_likelihood_value_ - exact.log_marginal_likelihood_value_
     assert 0 < ours.log_marginal_likelihood_std_error_ < 2
     assert abs(error) < 4 * ours.log_marginal_likelihood_std_error_ + 0.1
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_exact_prior_samples_of_training_are_not_those_of_predictions():
+    rng = np.random.default_rng(0)
+    X = rng.random((60, 1))
+    y = np.sin(9 * X[:, 0])
+    model = IterativeGPRegressor(
+        ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.01),
+        solver="cg",
+        gradient=PathwiseGradient(prior="exact", n_probes=64),
+        posterior="pathwise",
+        max_iter=2,
+        random_state=0,
+    ).fit(X, y)
+    std = model.predict_std(X)
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, y)
+    np.testing.assert_allclose(std, exact.predict(X, return_std=True)[1], rtol=0.3)
