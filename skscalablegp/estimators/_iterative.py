@@ -40,7 +40,7 @@ from ..training import Monitor, SolveSummary, TrainingResult, TrainingStep
 from ._base import GPRegressorBase
 from ._final_solve import final_solve
 from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
-from ._plan import AUTO_RANK, FLOAT64_ROWS, Plan, describe, make_plan
+from ._plan import AUTO_RANK, ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, describe, make_plan
 from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
 from ._table import Table
 from ._variance_solve import unfinished_solves, variance_solver, variance_tolerance
@@ -435,7 +435,11 @@ class IterativeGPRegressor(GPRegressorBase):
     def _n_probes(self, plan: Plan) -> int:
         if self.n_probes != "auto":
             return int(self.n_probes)
-        return 64 if plan.posterior == "pathwise" else 32
+        return ENOUGH_SAMPLES if plan.posterior == "pathwise" else 32
+
+    def _n_samples(self, plan: Plan) -> int:
+        """Of a pathwise posterior: the probes of training, which are already solved for."""
+        return self._n_probes(plan)
 
     def _train(
         self,
@@ -546,7 +550,7 @@ class IterativeGPRegressor(GPRegressorBase):
         estimator = PathwiseGradient(
             self._solver(plan.solver),
             preconditioner=self._preconditioner(plan.solver),
-            n_probes=self._n_probes(plan) if plan.posterior == "pathwise" else 0,
+            n_probes=self._n_samples(plan) if plan.posterior == "pathwise" else 0,
             tol=self.tol,
             max_epochs=self.max_epochs,
             warm_start=self.warm_start_solver,

@@ -15,7 +15,7 @@ from ..objectives import GPProblem
 from ..training import Monitor, TrainingResult
 from ._fitting import shared_parameters
 from ._iterative import IterativeGPRegressor
-from ._plan import Plan
+from ._plan import ENOUGH_SAMPLES, Plan
 
 
 class TruncatedGPRegressor(IterativeGPRegressor):
@@ -97,8 +97,8 @@ class RRCGRegressor(TruncatedGPRegressor):
         Of training and of solves for predictions. "auto" is randomly pivoted Cholesky of rank 200,
         which nearly solves small problems in one iteration.
     n_probes : int, default=10
-        Probe vectors of the trace estimate, and samples of a pathwise posterior, whose deviations
-        are rough with so few.
+        Probe vectors of the trace estimate. A pathwise posterior draws as many samples of its own,
+        and at least 64.
     probes : {"rademacher", "normal"}, default="rademacher"
         What probe vectors are drawn from.
     reorthogonalize : bool, default=False
@@ -274,3 +274,7 @@ class RRCGRegressor(TruncatedGPRegressor):
         )
         estimator.bound(n)
         return estimator
+
+    def _n_samples(self, plan: Plan) -> int:
+        """Training leaves no solved probes to go on with: deviations are what decides."""
+        return max(self.n_probes, ENOUGH_SAMPLES)

@@ -5,7 +5,7 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import IterativeGPRegressor
+from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
@@ -46,3 +46,18 @@ def test_exact_prior_samples_of_training_are_not_those_of_predictions():
     std = model.predict_std(X)
     exact = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, y)
     np.testing.assert_allclose(std, exact.predict(X, return_std=True)[1], rtol=0.3)
+
+
+def test_few_probes_of_training_do_not_make_few_samples():
+    """A deviation from s samples has a relative error of 1 / sqrt(2 s)."""
+    rng = np.random.default_rng(0)
+    X = rng.random((100, 2))
+    y = np.sin(9 * X[:, 0])
+    kernel = ConstantKernel(1.0) * Matern([0.5, 0.5], nu=1.5) + WhiteKernel(0.01)
+    model = RRCGRegressor(kernel, posterior="pathwise", optimizer=None, random_state=0).fit(X, y)
+    latent = model.predict_std(X + 0.05, include_noise=False)
+    exact = IterativeGPRegressor(kernel, optimizer=None).fit(X, y)
+    ratio = latent / exact.predict_std(X + 0.05, include_noise=False)
+    assert np.sqrt(np.mean((ratio - 1) ** 2)) < 1.5 / np.sqrt(2 * 64)
+    assert np.abs(ratio - 1).max() < 4.5 / np.sqrt(2 * 64)
+    assert model.sample_y(X, 64).shape == (100, 64)
