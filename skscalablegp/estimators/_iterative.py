@@ -36,7 +36,13 @@ from ..solvers import (
     Status,
     resolve_solver,
 )
-from ..training import Monitor, SolveSummary, TrainingResult, TrainingStep
+from ..training import (
+    Monitor,
+    SolveSummary,
+    TrainingResult,
+    TrainingStep,
+    resolve_optimizer,
+)
 from ._base import GPRegressorBase
 from ._final_solve import final_solve
 from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
@@ -350,8 +356,9 @@ class IterativeGPRegressor(GPRegressorBase):
             resolve_solver(self.solver)
         device = resolve_device(self.device)
         budget = budget_of(self.memory_budget)
+        # Strings by their table, so that an unknown one is refused before anything is read.
         exact_needed = self.gradient == "exact" or (
-            callable(self.optimizer) or self.optimizer in ("fmin_l_bfgs_b", "lbfgs")
+            self.optimizer not in (None, "auto") and resolve_optimizer(self.optimizer).exact_only
         )
         if self.posterior == "pathwise":
             # Raises, with the alternatives, where there is nothing to draw prior samples from.

@@ -104,8 +104,15 @@ def fit_hyperparameters(
     -------
     result : TrainingResult
         The best of all starts where values are exact; else the first's.
+
+    Raises
+    ------
+    ValueError
+        For an unknown optimiser, or one that needs values that `estimator` does not give; before
+        any work.
     """
     settings = run.settings
+    _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
         start = _initialise(problem, theta, run, _SUBSET_TOL[estimator.exact])
