@@ -231,19 +231,17 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run, tol: float) -> 
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
     while result is None or (size * 1.5 < n and size <= settings.exact_rows):
-        part = problem.subset(order[:size].sort().values)
-        part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
-        result = _stage(
-            f"{size}",
-            part,
-            ExactGradient(),
-            QuasiNewton(tol, gain_tol=_worthwhile(size)),
-            theta,
-            run,
-            steps,
-            metric,
-        )
+        optimizer = QuasiNewton(tol, gain_tol=_worthwhile(size))
+        try:
+            part = problem.subset(order[:size].sort().values)
+            part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
+            result = _stage(f"{size}", part, ExactGradient(), optimizer, theta, run, steps, metric)
+        except KeyboardInterrupt:
+            if result is None:
+                raise
+            # Nothing was evaluated on these rows: what fewer rows gave stands.
+            result = replace(result, n_iter=0, stop_reason="interrupted")
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter
         if result.stop_reason not in _DONE:
@@ -263,17 +261,17 @@ def _average_neighbourhoods(
     subsets = centroid_subsets(problem.X, settings.n_subsets, settings.subset_size, run.generator)
     results = []
     for k, idx in enumerate(subsets):
-        part = problem.subset(idx).to(torch.float64)
-        result = _stage(
-            f"neighbourhood {k + 1}",
-            part,
-            ExactGradient(),
-            QuasiNewton(tol),
-            theta,
-            run,
-            _EXACT_STEPS,
-            None,
-        )
+        name = f"neighbourhood {k + 1}"
+        try:
+            part = problem.subset(idx).to(torch.float64)
+            result = _stage(
+                name, part, ExactGradient(), QuasiNewton(tol), theta, run, _EXACT_STEPS, None
+            )
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            results[-1] = replace(results[-1], stop_reason="interrupted")
+            break
         results.append(result)
         if result.stop_reason not in _DONE:
             break

@@ -5,7 +5,8 @@ import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.training import LBFGS
+from skscalablegp.gradients import ExactGradient
+from skscalablegp.training import LBFGS, Monitor
 
 
 def table(n=60):
@@ -35,6 +36,37 @@ def test_wrong_optimisers_fail_before_any_evaluation(settings, message):
     with pytest.raises(ValueError, match=message):
         model.fit(X, y)
     assert seen == []
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("stage, rows", [("nested", 60), ("neighbourhoods", 20)])
+def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(stage, rows, monkeypatch):
+    """In its first evaluation, when that subset has nothing to show yet."""
+    X, y = table(200)
+    monkeypatch.setattr("skscalablegp.estimators._plan.SUBSET_ROWS", 20)
+    if stage == "neighbourhoods":
+        monkeypatch.setattr("skscalablegp.estimators._plan.CENTROID_ROWS", 100)
+    steps, estimate = [], ExactGradient.estimate
+
+    def interrupted(self, problem, *args):
+        if len(problem.X) == rows and len(starts) == 2:
+            raise KeyboardInterrupt
+        return estimate(self, problem, *args)
+
+    starts, begin = [], Monitor.begin
+
+    def beginning(self, name, total):
+        starts.append(name)
+        return begin(self, name, total)
+
+    monkeypatch.setattr(Monitor, "begin", beginning)
+    monkeypatch.setattr(ExactGradient, "estimate", interrupted)
+    model = IterativeGPRegressor(kernel(), callbacks=[steps.append], random_state=0).fit(X, y)
+    assert len(starts) == 2
+    assert model.solver_info_["stop_reason"] == "interrupted"
+    assert model.n_iter_ == len(steps) > 0
+    assert not np.allclose(model.kernel_.theta, kernel().theta)
+    assert np.isfinite(model.predict(X)).all()
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", LBFGS()], ids=str)
