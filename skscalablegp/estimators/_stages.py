@@ -289,12 +289,12 @@ def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
     if problem.X.dtype == torch.float64:
         return problem
     tensor = torch.as_tensor(theta, dtype=torch.float64)
-    head = problem.X[:1000]
     with torch.no_grad():
-        signal = problem.kernel.diag(tensor, head).double().mean()
-        noise = problem.kernel.noise(tensor, head).double()
+        signal = problem.kernel.diag(tensor, problem.X[:1000]).double().mean()
+        # One row with little noise is enough: all are looked at.
+        noise = problem.kernel.noise(tensor, problem.X).double()
         if problem.extra_noise is not None:
-            noise = noise + problem.extra_noise[: len(head)].double()
+            noise = noise + problem.extra_noise.double()
     condition = len(problem.X) * float(signal) / max(float(noise.min()), 1e-300)
     too_much = condition * torch.finfo(torch.float32).eps / 2 > _FLOAT32_LIMIT
     return problem.to(torch.float64) if too_much else problem

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.estimators._stages import well_conditioned
 from skscalablegp.gradients import ExactGradient
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.objectives import GPProblem
 from skscalablegp.training import LBFGS, Monitor
 
 
@@ -67,6 +71,16 @@ def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(stage, rows, mon
     assert model.n_iter_ == len(steps) > 0
     assert not np.allclose(model.kernel_.theta, kernel().theta)
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_the_smallest_noise_of_all_rows_decides_about_precision():
+    X = torch.rand(1500, 1, generator=torch.Generator().manual_seed(0))
+    noise = torch.full((1500,), 0.1)
+    problem = GPProblem(compile_kernel(RBF(0.3), 1), X, torch.sin(9 * X), noise)
+    theta = problem.kernel.theta0.numpy()
+    assert well_conditioned(problem, theta).X.dtype == torch.float32
+    noise[1400] = 1e-8
+    assert well_conditioned(problem, theta).X.dtype == torch.float64
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", LBFGS()], ids=str)
