@@ -50,6 +50,10 @@ class GradientState:
         The last right-hand sides.
     preconditioner : tuple or None
         A built preconditioner and the hyperparameters that it was built at.
+    extra : dict
+        What else an estimator keeps.
+    seconds_left : float or None
+        Time that the next step's solve may take; None without a budget. The training loop sets it.
     """
 
     probes: Any = None
@@ -57,6 +61,7 @@ class GradientState:
     targets: Tensor | None = None
     preconditioner: tuple[Any, Tensor] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    seconds_left: float | None = None
 
 
 class GradientEstimator(BaseEstimator, ABC):

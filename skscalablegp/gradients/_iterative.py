@@ -16,6 +16,7 @@ from ..operators import KernelOperator
 from ..preconditioners import Preconditioner, resolve_preconditioner
 from ..solvers import (
     MaxEpochs,
+    MaxSeconds,
     RelativeResidual,
     cholesky_with_jitter,
     resolve_solver,
@@ -88,11 +89,14 @@ class _IterativeGradient(GradientEstimator):
             )
             built = refreshed(state.preconditioner, chosen, operator, generator, self.refresh)
         build = operator.epochs - before
+        stopping = self.stopping(problem.Y.shape[1])
+        if state.seconds_left is not None:
+            stopping = stopping | MaxSeconds(state.seconds_left)
         solution = solve(
             operator,
             B,
             solver,
-            stopping=self.stopping(problem.Y.shape[1]),
+            stopping=stopping,
             x0=state.previous if self.warm_start else None,
             preconditioner=None if built is None else built[0],
         )

@@ -68,6 +68,7 @@ class _Run:
 
     def evaluate(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         tensor = torch.as_tensor(theta, dtype=torch.float64)
+        self.state.seconds_left = self.monitor.seconds_left
         try:
             estimate, state = self.estimator.estimate(
                 self.problem, tensor, self.state, self.generator
@@ -88,6 +89,9 @@ class _Run:
         if value > self.best_value:
             self.best_value, self.best_theta = value, theta.copy()
         self.monitor.record(theta, estimate)
+        if estimate.solution is not None and estimate.solution.status is Status.MAX_SECONDS:
+            # Its gradient is of a solve that was cut short: no step follows it.
+            raise StopTraining("max_seconds")
         self.epochs += 0.0 if estimate.solution is None else estimate.solution.epochs
         self._check_progress()
         return value, grad

@@ -162,6 +162,11 @@ class Monitor:
         """The share of the time budget that has gone; 0 where there is none."""
         return 0.0 if self.max_seconds is None else self.seconds / max(self.max_seconds, 1e-9)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the time budget, at least 0; None where there is none."""
+        return None if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds)
+
     def _summary(self, step: TrainingStep) -> dict[str, str]:
         if np.isnan(step.objective):
             return {"gradient": f"{np.abs(step.grad).max():.2g}", "epochs": f"{step.epochs:.0f}"}

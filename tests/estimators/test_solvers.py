@@ -4,14 +4,19 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.gradients import PathwiseGradient, StandardGradient
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.objectives import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
-from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Status
+from skscalablegp.training import Adam, Monitor, train
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
 OBJECTS = [AP(10), SGD(10), SDD(10), ADASAP(10, rank=5)]
@@ -85,3 +90,40 @@ def test_no_preconditioner_by_name_is_none(solver, posterior, monkeypatch):
     model, _ = fit(X, y, solver=solver, preconditioner=None, posterior=posterior)
     model.predict(X, return_std=True)
     assert model.solver_ == solver
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.05])
+@pytest.mark.parametrize("gradient", ["standard", "pathwise"])
+def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
+    X, y = problem(300)
+    settings = {"solver": SGD(20), "tol": 1e-9, "max_epochs": 10_000}
+    kernel = RBF([1.0, 1.0]) + WhiteKernel(0.1)
+    gp = GPProblem(compile_kernel(kernel, 2), torch.tensor(X), torch.tensor(y[:, None]))
+    estimator = {"standard": StandardGradient, "pathwise": PathwiseGradient}[gradient]
+    monitor = Monitor(max_seconds=seconds)
+    result = train(
+        gp,
+        estimator(**settings, n_probes=4),
+        Adam(),
+        gp.kernel.theta0.numpy(),
+        gp.kernel.bounds.numpy(),
+        max_iter=5,
+        monitor=monitor,
+        generator=torch.Generator().manual_seed(0),
+    )
+    # The longest stretch without a look is a few products and a block's eigenvalue.
+    assert monitor.seconds < seconds + 0.5
+    assert result.stop_reason == "max_seconds" and result.n_iter == 1
+    assert monitor.solutions[-1].status is Status.MAX_SECONDS
+    assert_allclose(result.theta, kernel.theta)
+
+
+def test_a_training_cut_in_its_first_solve_leaves_a_model():
+    X, y = problem(100)
+    settings = {"solver": "sgd", "tol": 1e-3, "max_seconds": 1e-9}
+    model, caught = fit(X, y, **settings)
+    assert len(caught) == 1 and "max_seconds" in str(caught[0].message)
+    assert model.solver_info_["stop_reason"] == "max_seconds"
+    assert model.solver_info_["n_unconverged"] == 1
+    exact = IterativeGPRegressor(model.kernel_, optimizer=None).fit(X, y)
+    assert_allclose(model.predict(X), exact.predict(X), atol=0.05)
