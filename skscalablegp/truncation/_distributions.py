@@ -129,6 +129,11 @@ class ExponentialTruncation(TruncationDistribution):
                 "min_iter and expected_iter determine each other: leave min_iter='auto', or set "
                 "expected_iter=None."
             )
+        if isinstance(self.expected_iter, bool) or not isinstance(self.expected_iter, Real):
+            raise ValueError(
+                "expected_iter must be a number or None, for example "
+                f"expected_iter={(start + high) // 2}; got {self.expected_iter!r}."
+            )
         return self._with_mean(float(self.expected_iter), start, high, rate)
 
     def _decay(self) -> float:
