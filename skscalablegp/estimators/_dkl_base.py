@@ -296,7 +296,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             features = make_deep_features(network, kernel, self.n_features, generator)
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
-                f"{str(error).split(', so its')[0]}, so it has no finite features: use sums or "
+                f"{error.cause}, so it has no finite features: use sums or "
                 "products of RBF, Matern, RationalQuadratic, DotProduct and constants."
             ) from None
         m, q = features.n_features, network.n_features

@@ -361,8 +361,13 @@ class IterativeGPRegressor(GPRegressorBase):
             self.optimizer not in (None, "auto") and resolve_optimizer(self.optimizer).exact_only
         )
         if self.posterior == "pathwise":
-            # Raises, with the alternatives, where there is nothing to draw prior samples from.
-            sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
+            try:
+                sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
+            except NoSpectralDensity as error:
+                raise NoSpectralDensity(
+                    f"{error.cause}, so posterior='pathwise' has nothing to draw prior samples "
+                    "from: use posterior='exact' or 'solve'."
+                ) from None
         return make_plan(
             n,
             solver=self.solver,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -45,6 +47,18 @@ _COMMON = (
     "verbose",
 )
 _FEATURES = [Interval(Integral, 2, None, closed="left")]
+
+
+@contextmanager
+def _saying_what_has_features() -> Iterator[None]:
+    """Kernels without random features: an error with what to do instead here."""
+    try:
+        yield
+    except NoSpectralDensity as error:
+        raise NoSpectralDensity(
+            f"{error.cause}, so it has no random features: use a sum or product of RBF, Matern, "
+            "RationalQuadratic, DotProduct and constants, or IterativeGPRegressor."
+        ) from None
 
 
 def _check_features(n_features: int, name: str, columns: int, n: int, budget: Any, device) -> None:
@@ -236,14 +250,8 @@ class RFFRegressor(IterativeGPRegressor):
         return resolve_device(self.device)
 
     def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
-        try:
+        with _saying_what_has_features():
             probe = self._draw(kernel, torch.Generator().manual_seed(0), n_pairs=1)
-        except NoSpectralDensity as error:
-            raise NoSpectralDensity(
-                f"{str(error).split(', so its')[0]}, so it has no random features: use a sum or "
-                "product of RBF, Matern, RationalQuadratic, DotProduct and constants, or "
-                "IterativeGPRegressor."
-            ) from None
         pairs = self.n_features // 2
         columns = sum(b.n_features * (pairs if b.frequencies else 1) for b in probe.blocks)
         _check_features(self.n_features, "n_features", columns, n, self.memory_budget, plan.device)
@@ -495,7 +503,8 @@ class SSRFFRegressor(TruncatedGPRegressor):
         return replace(super()._plan(kernel, n), solver="features")
 
     def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
-        sample_prior_features(kernel, kernel.n_features, 1, torch.Generator().manual_seed(0))
+        with _saying_what_has_features():
+            sample_prior_features(kernel, kernel.n_features, 1, torch.Generator().manual_seed(0))
         _check_features(
             self.min_features,
             "min_features",

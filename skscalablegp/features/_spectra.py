@@ -19,16 +19,20 @@ MATERN_DF = {"matern12": 1, "matern32": 3, "matern52": 5}
 
 
 class NoSpectralDensity(ValueError):
-    """A kernel of which no random features can be drawn."""
+    """A kernel of which no random features can be drawn; ``cause`` says why, without what to do."""
+
+    cause: str = ""
 
 
 def no_spectral_density(label: str, reason: str) -> NoSpectralDensity:
     """The error for a kernel, with what to do instead."""
-    return NoSpectralDensity(
+    error = NoSpectralDensity(
         f"{label} {reason}, so its prior samples cannot be made of random features. "
         'Use gradient="standard", which needs no prior samples, or, for a small number of rows, '
         "exact prior samples from a Cholesky factor."
     )
+    error.cause = f"{label} {reason}"
+    return error
 
 
 class Frequencies(ABC):

@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp import RFFRegressor, SSRFFRegressor
+from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.features import NoSpectralDensity, sample_prior_features
 from skscalablegp.gradients import GradientState, SingleSampleGradient
 from skscalablegp.kernels import compile_kernel
@@ -264,6 +264,12 @@ def test_single_samples_train_towards_the_exact_optimum():
             r"for example n_features=",
         ),
         (RFFRegressor(ExpSineSquared() + W()), NoSpectralDensity, "ExpSineSquared.*RBF"),
+        (SSRFFRegressor(ExpSineSquared() + W()), NoSpectralDensity, "ExpSineSquared.*RBF"),
+        (
+            RRCGRegressor(ExpSineSquared() + W(), posterior="pathwise"),
+            NoSpectralDensity,
+            "ExpSineSquared.*use posterior='exact' or 'solve'",
+        ),
         (RFFRegressor(RBF(), n_features=10, alpha=0.0), ValueError, "alpha"),
         (SSRFFRegressor(min_features=1), ValueError, "min_features"),
         (SSRFFRegressor(step=0), ValueError, "step"),
