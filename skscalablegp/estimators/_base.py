@@ -98,6 +98,12 @@ class GPRegressorBase(GPPredictionBase):
                 raise ValueError("Gradient can only be evaluated for theta!=None")
             return self.log_marginal_likelihood_value_
         theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
+        p = len(self.kernel_.theta)
+        if theta.shape != (p,):
+            raise ValueError(
+                f"theta must have shape ({p},), one logarithm for each hyperparameter of kernel_ "
+                f"that is not fixed; got {tuple(theta.shape)}."
+            )
         value, grad = self._likelihood_at(theta, eval_gradient)
         return (value, grad.cpu().numpy()) if eval_gradient else value
 

@@ -358,6 +358,14 @@ def test_gradient_needs_theta():
         IterativeGPRegressor(optimizer=None).fit(X, y).log_marginal_likelihood(eval_gradient=True)
 
 
+@pytest.mark.parametrize("shape", [(1,), (4,), (3, 1), ()])
+def test_theta_has_one_entry_a_hyperparameter(shape):
+    X, y, _ = problem()
+    model = IterativeGPRegressor(RBF([1.0, 1.0]) + WhiteKernel(0.1), optimizer=None).fit(X, y)
+    with pytest.raises(ValueError, match=rf"theta.*\(3,\).*got {re.escape(str(shape))}"):
+        model.log_marginal_likelihood(np.zeros(shape))
+
+
 # ---------------------------------------------------------------- fitted attributes, callbacks
 
 
