@@ -83,7 +83,7 @@ def budget_of(memory_budget: Any) -> float | None:
 STOPPED = ("max_seconds", "callback", "interrupted")
 
 
-def unfinished(reason: str, estimator: Any, steps: str) -> list[str]:
+def unfinished(reason: str, estimator: Any, steps: str, breakdown: bool = False) -> list[str]:
     """What to tell users about a training that did not end by itself; empty if it did.
 
     Parameters
@@ -94,16 +94,21 @@ def unfinished(reason: str, estimator: Any, steps: str) -> list[str]:
         For its settings.
     steps : str
         How far it came, such as "12 gradient evaluations".
+    breakdown : bool, default=False
+        Whether a linear solve broke down, which smaller steps do not mend.
     """
     text = {
         "max_seconds": f"The time budget max_seconds={estimator.max_seconds} ended training",
         "interrupted": "Training was interrupted",
-        "diverged": "Training stopped on values that are not finite",
+        "diverged": "Training stopped at a linear solve that broke down"
+        if breakdown
+        else "Training stopped on values that are not finite",
     }.get(reason)
     if text is None:
         return []
-    if reason == "diverged" and hasattr(estimator, "learning_rate"):
-        text += f" (try a learning_rate below {estimator.learning_rate!r})"
+    rate = getattr(estimator, "learning_rate", "auto")
+    if reason == "diverged" and rate != "auto" and not breakdown:
+        text += f" (try a learning_rate below {rate!r})"
     return [f"{text} after {steps}; what it had reached is kept."]
 
 

@@ -580,7 +580,8 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _warn(self, failed: list[SolveSummary], reason: str) -> None:
         """One ConvergenceWarning a fit, whatever went wrong."""
-        messages = unfinished(reason, self, f"{self.n_iter_} gradient evaluations")
+        broken = any(solve.status is Status.BREAKDOWN for solve in failed)
+        messages = unfinished(reason, self, f"{self.n_iter_} gradient evaluations", broken)
         if failed:
             last = failed[-1]
             messages.append(

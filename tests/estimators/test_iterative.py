@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import make_friedman2
@@ -25,6 +26,8 @@ from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
+from skscalablegp.estimators._fitting import unfinished
+from skscalablegp.solvers import CG, Column
 
 EXACT = {"solver": "cholesky", "dtype": "float64"}
 ITERATED = {"solver": "cg", "dtype": "float64", "tol": 1e-8, "max_epochs": 10_000}
@@ -476,6 +479,33 @@ def test_scikit_learn_callbacks():
     assert recorder.events.count("end") == recorder.events.count("begin") >= 2
     assert_allclose(recorder.predictions[-1], model.predict(X))
     assert_array_equal(clone(model).fit(X, y).kernel_.theta, model.kernel_.theta)
+
+
+@pytest.mark.parametrize(
+    "rate, breakdown, hint",
+    [(0.5, False, True), ("auto", False, False), (0.5, True, False), ("auto", True, False)],
+)
+def test_smaller_steps_are_advised_only_where_they_may_help(rate, breakdown, hint):
+    model = IterativeGPRegressor(learning_rate=rate)
+    (message,) = unfinished("diverged", model, "2 evaluations", breakdown)
+    assert ("try a learning_rate below 0.5" in message) == hint
+    assert "learning_rate" not in message or hint
+
+
+def test_a_breakdown_is_not_put_down_to_the_learning_rate():
+    X, y, _ = problem()
+
+    class Breaking(CG):
+        def step(self, operator, state):
+            state.columns = torch.full_like(state.columns, Column.BROKEN)
+            return state
+
+    model = IterativeGPRegressor(
+        RBF([1.0, 1.0]) + WhiteKernel(0.1), solver=Breaking(), learning_rate=0.5, optimizer="adam"
+    )
+    (message,) = fit_recording(model, X, y)
+    assert "broke down" in message and "learning_rate" not in message
+    assert "positive definite" in message
 
 
 # ---------------------------------------------------------------- settings that cannot be honoured
