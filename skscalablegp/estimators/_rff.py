@@ -307,7 +307,7 @@ class RFFRegressor(IterativeGPRegressor):
         self.solver_info_ = {
             "status": "converged",
             "epochs": 0.0,
-            "jitter": evaluation.jitter,
+            "jitter": max(evaluation.jitter, weights.jitter),
             "stop_reason": reason,
             "plan": f"{features.n_features} features in float64 on {plan.device}",
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,10 +50,13 @@ class FeatureWeights:
     factor : Tensor of shape (m, m)
         L, the lower Cholesky factor of I + phi' D^-1 phi.
     mean : Tensor of shape (m, t)
+    jitter : float
+        What had to be added to D.
     """
 
     factor: Float64[Tensor, "m m"]
     mean: Float64[Tensor, "m t"]
+    jitter: float = 0.0
 
 
 def collapsed_marginal_likelihood(
@@ -98,11 +101,54 @@ def feature_weights(
     features: PriorFeatures,
     batch_rows: int = BATCH_ROWS,
 ) -> FeatureWeights:
-    """The posterior of the weights; O(n m^2 + m^3)."""
-    rows = _Rows(problem, features, batch_rows)
-    S, b, _, _ = rows.sums(theta.detach().double().cpu())
-    L, _ = cholesky_with_jitter(S + torch.eye(len(S), dtype=S.dtype, device=S.device))
-    return FeatureWeights(L, torch.cholesky_solve(b, L))
+    """The posterior of the weights; O(n m^2 + m^3).
+
+    With little noise I + phi' D^-1 phi exceeds what a factorisation holds, and a jitter would be
+    added to the prior's own precision I: variances far from the data would fall short. Its factor
+    then comes from a QR decomposition of [D^-1/2 phi; I], whose condition is the square root.
+    """
+    rows, m = _Rows(problem, features, batch_rows), features.n_features
+    theta = theta.detach().double().cpu()
+    if m >= len(problem.X):
+        with torch.no_grad():
+            ((phi, Y, noise),) = rows.batches(theta, len(problem.X))
+        noise, jitter = _resolvable_noise(phi, noise)
+        return _orthogonal_weights([(phi, Y, noise)], m, jitter)
+    S, b, _, _ = rows.sums(theta)
+    L, jitter = cholesky_with_jitter(S + torch.eye(m, dtype=S.dtype, device=S.device))
+    if jitter == 0:
+        return FeatureWeights(L, torch.cholesky_solve(b, L))
+    with torch.no_grad():
+        return _orthogonal_weights(rows.batches(theta, max(batch_rows, m)), m)
+
+
+def _resolvable_noise(
+    phi: Float64[Tensor, "n m"], noise: Float64[Tensor, " n"]
+) -> tuple[Float64[Tensor, " n"], float]:
+    """D with what phi phi' + D needs to have a factor and D an inverse, and how much that is."""
+    H = phi @ phi.T
+    H.diagonal().add_(noise)
+    jitter = cholesky_with_jitter(H)[1]
+    rounding = torch.finfo(H.dtype).eps * float(H.diagonal().mean())
+    jitter = max(jitter, rounding - float(noise.min()), 0.0)
+    return noise + jitter, jitter
+
+
+def _orthogonal_weights(
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]], m: int, jitter: float = 0.0
+) -> FeatureWeights:
+    """min_w |D^-1/2 (phi w - Y)|^2 + |w|^2 by QR, batch by batch; the prior's rows come last."""
+    R = None
+    for phi, Y, noise in batches:
+        scaled = torch.cat([phi, Y], 1) / noise.sqrt()[:, None]
+        R = torch.linalg.qr(scaled if R is None else torch.cat([R, scaled]), mode="r")[1]
+    prior = torch.eye(m, R.shape[1], dtype=R.dtype, device=R.device)
+    R = torch.linalg.qr(torch.cat([R, prior]), mode="r")[1][:m]
+    R = R * torch.where(R.diagonal() < 0, -1.0, 1.0)[:, None]
+    factor, rest = R[:, :m], R[:, m:]
+    return FeatureWeights(
+        factor.T.contiguous(), torch.linalg.solve_triangular(factor, rest, upper=True), jitter
+    )
 
 
 class _Rows:

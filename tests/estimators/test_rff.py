@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp.features import NoSpectralDensity, sample_prior_features
+from skscalablegp.features import NoSpectralDensity, sample_prior_features, to_torch
 from skscalablegp.gradients import GradientState, SingleSampleGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import (
@@ -252,6 +252,36 @@ def test_single_samples_train_towards_the_exact_optimum():
     assert gained > 0.9 * (exact.log_marginal_likelihood_value_ - start)
     reference = GaussianProcessRegressor(ours.kernel_, optimizer=None).fit(X, y)
     np.testing.assert_allclose(ours.predict(X), reference.predict(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "amplitude, alpha, n_features",
+    [(1.0, 0.0, 300), (1e6, 1e-10, 300), (1.0, 1e-10, 50), (1e6, 1e-10, 40), (2.0, 0.1, 300)],
+)
+def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alpha, n_features):
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.random((50, 1)), 0)
+    y = np.sin(6 * X[:, 0])
+    new = np.vstack([rng.random((5, 1)), [[3.0]], [[-40.0]]])
+    model = RFFRegressor(
+        C(amplitude) * RBF(0.1), alpha=alpha, n_features=n_features, optimizer=None, random_state=0
+    ).fit(X, y)
+    features, theta = to_torch(model._features), torch.as_tensor(model.kernel_.theta)
+    phi = features.evaluate(theta, torch.tensor(X))
+    # The same in the eigenbasis of phi phi', where nothing is lost.
+    U, s, V = np.linalg.svd(phi.numpy(), full_matrices=True)
+    away = features.evaluate(theta, torch.tensor(new)).numpy() @ V.T
+    # With fewer features than rows the jitter is the likelihood's alone.
+    jitter = model.solver_info_["jitter"] if n_features >= len(X) else 0.0
+    noise, squares = alpha + jitter, np.zeros(V.shape[1])
+    squares[: len(s)] = s**2
+    assert jitter <= 1e-13 * amplitude
+    variance = (away**2 * (noise / (squares + noise))).sum(1)
+    weights = np.zeros(V.shape[1])
+    weights[: len(s)] = s / (s**2 + noise) * (U.T @ y)[: len(s)]
+    mean, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, away @ weights, rtol=1e-4, atol=1e-4 * np.abs(mean).max())
+    np.testing.assert_allclose(std, np.sqrt(variance), rtol=1e-4, atol=1e-4 * amplitude**0.5)
 
 
 @pytest.mark.parametrize(
