@@ -114,5 +114,9 @@ class GPRegressorBase(GPPredictionBase):
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
-        result = exact_marginal_likelihood(problem, theta, eval_gradient)
+        result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())
         return result.value, result.grad
+
+    def _max_jitter(self) -> float:
+        """Of exact factorisations, as a multiple of the mean diagonal entry."""
+        return 1e-3

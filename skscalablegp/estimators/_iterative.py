@@ -30,6 +30,7 @@ from ..objectives import GPProblem, exact_marginal_likelihood
 from ..posteriors import ExactPosterior, IterativePosterior, Posterior
 from ..preconditioners import PivotedCholesky, resolve_preconditioner
 from ..solvers import (
+    Cholesky,
     MaxEpochs,
     RelativeResidual,
     Solution,
@@ -403,7 +404,7 @@ class IterativeGPRegressor(GPRegressorBase):
                 "give: use solver='cholesky', or gradient='pathwise'."
             )
         if choice == "exact" or (choice == "auto" and plan.exact):
-            return ExactGradient()
+            return ExactGradient(self._max_jitter())
         settings = {
             "solver": self._solver(plan.solver),
             "preconditioner": self._preconditioner(plan.solver),
@@ -436,6 +437,10 @@ class IterativeGPRegressor(GPRegressorBase):
         # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
         by_name = isinstance(solver, str) and solver in ("cg", "block_cg")
         return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
+
+    def _max_jitter(self) -> float:
+        own = isinstance(self.solver, Cholesky)
+        return self.solver.max_jitter if own else super()._max_jitter()
 
     def _solver(self, choice: Any) -> Any:
         """CG by name brings a preconditioner of its own, which preconditioner=None takes away."""
@@ -534,7 +539,7 @@ class IterativeGPRegressor(GPRegressorBase):
 
     def _finish_exact(self, theta: torch.Tensor) -> tuple[None, float]:
         problem = self._prediction_problem()
-        evaluation = exact_marginal_likelihood(problem, theta, eval_gradient=False)
+        evaluation = exact_marginal_likelihood(problem, theta, False, self._max_jitter())
         self.alpha_ = self._like_y(evaluation.weights)
         self.log_marginal_likelihood_value_ = evaluation.value
         self.log_marginal_likelihood_std_error_ = 0.0
@@ -617,7 +622,7 @@ class IterativeGPRegressor(GPRegressorBase):
         problem = self._prediction_problem()
         theta = problem.kernel.theta0
         if self.posterior_ == "exact":
-            evaluation = exact_marginal_likelihood(problem, theta, eval_gradient=False)
+            evaluation = exact_marginal_likelihood(problem, theta, False, self._max_jitter())
             return ExactPosterior(problem.operator(theta), evaluation.weights, evaluation.factor)
         operator = problem.operator(theta)
         weights = torch.tensor(

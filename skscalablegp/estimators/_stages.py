@@ -115,7 +115,8 @@ def fit_hyperparameters(
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
-        start = _initialise(problem, theta, run, _SUBSET_TOL[estimator.exact])
+        exact = estimator if estimator.exact else ExactGradient()
+        start = _initialise(problem, exact, theta, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
         if start.stop_reason not in _DONE:
             return start
@@ -223,11 +224,13 @@ def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
     return _REFINING_STEPS if initialised else _EXACT_STEPS
 
 
-def _initialise(problem: GPProblem, theta: np.ndarray, run: Run, tol: float) -> TrainingResult:
+def _initialise(
+    problem: GPProblem, exact: GradientEstimator, theta: np.ndarray, run: Run, tol: float
+) -> TrainingResult:
     """Exact maximum likelihood on nested random subsets, or averaged over neighbourhoods."""
     settings, n = run.settings, len(problem.X)
     if settings.n_subsets > 1:
-        return _average_neighbourhoods(problem, theta, run, tol)
+        return _average_neighbourhoods(problem, exact, theta, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
     while result is None or (size * 1.5 < n and size <= settings.exact_rows):
@@ -236,7 +239,7 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run, tol: float) -> 
         try:
             part = problem.subset(order[:size].sort().values)
             part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
-            result = _stage(f"{size}", part, ExactGradient(), optimizer, theta, run, steps, metric)
+            result = _stage(f"{size}", part, exact, optimizer, theta, run, steps, metric)
         except KeyboardInterrupt:
             if result is None:
                 raise
@@ -255,7 +258,7 @@ def _initialise(problem: GPProblem, theta: np.ndarray, run: Run, tol: float) -> 
 
 
 def _average_neighbourhoods(
-    problem: GPProblem, theta: np.ndarray, run: Run, tol: float
+    problem: GPProblem, exact: GradientEstimator, theta: np.ndarray, run: Run, tol: float
 ) -> TrainingResult:
     settings = run.settings
     subsets = centroid_subsets(problem.X, settings.n_subsets, settings.subset_size, run.generator)
@@ -264,9 +267,7 @@ def _average_neighbourhoods(
         name = f"neighbourhood {k + 1}"
         try:
             part = problem.subset(idx).to(torch.float64)
-            result = _stage(
-                name, part, ExactGradient(), QuasiNewton(tol), theta, run, _EXACT_STEPS, None
-            )
+            result = _stage(name, part, exact, QuasiNewton(tol), theta, run, _EXACT_STEPS, None)
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -39,12 +39,24 @@ class ExactEvaluation:
 
 
 def exact_marginal_likelihood(
-    problem: GPProblem, theta: Float[Tensor, " p"], eval_gradient: bool = True
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    eval_gradient: bool = True,
+    max_jitter: float = 1e-3,
 ) -> ExactEvaluation:
     r"""log p(Y) = -1/2 tr(Y' H^-1 Y) - t/2 log|H| - n t/2 log(2 pi), by Cholesky.
 
     The gradient is 1/2 sum_ij W_ij dH_ij with W = V V' - t H^-1, V = H^-1 Y: n^3 flops in all and
     two n x n matrices (Rasmussen and Williams 2006, equations 2.30 and 5.9).
+
+    Parameters
+    ----------
+    problem : GPProblem
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    eval_gradient : bool, default=True
+    max_jitter : float, default=1e-3
+        As in `cholesky_with_jitter`.
 
     Raises
     ------
@@ -52,7 +64,9 @@ def exact_marginal_likelihood(
         If H is not positive definite even with the largest jitter.
     """
     operator = problem.operator(theta)
-    L, jitter = cholesky_with_jitter(operator.release_dense(), rebuild=operator.release_dense)
+    L, jitter = cholesky_with_jitter(
+        operator.release_dense(), max_jitter, rebuild=operator.release_dense
+    )
     n, t = problem.Y.shape
     V = torch.cholesky_solve(problem.Y, L)
     quadratic = (problem.Y.double() * V.double()).sum()

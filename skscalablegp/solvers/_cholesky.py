@@ -121,6 +121,7 @@ def cholesky_with_jitter(
     torch.linalg.LinAlgError
         When the largest jitter is not enough.
     """
+    _check_max_jitter(max_jitter)
     mean = float(H.diagonal().mean(dtype=torch.float64))
     fraction = 0.0
     while True:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
@@ -15,7 +15,7 @@ from skscalablegp.gradients import PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
-from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Status
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky, Status
 from skscalablegp.training import Adam, Monitor, train
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
@@ -90,6 +90,24 @@ def test_no_preconditioner_by_name_is_none(solver, posterior, monkeypatch):
     model, _ = fit(X, y, solver=solver, preconditioner=None, posterior=posterior)
     model.predict(X, return_std=True)
     assert model.solver_ == solver
+
+
+def test_the_cholesky_objects_own_jitter_is_the_limit():
+    X = np.linspace(0, 1, 100)[:, None]
+    y = np.sin(6 * X[:, 0])
+    kernel = ConstantKernel(1.0) * RBF(1.0)
+    settings = {"alpha": 1e-300, "optimizer": None}
+    model = IterativeGPRegressor(kernel, solver=Cholesky(1e-6), **settings).fit(X, y)
+    assert 0 < model.solver_info_["jitter"] <= 1e-6 and model.solver_ == "cholesky"
+    for optimizer in (None, "auto"):
+        strict = IterativeGPRegressor(kernel, solver=Cholesky(0.0), alpha=1e-300)
+        with pytest.raises(torch.linalg.LinAlgError, match="jitter of 0"):
+            strict.set_params(optimizer=optimizer).fit(X, y)
+    model.set_params(solver__max_jitter=0.0)
+    with pytest.raises(torch.linalg.LinAlgError, match="jitter of 0"):
+        model.log_marginal_likelihood(kernel.theta)
+    with pytest.raises(ValueError, match="max_jitter must be"):
+        strict.set_params(solver__max_jitter=-1).fit(X, y)
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
