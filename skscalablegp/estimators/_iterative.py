@@ -154,7 +154,8 @@ class IterativeGPRegressor(GPRegressorBase):
     history_ : dict of lists
         stage, theta, objective, residual, epochs and seconds of each evaluation.
     solver_ : str
-        What "auto" became: "cholesky" or "block_cg", or the given solver's name.
+        What "auto" became: "cholesky" or "block_cg", or the given solver's name, a gradient
+        object's own included.
     solver_info_ : dict
         status, epochs, residuals, jitter, steps not converged, why training stopped, the plan.
     posterior_ : str
@@ -507,8 +508,11 @@ class IterativeGPRegressor(GPRegressorBase):
             # Also where the subsets showed that only a factorisation would do.
             plan = replace(plan, solver="cholesky", exact=True, dtype=result.dtype)
         self.dtype_ = str(plan.dtype).removeprefix("torch.")
+        trained = plan if result is None or result.exact else self._trained_with(plan)
         self.solver_ = (
-            plan.solver if isinstance(plan.solver, str) else type(plan.solver).__name__.lower()
+            trained.solver
+            if isinstance(trained.solver, str)
+            else type(trained.solver).__name__.lower()
         )
         self.posterior_ = plan.posterior
         self._pathwise = None
@@ -532,10 +536,17 @@ class IterativeGPRegressor(GPRegressorBase):
             "jitter": jitter,
             "n_unconverged": len(failed),
             "stop_reason": reason,
-            "plan": describe(plan, len(self.X_train_)),
+            "plan": describe(trained, len(self.X_train_)),
         }
         self.n_iter_ = 0 if result is None else result.n_iter
         self._warn(failed, reason)
+
+    def _trained_with(self, plan: Plan) -> Plan:
+        """The plan to report: where "auto" left it open, a gradient object says what solved."""
+        open_to_it = isinstance(self.solver, str) and self.solver == "auto"
+        if open_to_it and hasattr(self.gradient, "solver"):
+            return replace(plan, solver=self.gradient.solver, exact=False)
+        return plan
 
     def _finish_exact(self, theta: torch.Tensor) -> tuple[None, float]:
         problem = self._prediction_problem()

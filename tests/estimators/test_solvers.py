@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.gradients import PathwiseGradient, StandardGradient
+from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
@@ -108,6 +108,18 @@ def test_the_cholesky_objects_own_jitter_is_the_limit():
         model.log_marginal_likelihood(kernel.theta)
     with pytest.raises(ValueError, match="max_jitter must be"):
         strict.set_params(solver__max_jitter=-1).fit(X, y)
+
+
+def test_a_gradient_objects_solver_is_the_one_reported():
+    X, y = problem()
+    model, _ = fit(X, y, gradient=StandardGradient("ap"))
+    assert model.solver_ == "ap" and "ap solves" in model.solver_info_["plan"]
+    given, _ = fit(X, y, gradient=StandardGradient(AP(10), n_probes=2))
+    assert given.solver_ == "ap"
+    exact, _ = fit(X, y, gradient=ExactGradient())
+    assert exact.solver_ == "cholesky"
+    named, _ = fit(X, y, solver="cg", gradient=StandardGradient("ap"))
+    assert named.solver_ == "cg"
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
