@@ -44,7 +44,7 @@ class KISSGPRegressor(GPRegressorBase):
         Added to the diagonal, in the units of the (normalised) target squared.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Points along every column, two cells of padding at both ends included. "auto" is at most
-        400, 100, 36 or 12 for 1 to 4 columns, and 100 for sums over columns.
+        400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
         One grid over all columns, or a sum of functions of one column each. "auto" is product up to
         four columns that vary.

@@ -76,8 +76,7 @@ class GridPosterior(Posterior):
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without building what many rows would share."""
-        G = self.interpolate(X.numpy(), self.evaluation.factor.F)
-        return (G @ self._coordinate_root).square().sum(1)
+        return self._rooted(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)
 
     # ------------------------------------------------------------------ caches
 
@@ -89,24 +88,25 @@ class GridPosterior(Posterior):
     @cached_property
     def root(self) -> Float[Tensor, "m r"]:
         """E with E E' the posterior covariance of the grid's points."""
-        return self.evaluation.factor.F @ self._coordinate_root
+        return self._rooted(self.evaluation.factor.F)
+
+    def _rooted(self, G: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        """G S with S S' the posterior covariance of z, where f = F z on the grid."""
+        if self.rank is None:
+            return self._whitened(G)
+        U, change = self._love_root
+        return G + (G @ U * change) @ U.T
 
     @cached_property
-    def _coordinate_root(self) -> Float[Tensor, "r r"]:
-        """S with S S' the posterior covariance of z, where f = F z on the grid."""
-        if self.rank is not None:
-            return self._love_root()
-        L = self.evaluation.cholesky
-        return torch.linalg.solve_triangular(L.T, torch.eye(len(L), dtype=L.dtype), upper=True)
+    def _love_root(self) -> tuple[Float[Tensor, "r k"], Float[Tensor, " k"]]:
+        """U and d with S = I + U diag(d) U' the symmetric root of I - Y Y'.
 
-    def _love_root(self) -> Float[Tensor, "r r"]:
-        """S with S S' = I - Y Y', the inverse of I + A within a Krylov space.
-
-        Its start is the average column of W Kuu, without a vector of length n.
+        That is the inverse of I + A within a Krylov space, whose start is the average column of
+        W Kuu, without a vector of length n.
         """
         Y = explained_weights(self.evaluation.inner, self.evaluation.factor.F.mean(0), self.rank)
-        left, vectors = torch.linalg.eigh(torch.eye(len(Y), dtype=Y.dtype) - Y @ Y.T)
-        return vectors * left.clamp_min(0).sqrt()
+        U, explained, _ = torch.linalg.svd(Y, full_matrices=False)
+        return U, (1 - explained.square()).clamp_min(0).sqrt() - 1
 
     @cached_property
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
@@ -181,7 +181,7 @@ class GridPosterior(Posterior):
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, inside = self._split(X)
         G = self.interpolate(rows[inside], self.evaluation.factor.F)
-        root = G @ self._coordinate_root
+        root = self._rooted(G)
         if inside.all():
             return root @ root.T
         inner, outer = (torch.from_numpy(np.flatnonzero(part)) for part in (inside, ~inside))
