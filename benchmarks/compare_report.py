@@ -214,10 +214,10 @@ def draw(cells, settings, path):
     for ax in axes.flat[len(cells) :]:
         ax.set_visible(False)
     kind = "processor seconds" if settings["clock"] == "cpu" else "seconds"
-    fig.supxlabel(f"{kind} of fit and predictions", y=0.09, fontsize=10)
+    fig.supxlabel(f"{kind} of fit and predictions", y=0.12, fontsize=10)
     fig.supylabel(f"test NLL (at most {WORST_NLL:g} shown)", fontsize=10)
     fig.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=8)
-    fig.tight_layout(rect=(0.01, 0.09, 1, 1))
+    fig.tight_layout(rect=(0.01, 0.13, 1, 1))
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
