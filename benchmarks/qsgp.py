@@ -287,7 +287,7 @@ def picture(args):
         ax.minorticks_off()
         ax.grid(alpha=0.3)
     axes[0].legend()
-    fig.suptitle(f"{args.dataset}, split 0, one thread, standardised target")
+    fig.suptitle(f"{args.dataset}, split 0, one thread")
     fig.savefig(Path(__file__).resolve().parents[1] / "doc" / "qsgp_curve.png", dpi=110)
     return ()
 
