@@ -22,6 +22,8 @@ class GPRegressorBase(GPPredictionBase):
 
     # Bound of the default kernel's signal variance, in units of the target's; None for its own.
     _largest_signal: float | None = None
+    # What a fit may measure rows from.
+    _origin: np.ndarray | float = 0.0
 
     def _read_table(self, X: Any, y: Any, noise_variance: Any) -> Table:
         """The validated table; sets nothing but what scikit-learn's own validation sets."""
@@ -49,13 +51,21 @@ class GPRegressorBase(GPPredictionBase):
         """Make the table part of the fitted model."""
         self.X_train_, self.y_train_ = table.X, table.y
         self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
-        self._noise_train = table.noise
+        self._noise_train, self._origin = table.noise, table.origin
 
     def _table(self) -> Table:
         """The table that the fitted model keeps."""
         return Table(
-            self.X_train_, self.y_train_, self._y_train_mean, self._y_train_std, self._noise_train
+            self.X_train_,
+            self.y_train_,
+            self._y_train_mean,
+            self._y_train_std,
+            self._noise_train,
+            self._origin,
         )
+
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        return super()._inputs(X - self._origin)
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True

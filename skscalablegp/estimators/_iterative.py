@@ -34,12 +34,12 @@ from ..solvers import (
     MaxEpochs,
     RelativeResidual,
     Solution,
+    SolveSummary,
     Status,
     resolve_solver,
 )
 from ..training import (
     Monitor,
-    SolveSummary,
     TrainingResult,
     TrainingStep,
     resolve_optimizer,
@@ -289,12 +289,13 @@ class IterativeGPRegressor(GPRegressorBase):
         table = self._read_table(X, y, noise_variance)
         kernel = self._compile_kernel(table)
         table.check_separable(kernel)
+        table = table.centred(kernel)
         plan = self._plan(kernel, len(table.X))
         estimator = self._gradient_estimator(kernel, plan, len(table.X))
         self._preconditioner(plan.solver)
         random_state, generator = seeded(self.random_state)
         events = FitEvents(self, table.X, table.y)
-        problem = self._problem(table, kernel, plan.dtype, plan.device, plan.keep)
+        problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
 
         def on_step(step: TrainingStep) -> bool:
             return events.step(lambda: self._attributes_at(step, table, problem, plan, generator))
@@ -318,16 +319,6 @@ class IterativeGPRegressor(GPRegressorBase):
             raise
         events.end()
         return self
-
-    @staticmethod
-    def _problem(
-        table: Table, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
-    ) -> GPProblem:
-        return table.problem(kernel, dtype, device, keep, table.origin(kernel))
-
-    def _inputs(self, X: np.ndarray) -> torch.Tensor:
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        return super()._inputs(X - self._table().origin(kernel))
 
     def _attributes_at(
         self,
@@ -524,9 +515,7 @@ class IterativeGPRegressor(GPRegressorBase):
             solution, jitter = self._finish_iterative(theta, plan, generator, state)
         solves = list(monitor.solutions)
         if solution is not None:
-            solves.append(
-                SolveSummary(solution.status, float(solution.residuals.max()), solution.epochs)
-            )
+            solves.append(solution.summary())
         failed = [s for s in solves if s.status is not Status.CONVERGED]
         reason = "nothing to train" if result is None else result.stop_reason
         self.solver_info_ = {
@@ -568,12 +557,12 @@ class IterativeGPRegressor(GPRegressorBase):
         """The posterior's samples: those of a pathwise training, moved to the final theta."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         table = self._table()
-        problem = self._problem(table, kernel, plan.dtype, plan.device, plan.keep)
+        problem = table.problem(kernel, plan.dtype, plan.device, plan.keep)
         if self.dtype == "auto":
             # Training may have ended on a subset, before it could see what all rows need.
             problem = well_conditioned(problem, theta.numpy())
             if problem.X.dtype != plan.dtype and 8 * len(problem.X) ** 2 > self._memory_room(plan):
-                problem = self._problem(table, kernel, problem.X.dtype, plan.device, False)
+                problem = table.problem(kernel, problem.X.dtype, plan.device, keep=False)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
             self._solver(plan.solver),
@@ -615,8 +604,7 @@ class IterativeGPRegressor(GPRegressorBase):
     def _prediction_problem(self) -> GPProblem:
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         keep = self.posterior_ == "exact"
-        dtype, device = self._prediction_dtype(), self._fit_device()
-        return self._problem(self._table(), kernel, dtype, device, keep)
+        return self._table().problem(kernel, self._prediction_dtype(), self._fit_device(), keep)
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)

@@ -317,7 +317,7 @@ class RFFRegressor(IterativeGPRegressor):
 
     def _problem_of_table(self) -> tuple[GPProblem, Any]:
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._problem(self._table(), kernel, torch.float64, self._fit_device(), False)
+        problem = self._table().problem(kernel, torch.float64, self._fit_device(), False)
         return problem, to_torch(self._features)
 
     def _build_posterior(self) -> FeaturePosterior:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class Table:
         What turns them back.
     noise : ndarray of shape (n,)
         Known noise variances in normalised units.
+    origin : ndarray of shape (d,) or 0
+        What tensors of rows are measured from.
     """
 
     X: np.ndarray
@@ -33,6 +35,7 @@ class Table:
     y_mean: np.ndarray
     y_std: np.ndarray
     noise: np.ndarray
+    origin: np.ndarray | float = 0.0
 
     @classmethod
     def read(
@@ -59,22 +62,17 @@ class Table:
         """The normalised targets as (n, t)."""
         return self.y.reshape(len(self.X), -1)
 
-    def origin(self, kernel: TorchKernel) -> np.ndarray:
-        """What float32 rows are measured from, ndarray of shape (d,).
+    def centred(self, kernel: TorchKernel) -> Table:
+        """Measured from the columns' means, where the kernel only sees differences.
 
-        The columns' means where the kernel only sees differences: numbers far from zero, such as
-        times in seconds, would lose their digits. Zero elsewhere.
+        Numbers far from zero, such as times in seconds, would lose their digits in float32.
         """
-        stationary = kernel.stationary_terms() is not None
-        return self.X.mean(axis=0) if stationary else np.zeros(self.X.shape[1])
+        if kernel.stationary_terms() is None:
+            return self
+        return replace(self, origin=self.X.mean(axis=0))
 
     def problem(
-        self,
-        kernel: TorchKernel,
-        dtype: torch.dtype,
-        device: torch.device,
-        keep: bool,
-        origin: np.ndarray | float = 0.0,
+        self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool
     ) -> GPProblem:
         """The same table as tensors, rows measured from `origin`."""
 
@@ -82,7 +80,11 @@ class Table:
             return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
 
         return GPProblem(
-            kernel, tensor(self.X - origin), tensor(self.targets), tensor(self.noise), keep=keep
+            kernel,
+            tensor(self.X - self.origin),
+            tensor(self.targets),
+            tensor(self.noise),
+            keep=keep,
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:

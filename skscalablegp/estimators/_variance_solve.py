@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ..operators import KernelOperator
-from ..posteriors import UnfinishedSolve
-from ..solvers import RowSolver, resolve_solver
+from ..solvers import RowSolver, SolveSummary, resolve_solver
 
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
@@ -44,7 +43,7 @@ def variance_solver(solver: Any) -> Any:
     return "block_cg" if isinstance(resolve_solver(solver), RowSolver) else solver
 
 
-def unfinished_solves(solves: list[UnfinishedSolve]) -> list[str]:
+def unfinished_solves(solves: list[SolveSummary]) -> list[str]:
     """What to tell users about solves that ended above their tolerance; empty if there are none."""
     if not solves:
         return []

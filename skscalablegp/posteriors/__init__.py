@@ -7,7 +7,7 @@ from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, gr
 from ._features import DeepFeatureSpace, FeaturePosterior, FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
-from ._iterative import IterativePosterior, PathwiseSamples, UnfinishedSolve
+from ._iterative import IterativePosterior, PathwiseSamples
 from ._love import LOVEPosterior, LOVEResult, LOVEWeights, love, with_basis
 from ._weights import WeightForm
 
@@ -31,7 +31,6 @@ __all__ = [
     "LOVEWeights",
     "PathwiseSamples",
     "Posterior",
-    "UnfinishedSolve",
     "WeightForm",
     "bcm",
     "gpoe",

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..features import PriorFeatures
 from ..operators import KernelOperator
 from ..preconditioners import Preconditioner, resolve_preconditioner
-from ..solvers import Solution, Status, solve
+from ..solvers import Solution, SolveSummary, solve
 from ._base import Posterior, joint_normal, reported_variance
 
 
@@ -35,23 +35,6 @@ class PathwiseSamples:
     features: PriorFeatures
     prior_weights: Float[Tensor, "q s"]
     representer_weights: Float[Tensor, "n s"]
-
-
-@dataclass(frozen=True)
-class UnfinishedSolve:
-    """What is kept of a solve that ended above its tolerance.
-
-    Attributes
-    ----------
-    status : Status
-    residual : float
-        Largest relative residual.
-    epochs : float
-    """
-
-    status: Status
-    residual: float
-    epochs: float
 
 
 class IterativePosterior(Posterior):
@@ -90,9 +73,9 @@ class IterativePosterior(Posterior):
         self._solver = solver
         self._stopping = stopping
         self._preconditioner = preconditioner
-        self._unfinished: list[UnfinishedSolve] = []
+        self._unfinished: list[SolveSummary] = []
 
-    def take_unfinished(self) -> list[UnfinishedSolve]:
+    def take_unfinished(self) -> list[SolveSummary]:
         """The solves since the last call that ended above their tolerance; forgets them."""
         taken, self._unfinished = self._unfinished, []
         return taken
@@ -106,8 +89,7 @@ class IterativePosterior(Posterior):
             preconditioner=self._built,
         )
         if not solution.converged:
-            residual = float(solution.residuals.max())
-            self._unfinished.append(UnfinishedSolve(solution.status, residual, solution.epochs))
+            self._unfinished.append(solution.summary())
         return solution
 
     @cached_property

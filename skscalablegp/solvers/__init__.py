@@ -12,7 +12,7 @@ from ._resolve import SOLVERS, resolve_solver
 from ._rows import RowSolver
 from ._sdd import SDD, SDDState
 from ._sgd import SGD, SGDState
-from ._solution import Solution, Status
+from ._solution import Solution, SolveSummary, Status
 from ._stopping import (
     AllOf,
     AnyOf,
@@ -50,6 +50,7 @@ __all__ = [
     "SDDState",
     "SGDState",
     "Solution",
+    "SolveSummary",
     "Solver",
     "SolverState",
     "Status",

@@ -47,6 +47,23 @@ _REMEDIES = {
 }
 
 
+@dataclass(frozen=True)
+class SolveSummary:
+    """What is kept of a solve once its vectors are gone.
+
+    Attributes
+    ----------
+    status : Status
+    residual : float
+        Largest relative residual.
+    epochs : float
+    """
+
+    status: Status
+    residual: float
+    epochs: float
+
+
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The answer to H V = B and how it was reached.
@@ -79,3 +96,6 @@ class Solution:
     @property
     def converged(self) -> bool:
         return self.status is Status.CONVERGED
+
+    def summary(self) -> SolveSummary:
+        return SolveSummary(self.status, float(self.residuals.max()), float(self.epochs))

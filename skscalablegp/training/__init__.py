@@ -2,7 +2,7 @@
 
 from ._hyperparameters import SampledHyperparameters
 from ._loop import TrainingResult, restart_points, train
-from ._monitor import Monitor, SolveSummary, StopTraining, TrainingStep
+from ._monitor import Monitor, StopTraining, TrainingStep
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer, Optimum
 from ._qsgp import QSGPStepper, StepSizes
 from ._qsgp_dual import DualStepper
@@ -37,7 +37,6 @@ __all__ = [
     "SampledHyperparameters",
     "SampledWeights",
     "Scaling",
-    "SolveSummary",
     "SparseAdaGrad",
     "SparseAdam",
     "SparseOptimizer",

@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..gradients import GradientEstimate
-from ..solvers import Status
+from ..solvers import SolveSummary
 
 
 class StopTraining(Exception):
@@ -51,23 +51,6 @@ class TrainingStep:
     residual: float
     epochs: float
     seconds: float
-
-
-@dataclass(frozen=True)
-class SolveSummary:
-    """What is kept of a linear solve once its vectors are gone.
-
-    Attributes
-    ----------
-    status : Status
-    residual : float
-        Largest relative residual.
-    epochs : float
-    """
-
-    status: Status
-    residual: float
-    epochs: float
 
 
 @dataclass
@@ -146,8 +129,7 @@ class Monitor:
         """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""
         solution = estimate.solution
         if solution is not None:
-            residual = float(solution.residuals.max())
-            self.solutions.append(SolveSummary(solution.status, residual, float(solution.epochs)))
+            self.solutions.append(solution.summary())
 
     def check_time(self) -> None:
         """Raise StopTraining when the time budget is spent."""

@@ -388,6 +388,23 @@ def test_fitted_attributes(solver):
     assert np.all(np.diff(model.history_["seconds"]) >= 0)
 
 
+@pytest.mark.parametrize("posterior", ["exact", "solve", "pathwise"])
+def test_columns_far_from_zero_keep_their_digits(posterior):
+    """Times in seconds: float32 holds them to two minutes, the waves are four minutes long."""
+    rng = np.random.default_rng(0)
+    X = 600 * rng.random((300, 1))
+    y = np.sin(X[:, 0] / 40) + 0.05 * rng.standard_normal(300)
+    kernel = RBF(40.0) + WhiteKernel(0.0025)
+    settings = {"optimizer": None, "dtype": "float32", "posterior": posterior, "random_state": 0}
+    if posterior != "exact":
+        settings |= {"solver": "cg", "tol": 1e-4, "n_probes": 64}
+    near = IterativeGPRegressor(kernel, **settings).fit(X, y)
+    far = IterativeGPRegressor(kernel, **settings).fit(X + 1.7e9, y)
+    assert_allclose(far.predict(X + 1.7e9), near.predict(X), atol=2e-3)
+    assert_allclose(far.predict_std(X + 1.7e9), near.predict_std(X), rtol=0.02)
+    assert_array_equal(far.X_train_, X + 1.7e9)
+
+
 @pytest.mark.parametrize("solver", ["cg", "block_cg"])
 def test_the_final_solve_chooses_its_own_precision(monkeypatch, solver):
     """Rows times amplitude over noise is 1e9: hopeless in float32, whatever training used."""
