@@ -426,7 +426,7 @@ class IterativeGPRegressor(GPRegressorBase):
         """What the user asked for; "auto" is randomly pivoted Cholesky for CG by name."""
         if self.preconditioner != "auto":
             return resolve_preconditioner(self.preconditioner)
-        # At equal rank random pivots need half the iterations of greedy ones (pol, 4,000 rows).
+        # At equal rank random pivots need fewer iterations than greedy ones.
         by_name = isinstance(solver, str) and solver in ("cg", "block_cg")
         return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
 

@@ -53,8 +53,7 @@ class ADASAP(RowSolver):
         Rows of a block, capped at n; cut from random orders of all rows.
     rank : int or None, default=100
         Rank of the Nystrom approximation of a block. None, or a rank of at least the block size:
-        blocks are solved exactly, by Cholesky, which costs b^3 / 3 a step and took a third of the
-        epochs on pol (2,000 rows, blocks of 250, condition number 7e3).
+        blocks are solved exactly, by Cholesky, which costs b^3 / 3 a step and needs fewer epochs.
     strength : float or "auto", default="auto"
         mu of the recursion, the expected contraction of one step without momentum. "auto" is
         ``(b / n) * noise / (noise + smallest eigenvalue kept)``, from the first block.
