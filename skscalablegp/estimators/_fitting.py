@@ -83,6 +83,11 @@ def budget_of(memory_budget: Any) -> float | None:
 STOPPED = ("max_seconds", "callback", "interrupted")
 
 
+def stop_after(reason: str) -> str | None:
+    """The end of a stage if no other stage may follow it, else None."""
+    return reason if reason in STOPPED else None
+
+
 def unfinished(reason: str, estimator: Any, steps: str, breakdown: bool = False) -> list[str]:
     """What to tell users about a training that did not end by itself; empty if it did.
 

@@ -27,6 +27,7 @@ from ._fitting import (
     make_monitor,
     seeded,
     shared_parameters,
+    stop_after,
     unfinished,
     warn_once,
 )
@@ -364,7 +365,7 @@ class PoERegressor(GPRegressorBase):
             problem.kernel.theta0.numpy(),
             replace(run, settings=settings),
         )
-        if start.stop_reason in STOPPED:
+        if stop_after(start.stop_reason):
             value = self._likelihood(problem, parts, start.theta)
             return [start.theta] * len(parts), value, start.n_iter, start.stop_reason
         tables = [ExpertTable.of(problem, part) for part in parts]

@@ -24,7 +24,7 @@ from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
 from ..solvers import cholesky_with_jitter
 from ..training import Monitor
 from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
-from ._fitting import STOPPED
+from ._fitting import stop_after
 from ._iterative import IterativeGPRegressor
 
 # Above so many columns the default kernel has one length scale for all of them.
@@ -88,8 +88,7 @@ def subset_kernel(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, Y)
-    reason = model.solver_info_["stop_reason"]
-    return model.kernel_, reason if reason in STOPPED else None
+    return model.kernel_, stop_after(model.solver_info_["stop_reason"])
 
 
 def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:

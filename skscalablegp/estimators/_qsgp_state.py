@@ -108,11 +108,9 @@ def make_basis(
     try:
         return SeededFourier(kernel, units, seed, block, plan.dtype, device)
     except NoSpectralDensity as error:
-        # What other models would do instead is not for this one.
-        reason = str(error).split(", so ")[0]
         raise NoSpectralDensity(
-            f'{reason}, so random Fourier features cannot be drawn: use basis="rows", or points '
-            "as the basis, which take any kernel."
+            f'{error.cause}, so random Fourier features cannot be drawn: use basis="rows", or '
+            "points as the basis, which take any kernel."
         ) from None
 
 

@@ -19,11 +19,11 @@ from ..posteriors import ChevronPosterior, ChevronWeights
 from ..solvers import cholesky_with_jitter
 from ..training import RelevanceStepper, RowSource, Scaling, train_steps
 from ._fitting import (
-    STOPPED,
     budget_of,
     make_monitor,
     seeded,
     shared_parameters,
+    stop_after,
     unfinished,
     warn_once,
 )
@@ -404,7 +404,7 @@ class _DictionaryFit:
         if keep.sum() < 1:
             keep[np.argmin(new)] = True
         self.left = self.left[keep]
-        return new[keep], state.stop_reason if state.stop_reason in STOPPED else None
+        return new[keep], stop_after(state.stop_reason)
 
     def _most_relevant(self, precision: np.ndarray) -> np.ndarray:
         """No more functions than full batches have room for; those of the smallest s_i."""

@@ -27,11 +27,11 @@ from ..posteriors import InducingPosterior, InducingSpace
 from ..training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
 from ._base import GPRegressorBase
 from ._fitting import (
-    STOPPED,
     budget_of,
     make_monitor,
     seeded,
     shared_parameters,
+    stop_after,
     unfinished,
     warn_once,
 )
@@ -296,8 +296,7 @@ class SGPRRegressor(GPRegressorBase):
         rows = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
         some = problem.subset(rows.to(problem.X.device))
         result = exact_start(kernel, some.X, some.Y, some.extra_noise, monitor, generator)
-        stopped = result.stop_reason if result.stop_reason in STOPPED else None
-        return torch.as_tensor(result.theta), result.n_iter, stopped
+        return torch.as_tensor(result.theta), result.n_iter, stop_after(result.stop_reason)
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
@@ -354,14 +353,14 @@ class SGPRRegressor(GPRegressorBase):
                     generator=generator,
                 )
             )
-            if results[-1].stop_reason in STOPPED:
+            if stop_after(results[-1].stop_reason):
                 break
         best = max(results, key=lambda result: np.nan_to_num(result.value, nan=-np.inf))
-        last = results[-1].stop_reason
+        stopped = stop_after(results[-1].stop_reason)
         return replace(
             best,
             n_iter=sum(result.n_iter for result in results),
-            stop_reason=last if last in STOPPED else best.stop_reason,
+            stop_reason=stopped or best.stop_reason,
         )
 
     def _finish(

@@ -25,11 +25,11 @@ from ..objectives import Likelihood, StudentT, WhitenedBelief
 from ..posteriors import InducingPosterior, InducingSpace
 from ..training import RowSource, Scaling
 from ._fitting import (
-    STOPPED,
     budget_of,
     make_monitor,
     seeded,
     shared_parameters,
+    stop_after,
     unfinished,
     warn_once,
 )
@@ -274,8 +274,7 @@ class SparseMixin:
             result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
             return torch.as_tensor(result.theta), result.n_iter, result.stop_reason
         theta, result = self._subset_theta(model, X, Y, noise, monitor, generator, steps)
-        stopped = result.stop_reason if result.stop_reason in STOPPED else None
-        return theta, result.n_iter, stopped
+        return theta, result.n_iter, stop_after(result.stop_reason)
 
     def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
         """Theta of the default kernel from a few rows, and how their training ended."""
