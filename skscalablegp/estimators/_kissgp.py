@@ -30,8 +30,9 @@ class KISSGPRegressor(GPRegressorBase):
 
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
     of a regular grid. Rows are read once; likelihood, gradients and predictions then cost nothing
-    in their number. Millions of rows in one or two columns take seconds; in three columns 2,000
-    rows took 20 seconds of one core and 100,000 two minutes, and four columns take longer.
+    in their number. Millions of rows in one or two columns take seconds; in three columns
+    2,000 rows took 15 seconds of one core and 100,000 a minute and a half (``benchmarks/love.py
+    columns``), and four columns take longer.
 
     Parameters
     ----------
