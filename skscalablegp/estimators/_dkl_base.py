@@ -20,7 +20,6 @@ from .._validation import check_memory, resolve_dtype
 from ..features import (
     ACTIVATIONS,
     DeepFeatures,
-    NoSpectralDensity,
     check_features,
     make_deep_features,
     make_network,
@@ -30,7 +29,7 @@ from ..features import (
     to_torch,
 )
 from ..gradients import BatchGradient
-from ..kernels import TorchKernel, compile_kernel
+from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..objectives import FeatureWeights
 from ..posteriors import DeepFeatureSpace, FeaturePosterior
 from ..training import (

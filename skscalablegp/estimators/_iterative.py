@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from .._compat import FitEvents, HasMethods, fit_context
 from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
-from ..features import NoSpectralDensity, sample_prior_features, to_numpy, to_torch
+from ..features import sample_prior_features, to_numpy, to_torch
 from ..gradients import (
     ExactGradient,
     GradientEstimator,
@@ -25,7 +25,7 @@ from ..gradients import (
     PathwiseGradient,
     StandardGradient,
 )
-from ..kernels import TorchKernel, compile_kernel
+from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..objectives import GPProblem, exact_marginal_likelihood
 from ..posteriors import ExactPosterior, IterativePosterior, Posterior
 from ..preconditioners import PivotedCholesky, resolve_preconditioner

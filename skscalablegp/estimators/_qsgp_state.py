@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from .._validation import resolve_device
-from ..features import KernelFunctions, NoSpectralDensity, SampledBasis, SeededFourier
-from ..kernels import TorchKernel, compile_kernel
+from ..features import KernelFunctions, SampledBasis, SeededFourier
+from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
 from ..solvers import cholesky_with_jitter
 from ..training import Scaling, column_moments

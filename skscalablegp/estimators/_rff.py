@@ -12,9 +12,9 @@ import torch
 
 from .._compat import HasMethods, Interval
 from .._validation import available_memory, check_memory, resolve_device
-from ..features import NoSpectralDensity, sample_prior_features, to_numpy, to_torch
+from ..features import sample_prior_features, to_numpy, to_torch
 from ..gradients import FeatureGradient, GradientEstimator, SingleSampleGradient
-from ..kernels import TorchKernel, compile_kernel
+from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..objectives import (
     FeatureWeights,
     GPProblem,

@@ -5,12 +5,7 @@ from ._deep import DeepFeatures, make_deep_features
 from ._fourier import PriorFeatures, sample_prior_features
 from ._grid import Axis, Grid, keys_weights, make_grid, varying_columns
 from ._grid_moments import GridMoments, grid_moments
-from ._grid_polynomials import (
-    cell_polynomials,
-    local_polynomials,
-    offset_sums,
-    value_polynomials,
-)
+from ._grid_polynomials import cell_polynomials, local_polynomials, offset_sums, value_polynomials
 from ._inducing import INDUCING_METHODS, select_inducing
 from ._network import (
     ACTIVATIONS,
@@ -23,7 +18,6 @@ from ._network import (
     network_to_numpy,
 )
 from ._sampled import BasisPart, KernelFunctions, SampledBasis, ScaledFunctions, SeededFourier
-from ._spectra import Frequencies, NoSpectralDensity, register_spectrum
 
 __all__ = [
     "ACTIVATIONS",
@@ -31,14 +25,12 @@ __all__ = [
     "BasisPart",
     "DeepFeatures",
     "DenseNetwork",
-    "Frequencies",
     "Grid",
     "GridMoments",
     "INDUCING_METHODS",
     "KernelFunctions",
     "ModuleNetwork",
     "Network",
-    "NoSpectralDensity",
     "PriorFeatures",
     "SampledBasis",
     "ScaledFunctions",
@@ -54,7 +46,6 @@ __all__ = [
     "network_from_numpy",
     "network_to_numpy",
     "offset_sums",
-    "register_spectrum",
     "sample_prior_features",
     "select_inducing",
     "to_numpy",

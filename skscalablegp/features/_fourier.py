@@ -9,8 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernels import Constant, Linear, Node, Slot, TorchKernel
-from ._spectra import Frequencies, find_draw, no_spectral_density
+from ..kernels import (
+    Constant,
+    Frequencies,
+    Linear,
+    Node,
+    Slot,
+    TorchKernel,
+    find_draw,
+    no_spectral_density,
+)
 
 # A block's features multiply with every linear factor; past this, features are no saving.
 MAX_FEATURES = 100_000

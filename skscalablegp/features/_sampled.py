@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernels import Constant, TorchKernel
+from ..kernels import Constant, TorchKernel, find_draw, no_spectral_density
 from ._fourier import PriorFeatures, sample_prior_features
-from ._spectra import find_draw, no_spectral_density
 
 # Units that are drawn together: enough to be one call, few enough for small draws.
 _BLOCK_UNITS = 256

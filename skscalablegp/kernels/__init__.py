@@ -5,17 +5,20 @@ from ._leaves import Constant, Linear, Periodic, Stationary, White
 from ._nodes import MAX_POWER, Leaf, Node, PowerNode
 from ._registry import Layout, register_kernel
 from ._slots import Slot, StationaryTerm
+from ._spectra import Frequencies, NoSpectralDensity, find_draw, no_spectral_density
 from ._spectral_mixture import SpectralComponent, SpectralMixture
 
 __all__ = [
-    "MAX_POWER",
     "Constant",
+    "Frequencies",
     "Layout",
     "Leaf",
     "Linear",
+    "MAX_POWER",
+    "NoSpectralDensity",
     "Node",
-    "PowerNode",
     "Periodic",
+    "PowerNode",
     "Slot",
     "SpectralComponent",
     "SpectralMixture",
@@ -25,5 +28,7 @@ __all__ = [
     "White",
     "compile_kernel",
     "default_kernel",
+    "find_draw",
+    "no_spectral_density",
     "register_kernel",
 ]

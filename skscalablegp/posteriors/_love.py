@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..features import NoSpectralDensity, sample_prior_features
+from ..features import sample_prior_features
+from ..kernels import NoSpectralDensity
 from ..solvers import CG, MaxIterations, RelativeResidual, solve
 from ._base import Posterior, joint_normal, reported_variance
 from ._grid import GridPosterior

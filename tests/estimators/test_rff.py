@@ -17,9 +17,9 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp.features import NoSpectralDensity, sample_prior_features, to_torch
+from skscalablegp.features import sample_prior_features, to_torch
 from skscalablegp.gradients import GradientState, SingleSampleGradient
-from skscalablegp.kernels import compile_kernel
+from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.objectives import (
     FeatureLevels,
     GPProblem,

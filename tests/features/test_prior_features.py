@@ -16,8 +16,8 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.features import NoSpectralDensity, sample_prior_features
-from skscalablegp.kernels import compile_kernel, default_kernel
+from skscalablegp.features import sample_prior_features
+from skscalablegp.kernels import NoSpectralDensity, compile_kernel, default_kernel
 
 C = ConstantKernel
 D = 2

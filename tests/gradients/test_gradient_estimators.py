@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.features import NoSpectralDensity, sample_prior_features
+from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import (
     ExactGradient,
     GradientState,
@@ -27,7 +27,7 @@ from skscalablegp.gradients import (
     PathwiseProbes,
     StandardGradient,
 )
-from skscalablegp.kernels import compile_kernel
+from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.objectives import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, Progress, Status

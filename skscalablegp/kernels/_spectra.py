@@ -12,7 +12,10 @@ from jaxtyping import Float, Float64
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from ..kernels import Leaf, Node, Slot, SpectralComponent, Stationary
+from ._leaves import Stationary
+from ._nodes import Leaf, Node
+from ._slots import Slot
+from ._spectral_mixture import SpectralComponent
 
 # Student t degrees of freedom, 2 nu, of the spectral density of each Matern family.
 MATERN_DF = {"matern12": 1, "matern32": 3, "matern52": 5}
