@@ -2,10 +2,10 @@
 
 from ._collapsed import (
     CollapsedEvaluation,
-    FeatureWeights,
     collapsed_marginal_likelihood,
     feature_weights,
 )
+from ._feature_weights import FeatureWeights
 from ._grid import (
     CommonNoise,
     FixedNoise,

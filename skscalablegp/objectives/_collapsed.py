@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..features import PriorFeatures
 from ..solvers import cholesky_with_jitter
+from ._feature_weights import FeatureWeights
 from ._problem import GPProblem
 
 # Rows whose features are held at a time.
@@ -39,24 +40,6 @@ class CollapsedEvaluation:
     value: float
     grad: Tensor | None
     jitter: float
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureWeights:
-    """The posterior N(mean, (L L')^-1) of the weights of a feature map.
-
-    Attributes
-    ----------
-    factor : Tensor of shape (m, m)
-        L, the lower Cholesky factor of I + phi' D^-1 phi.
-    mean : Tensor of shape (m, t)
-    jitter : float
-        What had to be added to D.
-    """
-
-    factor: Float64[Tensor, "m m"]
-    mean: Float64[Tensor, "m t"]
-    jitter: float = 0.0
 
 
 def collapsed_marginal_likelihood(

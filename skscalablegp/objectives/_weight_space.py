@@ -21,7 +21,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ..solvers import cholesky_with_jitter
-from ._collapsed import FeatureWeights
+from ._feature_weights import FeatureWeights
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,11 @@
 
 from ._base import Posterior
 from ._chevron import ChevronPosterior, ChevronWeights, SupportVariance
+from ._deep_space import DeepFeatureSpace
 from ._exact import ExactPosterior
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
-from ._features import DeepFeatureSpace, FeaturePosterior, FeatureSpace
+from ._features import FeatureMap, FeaturePosterior
+from ._fourier_space import FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
 from ._iterative import IterativePosterior, PathwiseSamples
@@ -20,6 +22,7 @@ __all__ = [
     "DeepFeatureSpace",
     "ExactPosterior",
     "ExpertsPosterior",
+    "FeatureMap",
     "FeaturePosterior",
     "FeatureSpace",
     "GridPosterior",

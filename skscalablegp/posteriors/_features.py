@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..features import DeepFeatures, PriorFeatures
-from ..kernels import TorchKernel
 from ..objectives import FeatureWeights
 from ._base import Posterior
 from ._weights import WeightForm
@@ -40,69 +37,6 @@ class FeatureMap(ABC):
     @abstractmethod
     def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
         """What white noise adds to a new observation's variance."""
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureSpace(FeatureMap):
-    """The random features of a kernel, and the kernel's own white noise.
-
-    Attributes
-    ----------
-    kernel : TorchKernel
-        For its white noise.
-    theta : Tensor of shape (p,)
-    features : PriorFeatures
-    device : torch.device
-    """
-
-    kernel: TorchKernel
-    theta: Float64[Tensor, " p"]
-    features: PriorFeatures
-    device: torch.device
-    dtype: torch.dtype = torch.float64
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.features.n_features, self.features.n_features
-
-    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
-        with torch.no_grad():
-            return self.features.evaluate(self.theta, X.double())
-
-    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        with torch.no_grad():
-            return self.kernel.noise(self.theta, X.double())
-
-
-@dataclass(frozen=True, eq=False)
-class DeepFeatureSpace(FeatureMap):
-    """The features of a deep kernel, and one noise variance.
-
-    Attributes
-    ----------
-    features : DeepFeatures
-    tensors : list of Tensor
-        Its parameters, float64.
-    noise_variance : float
-    device : torch.device
-    """
-
-    features: DeepFeatures
-    tensors: list[Tensor]
-    noise_variance: float
-    device: torch.device
-    dtype: torch.dtype = torch.float64
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.features.n_features, self.features.n_features
-
-    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
-        with torch.no_grad():
-            return self.features(self.tensors, X.double())
-
-    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        return X.new_full((len(X),), self.noise_variance, dtype=torch.float64)
 
 
 class FeaturePosterior(Posterior):
