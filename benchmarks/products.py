@@ -85,11 +85,11 @@ def setup(args):
 
     torch.set_num_threads(args.threads)
     if args.tile:
-        import skscalablegp.operators._kernel as module
+        import skscalablegp.linalg.operators._kernel as module
 
         module._CPU_TILE = module._GPU_TILE = args.tile
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.operators import KernelOperator
+    from skscalablegp.linalg.operators import KernelOperator
 
     generator = torch.Generator().manual_seed(args.seed)
     dtype = getattr(torch, args.dtype)

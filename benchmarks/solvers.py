@@ -147,9 +147,9 @@ def cold_solves(args, data):
     import torch
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-    from skscalablegp.gradients import StandardGradient
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.operators import DenseOperator, KernelOperator
+    from skscalablegp.linalg.gradients import StandardGradient
+    from skscalablegp.linalg.operators import DenseOperator, KernelOperator
     from skscalablegp.solvers import solve
 
     model, _ = run(args, data, make_solver("block-cg-rp200", 0), "pathwise", warm=True)

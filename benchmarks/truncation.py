@@ -97,7 +97,7 @@ def table_problem(args):
 
     from skscalablegp.datasets import fetch_uci
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.objectives import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem
 
     X, _, y, _ = fetch_uci(args.dataset, split=0, return_X_y=True)
     keep = np.random.RandomState(args.seed).permutation(len(X))[: args.n]
@@ -118,7 +118,7 @@ def toy_problem(seed, n=200):
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.objectives import GPProblem
+    from skscalablegp.linalg.gradients import GPProblem
 
     rng = np.random.default_rng(seed)
     x = np.sort(rng.uniform(-1, 1, n))
@@ -135,7 +135,7 @@ def truncation(mean):
 
 def gradient(method, problem, n_probes, generator):
     """The estimator that a method's name means."""
-    from skscalablegp.gradients import ExactGradient, TruncatedGradient
+    from skscalablegp.linalg.gradients import ExactGradient, TruncatedGradient
     from skscalablegp.truncation import FixedTruncation
 
     name, _, size = method.partition(":")
@@ -162,7 +162,7 @@ def gradient(method, problem, n_probes, generator):
 def negative_likelihood(problem, theta):
     import torch
 
-    from skscalablegp.objectives import exact_marginal_likelihood
+    from skscalablegp.linalg.gradients import exact_marginal_likelihood
 
     value = exact_marginal_likelihood(problem, torch.as_tensor(theta), eval_gradient=False).value
     return round(-value / len(problem.X), 4)
@@ -230,7 +230,7 @@ def toy_method(args, method):
 def cost_method(args, method):
     import torch
 
-    from skscalablegp.gradients import GradientState
+    from skscalablegp.linalg.gradients import GradientState
 
     problem = table_problem(args)
     theta = problem.kernel.theta0.clone()

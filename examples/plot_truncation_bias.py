@@ -21,20 +21,16 @@ from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp.features import sample_prior_features
-from skscalablegp.gradients import (
-    ExactGradient,
-    FeatureGradient,
-    SingleSampleGradient,
-    TruncatedGradient,
-)
+from skscalablegp.gradients import FeatureGradient, SingleSampleGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import (
+from skscalablegp.linalg.gradients import (
+    ExactGradient,
     GPProblem,
-    collapsed_marginal_likelihood,
+    TruncatedGradient,
     exact_marginal_likelihood,
-    single_sample_terms,
     truncated_likelihood,
 )
+from skscalablegp.objectives import collapsed_marginal_likelihood, single_sample_terms
 from skscalablegp.training import Adam, Monitor, train
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from skscalablegp.operators import DenseOperator
+from skscalablegp.linalg.operators import DenseOperator
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._validation import check_n_targets, check_noise, check_noise_variance
 from ..kernels import TorchKernel, compile_kernel
-from ..objectives import exact_marginal_likelihood
+from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._prediction import GPPredictionBase
 from ._table import Table

@@ -13,8 +13,8 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from ..gradients import ExactGradient, ExpertTable
-from ..objectives import exact_marginal_likelihood
+from ..gradients import ExpertTable
+from ..linalg.gradients import ExactGradient, exact_marginal_likelihood
 from ..posteriors import ExactPosterior
 from ..training import Monitor, TrainingStep
 from ._stages import Run, StageSettings, fit_hyperparameters

@@ -10,17 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..gradients import (
+from ..linalg.gradients import (
+    GPProblem,
     GradientState,
     PathwiseGradient,
     PathwiseProbes,
     built_preconditioner,
+    exact_marginal_likelihood,
 )
-from ..objectives import GPProblem, exact_marginal_likelihood
-from ..operators import KernelOperator
+from ..linalg.operators import KernelOperator
+from ..linalg.preconditioners import PivotedCholesky
+from ..linalg.solvers import Solution, resolve_solver, solve, stochastic_log_det
 from ..posteriors import PathwiseSamples
-from ..preconditioners import PivotedCholesky
-from ..solvers import Solution, resolve_solver, solve, stochastic_log_det
 from ._plan import AUTO_RANK, SOLVED_VARIANCE_ROWS
 
 

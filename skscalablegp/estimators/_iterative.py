@@ -18,18 +18,18 @@ from sklearn.exceptions import ConvergenceWarning
 from .._compat import FitEvents, HasMethods, fit_context
 from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
 from ..features import sample_prior_features, to_numpy, to_torch
-from ..gradients import (
+from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ..linalg.gradients import (
     ExactGradient,
+    GPProblem,
     GradientEstimator,
     GradientState,
     PathwiseGradient,
     StandardGradient,
+    exact_marginal_likelihood,
 )
-from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..objectives import GPProblem, exact_marginal_likelihood
-from ..posteriors import ExactPosterior, IterativePosterior, Posterior
-from ..preconditioners import PivotedCholesky, resolve_preconditioner
-from ..solvers import (
+from ..linalg.preconditioners import PivotedCholesky, resolve_preconditioner
+from ..linalg.solvers import (
     Cholesky,
     MaxEpochs,
     RelativeResidual,
@@ -38,6 +38,7 @@ from ..solvers import (
     Status,
     resolve_solver,
 )
+from ..posteriors import ExactPosterior, IterativePosterior, Posterior
 from ..training import (
     Monitor,
     TrainingResult,

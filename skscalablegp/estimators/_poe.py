@@ -14,9 +14,9 @@ import torch
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, resolve_device
-from ..gradients import ExactGradient, ExpertsGradient, ExpertTable, GradientState
+from ..gradients import ExpertsGradient, ExpertTable
 from ..kernels import TorchKernel, compile_kernel
-from ..objectives import GPProblem
+from ..linalg.gradients import ExactGradient, GPProblem, GradientState
 from ..posteriors import COMBINATIONS, ExpertsPosterior, Posterior
 from ..training import Monitor, resolve_optimizer
 from ._base import GPRegressorBase

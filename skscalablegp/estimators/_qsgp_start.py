@@ -20,8 +20,8 @@ from sklearn.gaussian_process.kernels import (
 from torch import Tensor
 
 from ..kernels import TorchKernel, compile_kernel
+from ..linalg.solvers import cholesky_with_jitter
 from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
-from ..solvers import cholesky_with_jitter
 from ..training import Monitor
 from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
 from ._fitting import stop_after

@@ -14,8 +14,8 @@ from torch import Tensor
 from .._validation import resolve_device
 from ..features import KernelFunctions, SampledBasis, SeededFourier
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ..linalg.solvers import cholesky_with_jitter
 from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
-from ..solvers import cholesky_with_jitter
 from ..training import Scaling, column_moments
 from ._qsgp_plan import QSGPPlan
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import TorchKernel
+from ..linalg.solvers import cholesky_with_jitter
 from ..objectives import Site
-from ..solvers import cholesky_with_jitter
 from ..training import (
     Flattening,
     QSGPStepper,

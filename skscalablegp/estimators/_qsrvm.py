@@ -15,8 +15,8 @@ from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory
 from ..features import KernelFunctions, ScaledFunctions
 from ..kernels import TorchKernel, compile_kernel
+from ..linalg.solvers import cholesky_with_jitter
 from ..posteriors import ChevronPosterior, ChevronWeights
-from ..solvers import cholesky_with_jitter
 from ..training import RelevanceStepper, RowSource, Scaling, train_steps
 from ._fitting import (
     budget_of,

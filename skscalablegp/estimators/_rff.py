@@ -13,14 +13,10 @@ import torch
 from .._compat import HasMethods, Interval
 from .._validation import available_memory, check_memory, resolve_device
 from ..features import sample_prior_features, to_numpy, to_torch
-from ..gradients import FeatureGradient, GradientEstimator, SingleSampleGradient
+from ..gradients import FeatureGradient, SingleSampleGradient
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..objectives import (
-    FeatureWeights,
-    GPProblem,
-    collapsed_marginal_likelihood,
-    feature_weights,
-)
+from ..linalg.gradients import GPProblem, GradientEstimator
+from ..objectives import FeatureWeights, collapsed_marginal_likelihood, feature_weights
 from ..posteriors import FeaturePosterior, FeatureSpace
 from ..training import Monitor, TrainingResult
 from ._defaults import LARGEST_FEATURE_SIGNAL

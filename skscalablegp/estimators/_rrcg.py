@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from .._compat import HasMethods, Interval, StrOptions
-from ..gradients import GradientEstimator, TruncatedGradient
 from ..kernels import TorchKernel
-from ..objectives import GPProblem
+from ..linalg.gradients import GPProblem, GradientEstimator, TruncatedGradient
 from ..training import Monitor, TrainingResult
 from ._fitting import shared_parameters
 from ._iterative import IterativeGPRegressor

@@ -16,13 +16,8 @@ from .._validation import check_inducing, check_memory, resolve_device
 from ..features import INDUCING_METHODS, select_inducing
 from ..gradients import InducingGradient
 from ..kernels import TorchKernel, compile_kernel
-from ..objectives import (
-    GPProblem,
-    NaturalBelief,
-    check_noise,
-    collapsed_bound,
-    problem_blocks,
-)
+from ..linalg.gradients import GPProblem
+from ..objectives import NaturalBelief, check_noise, collapsed_bound, problem_blocks
 from ..posteriors import InducingPosterior, InducingSpace
 from ..training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
 from ._base import GPRegressorBase

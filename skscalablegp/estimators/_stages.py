@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..gradients import ExactGradient, GradientEstimator
-from ..objectives import GPProblem
+from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ..training import (
     Monitor,
     Optimizer,

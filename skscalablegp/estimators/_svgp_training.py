@@ -9,10 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from ..features import select_inducing
-from ..gradients import ExactGradient
 from ..kernels import TorchKernel
+from ..linalg.gradients import ExactGradient, GPProblem
 from ..objectives import (
-    GPProblem,
     NaturalBelief,
     WhitenedBelief,
     Whitening,

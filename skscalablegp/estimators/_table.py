@@ -10,7 +10,7 @@ import torch
 from .._compat import handle_zeros_in_scale
 from .._validation import check_duplicates
 from ..kernels import TorchKernel
-from ..objectives import GPProblem
+from ..linalg.gradients import GPProblem
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,13 @@ from sklearn.gaussian_process.kernels import Kernel
 from torch import Generator, Tensor
 
 from ..kernels import compile_kernel
-from ..objectives import GPProblem, exact_marginal_likelihood
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ..linalg.gradients import (
+    GPProblem,
+    GradientEstimate,
+    GradientEstimator,
+    GradientState,
+    exact_marginal_likelihood,
+)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,9 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..features import PriorFeatures
-from ..objectives import (
-    FeatureLevels,
-    GPProblem,
-    collapsed_marginal_likelihood,
-    single_sample_terms,
-)
-from ..truncation import ReciprocalTruncation
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ..linalg.truncation import ReciprocalTruncation
+from ..objectives import FeatureLevels, collapsed_marginal_likelihood, single_sample_terms
 
 
 class FeatureGradient(GradientEstimator):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..objectives import GPProblem, grid_marginal_likelihood
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ..objectives import grid_marginal_likelihood
 
 
 class GridGradient(GradientEstimator):

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..objectives import GPProblem, collapsed_bound, problem_blocks
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ..objectives import collapsed_bound, problem_blocks
 
 
 class InducingGradient(GradientEstimator):

@@ -1,10 +1,6 @@
 """Scalar functions of the hyperparameters, and the problem they are functions of."""
 
-from ._collapsed import (
-    CollapsedEvaluation,
-    collapsed_marginal_likelihood,
-    feature_weights,
-)
+from ._collapsed import CollapsedEvaluation, collapsed_marginal_likelihood, feature_weights
 from ._feature_weights import FeatureWeights
 from ._grid import (
     CommonNoise,
@@ -20,8 +16,6 @@ from ._grid import (
 )
 from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._linear import MOST_NEWTON_STEPS, LinearPosterior, linear_posterior, newton_steps
-from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
-from ._problem import GPProblem
 from ._qsgp import (
     BasisDraw,
     Projection,
@@ -51,7 +45,6 @@ from ._svgp import (
     inducing_gradient,
     variational_bound,
 )
-from ._truncated import TruncatedLikelihood, likelihood_terms, truncated_likelihood
 from ._weight_space import (
     FeatureMoments,
     WeightSpaceEvaluation,
@@ -66,24 +59,21 @@ from ._weight_space import (
 )
 
 __all__ = [
-    "MOST_NEWTON_STEPS",
-    "JITTER",
     "BasisDraw",
     "Bernoulli",
     "BoundEvaluation",
     "CollapsedBound",
     "CollapsedEvaluation",
     "CommonNoise",
-    "ExactEvaluation",
     "FeatureLevels",
     "FeatureMoments",
     "FeatureWeights",
     "FixedNoise",
-    "GPProblem",
     "Gaussian",
     "GaussianSite",
     "GridEvaluation",
     "GridProblem",
+    "JITTER",
     "KernelGradients",
     "KernelValues",
     "LaplaceSite",
@@ -91,6 +81,7 @@ __all__ = [
     "LikelihoodTerms",
     "LinearPosterior",
     "LogisticSite",
+    "MOST_NEWTON_STEPS",
     "NaturalBelief",
     "NoiseByRow",
     "NoisyMoments",
@@ -101,32 +92,29 @@ __all__ = [
     "Softmax",
     "StudentT",
     "SupportSquares",
-    "TruncatedLikelihood",
     "WeightSpaceEvaluation",
     "WhitenedBelief",
     "Whitening",
     "best_scales",
-    "held_out_noise",
     "check_noise",
+    "check_rank",
     "collapsed_bound",
     "collapsed_marginal_likelihood",
     "constant_estimate",
     "covariance_estimate",
     "data_fit",
-    "exact_marginal_likelihood",
     "feature_moments",
     "feature_weights",
-    "check_rank",
     "grid_marginal_likelihood",
-    "noise_jitter",
+    "held_out_noise",
     "inducing_gradient",
     "level_terms",
     "likelihood_bound",
-    "likelihood_terms",
     "linear_posterior",
     "log_det_direction",
     "mean_estimate",
     "newton_steps",
+    "noise_jitter",
     "optimal_diagonal",
     "problem_blocks",
     "saddle_multiplier",
@@ -136,7 +124,6 @@ __all__ = [
     "sampled_squares",
     "sampled_std",
     "single_sample_terms",
-    "truncated_likelihood",
     "variational_bound",
     "weight_space_likelihood",
 ]

@@ -11,9 +11,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ..features import PriorFeatures
-from ..solvers import cholesky_with_jitter
+from ..linalg.gradients import GPProblem
+from ..linalg.solvers import cholesky_with_jitter
 from ._feature_weights import FeatureWeights
-from ._problem import GPProblem
 
 # Rows whose features are held at a time.
 BATCH_ROWS = 2048

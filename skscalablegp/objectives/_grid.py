@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..features import GridMoments, grid_moments, offset_sums
 from ..kernels import TorchKernel
+from ..linalg.gradients import GPProblem
+from ..linalg.solvers import cholesky_with_jitter
 from ..operators import GridFactor, GridKernel
-from ..solvers import cholesky_with_jitter
-from ._problem import GPProblem
 
 # A noise variance below this fraction of the prior variance is raised to it, and reported.
 _SMALLEST_NOISE = 1e-9

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..kernels import TorchKernel
+from ..linalg.gradients import GPProblem
 from ._likelihoods import Gaussian
-from ._problem import GPProblem
 from ._svgp import (
     KernelGradients,
     KernelValues,

@@ -9,10 +9,9 @@ from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
 from ..features import PriorFeatures, sample_prior_features
-from ..truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
+from ..linalg.gradients import GPProblem, exact_marginal_likelihood
+from ..linalg.truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
 from ._collapsed import collapsed_marginal_likelihood
-from ._marginal_likelihood import exact_marginal_likelihood
-from ._problem import GPProblem
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ..solvers import cholesky_with_jitter
+from ..linalg.solvers import cholesky_with_jitter
 from ._feature_weights import FeatureWeights
 
 

@@ -1,25 +1,10 @@
 """H = K + noise as an object: products, rows, blocks and hyperparameter gradients."""
 
-from ._base import LinearOperator
-from ._bound import bind
-from ._dense import DenseOperator
 from ._grid_kernel import GridFactor, GridKernel
 from ._interpolated import InterpolatedOperator
-from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
-from ._kronecker import Kronecker
-from ._toeplitz import Toeplitz
 
 __all__ = [
-    "CrossOperator",
-    "DenseOperator",
     "GridFactor",
     "GridKernel",
     "InterpolatedOperator",
-    "KernelOperator",
-    "Kronecker",
-    "LinearOperator",
-    "Toeplitz",
-    "Workspace",
-    "bind",
-    "tile_size",
 ]

@@ -14,8 +14,7 @@ from torch import Tensor
 from .._validation import check_memory
 from ..features import Grid, keys_weights
 from ..kernels import MAX_POWER, Constant, Linear, Node, PowerNode, Stationary, TorchKernel
-from ._kronecker import Kronecker
-from ._toeplitz import Toeplitz
+from ..linalg.operators import Kronecker, Toeplitz
 
 # Leaves that are products over columns of one stationary function a column.
 _SEPARABLE_FAMILIES = ("rbf",)

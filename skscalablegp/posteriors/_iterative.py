@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..features import PriorFeatures
-from ..operators import KernelOperator
-from ..preconditioners import Preconditioner, resolve_preconditioner
-from ..solvers import Solution, SolveSummary, solve
+from ..linalg.operators import KernelOperator
+from ..linalg.preconditioners import Preconditioner, resolve_preconditioner
+from ..linalg.solvers import Solution, SolveSummary, solve
 from ._base import Posterior, joint_normal, reported_variance
 
 

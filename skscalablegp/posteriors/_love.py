@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..features import sample_prior_features
 from ..kernels import NoSpectralDensity
-from ..solvers import CG, MaxIterations, RelativeResidual, solve
+from ..linalg.solvers import CG, MaxIterations, RelativeResidual, solve
 from ._base import Posterior, joint_normal, reported_variance
 from ._grid import GridPosterior
 from ._krylov import explained_weights, krylov_basis, whitened

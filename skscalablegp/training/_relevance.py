@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from ..solvers import cholesky_with_jitter
+from ..linalg.solvers import cholesky_with_jitter
 from ._steps import Stepper
 
 # Functions up to which they are dropped one at a time, and how many an update may drop so.

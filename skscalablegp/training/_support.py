@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..features import SampledBasis
 from ..kernels import TorchKernel
-from ..solvers import cholesky_with_jitter
+from ..linalg.solvers import cholesky_with_jitter
 
 # Numbers of phi(support rows) that are held at a time.
 _NUMBERS = 2**24

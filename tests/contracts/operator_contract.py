@@ -25,7 +25,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.kernels import default_kernel
-from skscalablegp.operators import LinearOperator
+from skscalablegp.linalg.operators import LinearOperator
 
 SMALL_TILE = 7  # several tiles, the last one not full, in every problem below
 
@@ -154,7 +154,7 @@ class OperatorContract:
 
     @pytest.fixture(autouse=True)
     def small_tiles(self, monkeypatch):
-        monkeypatch.setattr("skscalablegp.operators._kernel._CPU_TILE", SMALL_TILE)
+        monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", SMALL_TILE)
 
     @pytest.mark.parametrize(("problem", "dtype"), cases())
     def test_values_are_those_of_scikit_learn(self, row, problem, dtype):

@@ -27,7 +27,8 @@ from sklearn.model_selection import GridSearchCV
 from skscalablegp import IterativeGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.estimators._fitting import unfinished
-from skscalablegp.solvers import CG, Column
+from skscalablegp.linalg.solvers import Column
+from skscalablegp.solvers import CG
 
 EXACT = {"solver": "cholesky", "dtype": "float64"}
 ITERATED = {"solver": "cg", "dtype": "float64", "tol": 1e-8, "max_epochs": 10_000}

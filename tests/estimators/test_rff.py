@@ -18,23 +18,18 @@ from sklearn.gaussian_process.kernels import (
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.features import sample_prior_features, to_torch
-from skscalablegp.gradients import GradientState, SingleSampleGradient
+from skscalablegp.gradients import SingleSampleGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
+from skscalablegp.linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
+from skscalablegp.linalg.truncation import single_sample
 from skscalablegp.objectives import (
     FeatureLevels,
-    GPProblem,
     collapsed_marginal_likelihood,
-    exact_marginal_likelihood,
     level_terms,
     single_sample_terms,
 )
 from skscalablegp.training import Adam
-from skscalablegp.truncation import (
-    ExponentialTruncation,
-    FixedTruncation,
-    ReciprocalTruncation,
-    single_sample,
-)
+from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 C, W = ConstantKernel, WhiteKernel
 RICH = C(1.3) * RBF([0.8, 1.4]) + RationalQuadratic(0.7, 1.1) + DotProduct(0.3) + W(0.1)

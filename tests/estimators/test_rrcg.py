@@ -13,11 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from skscalablegp import RRCGRegressor
 from skscalablegp.training import LBFGS, Adam
-from skscalablegp.truncation import (
-    ExponentialTruncation,
-    FixedTruncation,
-    GeometricTruncation,
-)
+from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, GeometricTruncation
 
 
 def table(n=150, d=2, seed=0):

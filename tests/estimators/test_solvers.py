@@ -11,9 +11,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import GPProblem
+from skscalablegp.linalg.gradients import (
+    ExactGradient,
+    GPProblem,
+    PathwiseGradient,
+    StandardGradient,
+)
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky, Status
 from skscalablegp.training import Adam, Monitor, train

@@ -7,9 +7,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
 from skscalablegp.estimators._stages import well_conditioned
-from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import GPProblem
+from skscalablegp.linalg.gradients import ExactGradient, GPProblem
 from skscalablegp.training import LBFGS, Monitor
 
 

@@ -6,8 +6,9 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.features import grid_moments, make_grid
-from skscalablegp.gradients import GradientState, GridGradient
+from skscalablegp.gradients import GridGradient
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GradientState
 from skscalablegp.objectives import (
     CommonNoise,
     GridProblem,

@@ -10,10 +10,10 @@ from oracles import generator, normal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.objectives import (
     Bernoulli,
     Gaussian,
-    GPProblem,
     KernelValues,
     NaturalBelief,
     Softmax,
@@ -21,7 +21,6 @@ from skscalablegp.objectives import (
     WhitenedBelief,
     Whitening,
     collapsed_bound,
-    exact_marginal_likelihood,
     problem_blocks,
     variational_bound,
 )

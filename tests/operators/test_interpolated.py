@@ -16,7 +16,8 @@ from sklearn.gaussian_process.kernels import (
 
 from skscalablegp.features import grid_moments, make_grid, offset_sums
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.operators import GridKernel, InterpolatedOperator, Kronecker, Toeplitz
+from skscalablegp.linalg.operators import Kronecker, Toeplitz
+from skscalablegp.operators import GridKernel, InterpolatedOperator
 
 C, W = ConstantKernel, WhiteKernel
 PRODUCT = {

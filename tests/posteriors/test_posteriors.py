@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
 
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.posteriors import (
     ExactPosterior,
     IterativePosterior,

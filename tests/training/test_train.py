@@ -10,15 +10,15 @@ from oracles import generator, normal
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp.gradients import (
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import (
     ExactGradient,
+    GPProblem,
     GradientEstimate,
     GradientEstimator,
     GradientState,
     StandardGradient,
 )
-from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import GPProblem
 from skscalablegp.solvers import CG, Status
 from skscalablegp.training import (
     LBFGS,

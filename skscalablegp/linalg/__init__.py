@@ -1,0 +1,3 @@
+"""Operators, preconditioners, solvers, truncated series and gradients: tensors in, tensors out."""
+
+__all__: list[str] = []

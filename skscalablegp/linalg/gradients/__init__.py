@@ -1,0 +1,25 @@
+"""The log marginal likelihood of H, and estimators of its gradient."""
+
+from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._exact import ExactGradient
+from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient, built_preconditioner
+from ._marginal_likelihood import exact_marginal_likelihood
+from ._problem import GPProblem
+from ._truncated import TruncatedGradient
+from ._truncated_likelihood import likelihood_terms, truncated_likelihood
+
+__all__ = [
+    "ExactGradient",
+    "GPProblem",
+    "GradientEstimate",
+    "GradientEstimator",
+    "GradientState",
+    "PathwiseGradient",
+    "PathwiseProbes",
+    "StandardGradient",
+    "TruncatedGradient",
+    "built_preconditioner",
+    "exact_marginal_likelihood",
+    "likelihood_terms",
+    "truncated_likelihood",
+]

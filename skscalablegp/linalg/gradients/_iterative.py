@@ -1,0 +1,284 @@
+"""Gradients from one batch of linear solves: Hutchinson's estimator and the pathwise one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ...features import PriorFeatures, sample_prior_features
+from ..operators import KernelOperator
+from ..preconditioners import Preconditioner, resolve_preconditioner
+from ..solvers import (
+    MaxEpochs,
+    MaxSeconds,
+    RelativeResidual,
+    cholesky_with_jitter,
+    resolve_solver,
+    solve,
+)
+from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._problem import GPProblem
+
+# A step of Adam moves log hyperparameters by 0.1: every second one builds a preconditioner.
+REFRESH = 0.2
+
+
+class _IterativeGradient(GradientEstimator):
+    """What both estimators share: one solve for [Y, probes] and one bilinear form.
+
+    Subclasses describe the parameters.
+    """
+
+    def __init__(
+        self,
+        solver: Any = "cg",
+        *,
+        preconditioner: Any = None,
+        n_probes: int = 64,
+        tol: float = 0.01,
+        max_epochs: float = 1000,
+        warm_start: bool = True,
+        refresh: float = REFRESH,
+    ):
+        self.solver = solver
+        self.preconditioner = preconditioner
+        self.n_probes = n_probes
+        self.tol = tol
+        self.max_epochs = max_epochs
+        self.warm_start = warm_start
+        self.refresh = refresh
+
+    @abstractmethod
+    def draw(self, problem: GPProblem, generator: Generator) -> Any:
+        """The randomness of one step, or of all steps when warm starting."""
+
+    @abstractmethod
+    def right_hand_sides(
+        self, problem: GPProblem, operator: KernelOperator, probes: Any
+    ) -> Float[Tensor, "n s"]:
+        """The probes b_1..b_s at the operator's hyperparameters."""
+
+    @abstractmethod
+    def trace_pairs(
+        self, probes: Float[Tensor, "n s"], solved: Float[Tensor, "n s"]
+    ) -> tuple[Tensor, Tensor]:
+        """Left and right factors whose mean bilinear form estimates tr(H^-1 dH)."""
+
+    def estimate(
+        self,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        state: GradientState,
+        generator: Generator,
+    ) -> tuple[GradientEstimate, GradientState]:
+        operator = problem.operator(theta)
+        frozen = self.warm_start and state.probes is not None
+        probes = state.probes if frozen else self.draw(problem, generator)
+        columns = self.right_hand_sides(problem, operator, probes)
+        B = torch.cat([problem.Y, columns], 1)
+        solver = resolve_solver(self.solver)
+        before, built = operator.epochs, None
+        if hasattr(solver, "preconditioner"):
+            chosen = (
+                self.preconditioner if self.preconditioner is not None else solver.preconditioner
+            )
+            built = refreshed(state.preconditioner, chosen, operator, generator, self.refresh)
+        build = operator.epochs - before
+        stopping = self.stopping(problem.Y.shape[1])
+        if state.seconds_left is not None:
+            stopping = stopping | MaxSeconds(state.seconds_left)
+        solution = solve(
+            operator,
+            B,
+            solver,
+            stopping=stopping,
+            x0=state.previous if self.warm_start else None,
+            preconditioner=None if built is None else built[0],
+        )
+        solution = replace(solution, epochs=solution.epochs + build)
+        grad = self._gradient(problem, operator, B, solution.value)
+        state = GradientState(probes, solution.value, B, built, state.extra)
+        return GradientEstimate(grad, None, solution), state
+
+    def stopping(self, n_targets: int) -> Any:
+        """Targets and probes to tolerance, or the budget."""
+        to_tolerance = RelativeResidual(self.tol, columns=slice(0, n_targets), reduce="max")
+        if self.n_probes:
+            to_tolerance = to_tolerance & RelativeResidual(
+                self.tol, columns=slice(n_targets, None), reduce="mean"
+            )
+        return to_tolerance | MaxEpochs(self.max_epochs)
+
+    def _gradient(
+        self, problem: GPProblem, operator: KernelOperator, B: Tensor, solved: Tensor
+    ) -> Float[Tensor, " p"]:
+        """1/2 sum_t v_t' dH v_t - t/2 mean_j left_j' dH right_j as one bilinear form."""
+        t = problem.Y.shape[1]
+        left, right = self.trace_pairs(B[:, t:], solved[:, t:])
+        s = max(left.shape[1], 1)
+        V = solved[:, :t]
+        return 0.5 * operator.bilinear_grad(
+            torch.cat([V, left * (-t / s)], 1), torch.cat([V, right], 1)
+        )
+
+
+class StandardGradient(_IterativeGradient):
+    """Hutchinson's estimator: tr(H^-1 dH) = E z' H^-1 dH z with z ~ N(0, I).
+
+    Parameters
+    ----------
+    solver : str or solver object, default="cg"
+        Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
+    preconditioner : str, object or None, default=None
+        Takes the place of the one in the solver's own settings; its entries of H are counted.
+        Solvers that use none ignore it.
+    n_probes : int, default=64
+        Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
+    tol : float, default=0.01
+        Relative residual of the targets, and mean relative residual of the probes, at which a solve
+        ends (Lin et al. 2024, section 2).
+    max_epochs : float, default=1000
+        Budget of one solve in epochs (n^2 kernel entries).
+    warm_start : bool, default=True
+        Freeze the probes and start each solve from the previous solution.
+    refresh : float, default=0.2
+        Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
+        still a preconditioner. 0 builds it for every step.
+
+    Notes
+    -----
+    Lin et al. (2024), equation 5. The distance of a cold start, z' H^-1 z, grows with 1 / noise,
+    which is what the pathwise estimator avoids.
+    """
+
+    def draw(self, problem: GPProblem, generator: Generator) -> Float[Tensor, "n s"]:
+        return _normal(problem, (len(problem.X), self.n_probes), generator)
+
+    def right_hand_sides(self, problem, operator, probes):
+        return probes
+
+    def trace_pairs(self, probes, solved):
+        return solved, probes
+
+
+@dataclass(frozen=True)
+class PathwiseProbes:
+    """Frozen randomness of prior samples xi = Phi_theta(X) w + sqrt(noise) eps.
+
+    Attributes
+    ----------
+    features : PriorFeatures or None
+        Frozen frequencies; None for exact prior samples, where w has n rows.
+    weights : Tensor of shape (q, s)
+    noise : Tensor of shape (n, s)
+    """
+
+    features: PriorFeatures | None
+    weights: Float[Tensor, "q s"]
+    noise: Float[Tensor, "n s"]
+
+
+class PathwiseGradient(_IterativeGradient):
+    """The pathwise estimator: tr(H^-1 dH) = E zhat' dH zhat, zhat = H^-1 xi, xi ~ N(0, H).
+
+    The solved probes are what posterior samples are made of, so that prediction needs no further
+    solve, and a cold start is at distance tr(I) = n whatever the noise (Lin et al. 2024, section
+    3).
+
+    Parameters
+    ----------
+    solver, preconditioner, n_probes, tol, max_epochs, warm_start, refresh
+        As in `StandardGradient`.
+    n_pairs : int, default=1000
+        Pairs of random sines and cosines of the prior samples.
+    prior : {"fourier", "exact"}, default="fourier"
+        "exact" takes a Cholesky factor of K at each step: O(n^3), for tests and for kernels without
+        a spectral density.
+    """
+
+    def __init__(
+        self,
+        solver: Any = "cg",
+        *,
+        preconditioner: Any = None,
+        n_probes: int = 64,
+        tol: float = 0.01,
+        max_epochs: float = 1000,
+        warm_start: bool = True,
+        refresh: float = REFRESH,
+        n_pairs: int = 1000,
+        prior: str = "fourier",
+    ):
+        super().__init__(
+            solver,
+            preconditioner=preconditioner,
+            n_probes=n_probes,
+            tol=tol,
+            max_epochs=max_epochs,
+            warm_start=warm_start,
+            refresh=refresh,
+        )
+        self.n_pairs = n_pairs
+        self.prior = prior
+
+    def draw(self, problem: GPProblem, generator: Generator) -> PathwiseProbes:
+        n, d = problem.X.shape
+        features, q = None, n
+        if self.prior == "fourier":
+            features = sample_prior_features(
+                problem.kernel, d, self.n_pairs, generator, problem.X.dtype, problem.X.device
+            )
+            q = features.n_features
+        weights = _normal(problem, (q, self.n_probes), generator)
+        return PathwiseProbes(features, weights, _normal(problem, (n, self.n_probes), generator))
+
+    def right_hand_sides(self, problem, operator, probes):
+        with torch.no_grad():
+            if probes.features is None:
+                K = operator.to_dense()
+                K.diagonal().sub_(operator.noise)
+                L, _ = cholesky_with_jitter(K)
+                prior = L @ probes.weights
+            else:
+                prior = probes.features.evaluate(operator.theta, problem.X) @ probes.weights
+        return prior + operator.noise.sqrt()[:, None] * probes.noise
+
+    def trace_pairs(self, probes, solved):
+        return solved, solved
+
+
+def built_preconditioner(
+    preconditioner: Any, operator: KernelOperator, generator: Generator
+) -> Preconditioner | None:
+    """What the user wrote, built for this operator; None leaves the choice to the solver."""
+    config = resolve_preconditioner(preconditioner)
+    return config.build(operator, generator) if hasattr(config, "build") else config
+
+
+def refreshed(
+    kept: tuple[Any, Tensor] | None,
+    preconditioner: Any,
+    operator: KernelOperator,
+    generator: Generator,
+    refresh: float,
+) -> tuple[Any, Tensor] | None:
+    """The preconditioner of an earlier step, or a new one where theta has moved by `refresh`.
+
+    One of full rank solves the system by itself: it is always made anew.
+    """
+    if kept is not None and kept[0].rank < operator.shape[0]:
+        if float((operator.theta - kept[1]).abs().max()) < refresh:
+            return kept
+    built = built_preconditioner(preconditioner, operator, generator)
+    return None if built is None else (built, operator.theta.detach().clone())
+
+
+def _normal(problem: GPProblem, shape: tuple[int, int], generator: Generator) -> Tensor:
+    """Standard normals on the problem's device; drawn where the generator lives."""
+    draw = torch.randn(shape, generator=generator, dtype=problem.X.dtype, device=generator.device)
+    return draw.to(problem.X.device)

@@ -1,0 +1,20 @@
+"""H = K + noise as an object: products, rows, blocks and hyperparameter gradients."""
+
+from ._base import LinearOperator
+from ._bound import bind
+from ._dense import DenseOperator
+from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._kronecker import Kronecker
+from ._toeplitz import Toeplitz
+
+__all__ = [
+    "CrossOperator",
+    "DenseOperator",
+    "KernelOperator",
+    "Kronecker",
+    "LinearOperator",
+    "Toeplitz",
+    "Workspace",
+    "bind",
+    "tile_size",
+]

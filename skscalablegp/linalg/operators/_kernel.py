@@ -1,0 +1,274 @@
+"""The regularised kernel matrix H = K(theta) + diag(noise), kept or evaluated tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...kernels import TorchKernel
+from ._base import LinearOperator
+from ._bound import BoundKernel, bind
+
+# Two float32 tiles of this shape fit the level-2 cache of two cores; measured with
+# benchmarks/products.py against 256 to 2048.
+_CPU_TILE = 512
+_GPU_TILE = 8192
+
+
+def tile_size(device: torch.device) -> int:
+    """Rows and columns of one tile on this device."""
+    return _CPU_TILE if device.type == "cpu" else _GPU_TILE
+
+
+def _ranges(n: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+class Workspace:
+    """One reusable n x n buffer, so that a training run allocates the kernel matrix once."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def matrix(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n n"]:
+        old = self._buffer
+        if old is None or old.shape != (n, n) or old.dtype != dtype or old.device != device:
+            self._buffer = torch.empty(n, n, dtype=dtype, device=device)
+        return self._buffer
+
+    def release(self) -> None:
+        """Give the buffer back."""
+        self._buffer = None
+
+
+class KernelOperator(LinearOperator):
+    """H = K(theta) + diag(noise) over the rows of X.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+        A compiled kernel; its white-noise part goes to the diagonal.
+    theta : Tensor of shape (p,)
+        Log hyperparameters, float64.
+    X : Tensor of shape (n, d)
+        Rows; their dtype and device are those of every product.
+    extra_noise : Tensor of shape (n,) or None
+        Known noise variances added to the diagonal, in the units of the (normalised) target.
+    keep : bool, default=False
+        Keep H (n**2 numbers) at the first product instead of evaluating tiles at every product.
+    workspace : Workspace, optional
+        Where the kept matrix lives; an operator that shares it invalidates the one before.
+
+    Notes
+    -----
+    A product costs n**2 / 2 kernel entries when tiled, since each off-diagonal tile serves both
+    halves, and none when H is kept; both count as one epoch. Memory beyond the data: two tiles, or
+    H.
+    """
+
+    def __init__(
+        self,
+        kernel: TorchKernel,
+        theta: Float[Tensor, " p"],
+        X: Float[Tensor, "n d"],
+        extra_noise: Float[Tensor, " n"] | None = None,
+        *,
+        keep: bool = False,
+        workspace: Workspace | None = None,
+    ):
+        super().__init__(len(X), X.dtype, X.device)
+        self.kernel = kernel
+        self.theta = theta.detach().double().cpu()
+        self.X = X
+        self.extra_noise = extra_noise
+        with torch.no_grad():
+            noise = kernel.noise(self.theta, X)
+            self.noise = (noise if extra_noise is None else noise + extra_noise).to(X.dtype)
+            self.bound: BoundKernel = bind(kernel, self.theta, X)
+            self._rows = self.bound.prepare(X)
+            self._diag = self.bound.diag(X).to(X.dtype)
+        self._keep = keep
+        self._workspace = workspace or Workspace()
+        self._H: Tensor | None = None
+        self._slices = _ranges(len(X), tile_size(X.device))
+
+    def _tiles(self) -> Iterator[tuple[slice, slice]]:
+        """Pairs of row ranges on and above the diagonal."""
+        for a, left in enumerate(self._slices):
+            for right in self._slices[a:]:
+                yield left, right
+
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        self._count(self.shape[0] ** 2)
+        if self._keep:
+            # V' H is a fifth faster than H V where the columns of V are no multiple of a vector.
+            return torch.mm(V.T.contiguous(), self._kept()).T.contiguous()
+        out = V * self.noise[:, None]
+        for left, right in self._tiles():
+            tile = self._tile(left, right)
+            out[left].addmm_(tile, V[right])
+            if left != right:
+                out[right].addmm_(tile.T, V[left])
+        return out
+
+    def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
+        """One noise-free tile; on the diagonal k(x, x) is set, not recovered from a difference."""
+        tile = self.bound.tile(self._rows[left], self._rows[right])
+        if left == right:
+            tile.diagonal().copy_(self._diag[left])
+        return tile
+
+    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+        self._count(len(idx) * self.shape[0])
+        if self._keep or self._H is not None:
+            return self._kept()[idx]
+        chosen = self._rows[idx]
+        out = torch.empty(len(idx), self.shape[0], dtype=self.dtype, device=self.device)
+        for right in self._slices:
+            out[:, right] = self.bound.tile(chosen, self._rows[right])
+        out[torch.arange(len(idx), device=self.device), idx] = (self._diag + self.noise)[idx]
+        return out
+
+    def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+        self._count(len(idx) ** 2)
+        if self._H is not None:
+            return self._H[idx[:, None], idx]
+        chosen = self._rows[idx]
+        out = self.bound.tile(chosen, chosen)
+        # A repeated index repeats the diagonal entry, noise included.
+        return torch.where(idx[:, None] == idx, (self._diag + self.noise)[idx], out)
+
+    def diag(self) -> Float[Tensor, " n"]:
+        return self._diag + self.noise
+
+    def bilinear_grad(
+        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
+    ) -> Float[Tensor, " p"]:
+        """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, or of ``sum(left * H)``.
+
+        Parameters
+        ----------
+        left, right : Tensor of shape (n, s)
+            Paired columns. Without `right`, `left` is a symmetric n x n weight matrix W.
+
+        Returns
+        -------
+        grad : Tensor of shape (p,)
+            float64, one entry for each free log hyperparameter. Costs about one product with 2 s
+            columns; counted as one epoch.
+        """
+        self._count(self.shape[0] ** 2)
+        if right is None:
+            weights, diagonal = (lambda i, j: left[i, j] * 2), left.diagonal()
+        else:
+            both, swapped = torch.cat([left, right], 1), torch.cat([right, left], 1).T.contiguous()
+            weights = lambda i, j: torch.mm(both[i], swapped[:, j])  # noqa: E731
+            diagonal = (left * right).sum(1)
+        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
+        for i, j in self._tiles():
+            W = weights(i, j)
+            if i == j:
+                W.mul_(0.5).fill_diagonal_(0)
+            grad += self.bound.tile_grad(self._rows[i], self._rows[j], W).to(grad.device)
+        return grad.cpu() + self._diagonal_grad(diagonal)
+
+    def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
+        """The diagonal's share: as in `_tile`, not through a difference that is only nearly 0."""
+        with torch.enable_grad():
+            theta = self.theta.clone().requires_grad_(True)
+            diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
+            value = (diagonal * weights).sum()
+            if not value.requires_grad:
+                return torch.zeros_like(self.theta)
+            (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
+        return torch.zeros_like(self.theta) if grad is None else grad
+
+    def to_dense(self) -> Float[Tensor, "n n"]:
+        self._count(self.shape[0] ** 2)
+        if self._H is not None:
+            return self._H.clone()
+        return self._fill(torch.empty(self.shape, dtype=self.dtype, device=self.device))
+
+    def _kept(self) -> Float[Tensor, "n n"]:
+        if self._H is None:
+            self._H = self._fill(self._workspace.matrix(self.shape[0], self.dtype, self.device))
+        return self._H
+
+    def leave_workspace(self) -> None:
+        """From now on keep H in a buffer of its own: the shared one holds a factor of it."""
+        self._workspace, self._H = Workspace(), None
+
+    def release_dense(self) -> Float[Tensor, "n n"]:
+        """H in the shared buffer, for a factorisation in place; one epoch. Ends `keep`."""
+        self._count(self.shape[0] ** 2)
+        H = self._kept()
+        self._H, self._keep = None, False
+        return H
+
+    def _fill(self, out: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        for left, right in self._tiles():
+            tile = self._tile(left, right)
+            out[left, right] = tile
+            if left != right:
+                out[right, left] = tile.T
+        out.diagonal().add_(self.noise)
+        return out
+
+    def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
+        """k(X, training rows) as an object, for predictions."""
+        return CrossOperator(self, X)
+
+
+class CrossOperator:
+    """k(X, training rows), noise-free, m x n; never stored unless asked for.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        Owner of the training rows and the kernel.
+    X : Tensor of shape (m, d)
+        New rows.
+    """
+
+    def __init__(self, operator: KernelOperator, X: Float[Tensor, "m d"]):
+        self._operator = operator
+        self._rows = operator.bound.prepare(X)
+        self.X = X
+        self.shape = (len(X), operator.shape[0])
+
+    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
+        """k(X, training rows) V in tiles; O(m n d) time and one tile of memory."""
+        op = self._operator
+        out = V.new_zeros(self.shape[0], V.shape[1])
+        for left in _ranges(self.shape[0], tile_size(op.device)):
+            for right in op._slices:
+                out[left].addmm_(op.bound.tile(self._rows[left], op._rows[right]), V[right])
+        return out
+
+    def to_dense(self) -> Float[Tensor, "m n"]:
+        """The whole m x n block."""
+        op = self._operator
+        out = torch.empty(self.shape, dtype=op.dtype, device=op.device)
+        for right in op._slices:
+            out[:, right] = op.bound.tile(self._rows, op._rows[right])
+        return out
+
+    def prior_diag(self) -> Float[Tensor, " m"]:
+        """k(x, x) of the new rows."""
+        with torch.no_grad():
+            return self._operator.bound.diag(self.X).to(self._operator.dtype)
+
+    def prior_noise(self) -> Float[Tensor, " m"]:
+        """What the kernel's white noise adds to the new rows' diagonal."""
+        op = self._operator
+        with torch.no_grad():
+            return op.kernel.noise(op.theta, self.X).to(op.dtype)
+
+    def prior_covariance(self) -> Float[Tensor, "m m"]:
+        """k(X, X) without noise."""
+        covariance = self._operator.bound.tile(self._rows, self._rows)
+        covariance.diagonal().copy_(self.prior_diag())
+        return covariance

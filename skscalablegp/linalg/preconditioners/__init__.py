@@ -1,0 +1,16 @@
+"""Approximations of H that are cheap to invert."""
+
+from ._base import IdentityPreconditioner, Preconditioner
+from ._low_rank import LowRankPreconditioner
+from ._nystrom import Nystrom
+from ._pivoted_cholesky import PivotedCholesky
+from ._resolve import resolve_preconditioner
+
+__all__ = [
+    "IdentityPreconditioner",
+    "LowRankPreconditioner",
+    "Nystrom",
+    "PivotedCholesky",
+    "Preconditioner",
+    "resolve_preconditioner",
+]

@@ -1,0 +1,45 @@
+"""Solve H V = B: solvers with one step each, stopping rules, and the loop around them."""
+
+from ._adasap import ADASAP
+from ._ap import AP
+from ._base import Column, Solver, SolverState
+from ._block_cg import BlockCG
+from ._cg import CG, CGState
+from ._cholesky import Cholesky, cholesky_with_jitter
+from ._lanczos import lanczos, stochastic_log_det, tridiagonal_from_cg
+from ._loop import solve
+from ._resolve import resolve_solver
+from ._rows import RowSolver
+from ._sdd import SDD
+from ._sgd import SGD
+from ._solution import Solution, SolveSummary, Status
+from ._stopping import MaxEpochs, MaxIterations, MaxSeconds, Progress, RelativeResidual
+
+__all__ = [
+    "ADASAP",
+    "AP",
+    "BlockCG",
+    "CG",
+    "CGState",
+    "Cholesky",
+    "Column",
+    "MaxEpochs",
+    "MaxIterations",
+    "MaxSeconds",
+    "Progress",
+    "RelativeResidual",
+    "RowSolver",
+    "SDD",
+    "SGD",
+    "Solution",
+    "SolveSummary",
+    "Solver",
+    "SolverState",
+    "Status",
+    "cholesky_with_jitter",
+    "lanczos",
+    "resolve_solver",
+    "solve",
+    "stochastic_log_det",
+    "tridiagonal_from_cg",
+]

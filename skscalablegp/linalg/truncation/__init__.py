@@ -1,0 +1,27 @@
+"""Series cut at a random term, without bias."""
+
+from ._cg import WeightedColumns, cg_stream, roulette_cg
+from ._distributions import (
+    ExponentialTruncation,
+    FixedTruncation,
+    GeometricTruncation,
+    ReciprocalTruncation,
+    Truncation,
+    TruncationDistribution,
+)
+from ._roulette import RouletteSum, roulette_weights, single_sample
+
+__all__ = [
+    "ExponentialTruncation",
+    "FixedTruncation",
+    "GeometricTruncation",
+    "ReciprocalTruncation",
+    "RouletteSum",
+    "Truncation",
+    "TruncationDistribution",
+    "WeightedColumns",
+    "cg_stream",
+    "roulette_cg",
+    "roulette_weights",
+    "single_sample",
+]

@@ -1,0 +1,310 @@
+"""Gradient estimators against the exact gradient: z-scores over fixed seeds, no tolerances.
+
+The expected gradient comes from scikit-learn's dK and dense algebra. Each estimate of a test uses
+its own generator, so the estimates are independent and their mean has a known standard error.
+"""
+
+import numpy as np
+import pytest
+import torch
+from oracles import generator, normal
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skscalablegp.features import sample_prior_features
+from skscalablegp.kernels import NoSpectralDensity, compile_kernel
+from skscalablegp.linalg.gradients import (
+    ExactGradient,
+    GPProblem,
+    GradientState,
+    PathwiseGradient,
+    PathwiseProbes,
+    StandardGradient,
+)
+from skscalablegp.linalg.solvers import Progress
+from skscalablegp.preconditioners import PivotedCholesky
+from skscalablegp.solvers import CG, Cholesky, Status
+
+N, D = 40, 2
+C, W = ConstantKernel, WhiteKernel
+DEFAULT = C(1.4) * Matern([0.7, 1.6], nu=1.5) + W(0.1)
+RICH = C(0.5) * RationalQuadratic(0.9, 0.7) + RBF(2.0) * C(0.8) + DotProduct(0.5) + W(0.2)
+PERIODIC = ExpSineSquared(1.1, 2.0) * RBF(2.0) + W(0.2)
+CG_EXACT = {"solver": CG(PivotedCholesky(rank=20)), "tol": 1e-10}
+
+
+def problem(kernel=DEFAULT, *, t=1, heteroscedastic=False, n=N, d=D):
+    X = normal(n, d, seed=5)
+    Y = torch.sin(2 * X[:, :1]) + 0.3 * normal(n, t, seed=6)
+    noise = torch.logspace(-2, 0, n, dtype=torch.float64) if heteroscedastic else None
+    return GPProblem(compile_kernel(kernel, d), X, Y, noise)
+
+
+def dense(problem, theta=None):
+    """H and dH from scikit-learn."""
+    kernel = problem.kernel.kernel
+    kernel = kernel if theta is None else kernel.clone_with_theta(theta.numpy())
+    H, dH = kernel(problem.X.numpy(), eval_gradient=True)
+    H = torch.from_numpy(H)
+    if problem.extra_noise is not None:
+        H = H + torch.diag(problem.extra_noise)
+    return H, torch.from_numpy(dH).permute(2, 0, 1)
+
+
+def expected_gradient(problem, second_moment=None):
+    """1/2 sum v' dH v - t/2 tr(H^-1 M H^-1 dH), where M is what probes have instead of H."""
+    H, dH = dense(problem)
+    V = torch.linalg.solve(H, problem.Y)
+    inverse = torch.linalg.inv(H)
+    if second_moment is not None:
+        inverse = inverse @ second_moment @ inverse
+    fit = torch.einsum("it,pij,jt->p", V, dH, V)
+    return 0.5 * (fit - problem.Y.shape[1] * torch.einsum("ij,pij->p", inverse, dH))
+
+
+def estimates(problem, estimator, n_seeds=50, start=0):
+    """One gradient a seed, each with its own probes."""
+    grads = []
+    for seed in range(start, start + n_seeds):
+        estimate, _ = estimator.estimate(
+            problem, problem.kernel.theta0, GradientState(), generator(seed)
+        )
+        grads.append(estimate.grad)
+    return torch.stack(grads)
+
+
+def z_scores(grads, expected):
+    """Standard errors between the estimates' mean and what is expected, for every component."""
+    return (grads.mean(0) - expected) / (grads.std(0) / len(grads) ** 0.5)
+
+
+# ---------------------------------------------------------------- unbiased
+
+ESTIMATORS = {
+    "standard-cholesky": StandardGradient(Cholesky(), n_probes=48, tol=1e-10),
+    "standard-cg": StandardGradient(**CG_EXACT, n_probes=48),
+    "pathwise-cholesky": PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, prior="exact"),
+    "pathwise-cg": PathwiseGradient(**CG_EXACT, n_probes=48, prior="exact"),
+    # Features drawn anew for each estimate: their second moment is K on average.
+    "pathwise-fourier": PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, n_pairs=50),
+}
+PROBLEMS = {
+    "default": problem(),
+    "heteroscedastic": problem(RBF([0.6, 1.0]), heteroscedastic=True),
+    "rich": problem(RICH),
+    "three-targets": problem(t=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (name, method)
+        for name in PROBLEMS
+        for method in ESTIMATORS
+        if not method.endswith("cg") or name in ("default", "three-targets")
+    ],
+)
+def test_unbiased(name, method):
+    ours = PROBLEMS[name]
+    grads = estimates(ours, ESTIMATORS[method])
+    z = z_scores(grads, expected_gradient(ours))
+    assert float(z.abs().max()) < 4
+    # Not by being too noisy to tell: the standard error is small beside the trace term.
+    scale = torch.einsum("ij,pij->p", torch.linalg.inv(dense(ours)[0]), dense(ours)[1]).abs()
+    assert float((grads.std(0) / len(grads) ** 0.5).max()) < 0.1 * float(scale.max())
+
+
+@pytest.mark.parametrize("make", [StandardGradient, PathwiseGradient])
+def test_unbiased_without_a_spectral_density(make):
+    ours = problem(PERIODIC, d=1)  # periodic functions of a distance are valid in one column only
+    options = {"prior": "exact"} if make is PathwiseGradient else {}
+    grads = estimates(ours, make(Cholesky(), n_probes=48, tol=1e-10, **options))
+    assert float(z_scores(grads, expected_gradient(ours)).abs().max()) < 4
+
+
+def test_exact_gradient_has_no_spread():
+    ours = problem(t=2, heteroscedastic=True)
+    grads = estimates(ours, ExactGradient(), n_seeds=2)
+    torch.testing.assert_close(grads[0], expected_gradient(ours), rtol=1e-9, atol=1e-9)
+    assert torch.equal(grads[0], grads[1])
+    assert ExactGradient.exact and not PathwiseGradient.exact
+
+
+# ---------------------------------------------------------------- the test can fail
+
+
+def test_the_z_score_sees_a_truncated_solve():
+    truncated = {"solver": CG(), "max_epochs": 2, "tol": 1e-10, "n_probes": 48}
+    for estimator in (StandardGradient(**truncated), PathwiseGradient(**truncated, prior="exact")):
+        z = z_scores(estimates(problem(), estimator), expected_gradient(problem()))
+        assert float(z.abs().max()) > 10
+
+
+def frozen_features(ours, n_pairs, seed, n_seeds=0):
+    """Gradients whose features are the same draw each time, and what they are biased towards."""
+    features = sample_prior_features(ours.kernel, D, n_pairs, generator(1000 + seed))
+    phi = features.evaluate(ours.kernel.theta0, ours.X)
+    operator = ours.operator(ours.kernel.theta0)
+    target = expected_gradient(ours, phi @ phi.T + torch.diag(operator.noise))
+    estimator = PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, n_pairs=n_pairs)
+    grads = []
+    for k in range(n_seeds):
+        g = generator(5000 + k)
+        weights = torch.randn(features.n_features, 48, generator=g, dtype=torch.float64)
+        noise = torch.randn(len(ours.X), 48, generator=g, dtype=torch.float64)
+        state = GradientState(probes=PathwiseProbes(features, weights, noise))
+        grads.append(estimator.estimate(ours, ours.kernel.theta0, state, g)[0].grad)
+    return (torch.stack(grads) if grads else None), target
+
+
+def test_the_z_score_sees_too_few_fourier_pairs():
+    ours = problem()
+    grads, biased = frozen_features(ours, n_pairs=10, seed=0, n_seeds=50)
+    assert float(z_scores(grads, expected_gradient(ours)).abs().max()) > 10
+    assert float(z_scores(grads, biased).abs().max()) < 4  # the bias is the features', only
+
+
+def test_fourier_prior_converges_as_pairs_grow():
+    ours = problem()
+    exact, errors = expected_gradient(ours), []
+    for n_pairs in (30, 300, 3000):
+        targets = [frozen_features(ours, n_pairs, seed)[1] for seed in range(20)]
+        errors.append(float((torch.stack(targets) - exact).square().mean().sqrt()))
+    # Ten times the pairs: the error falls by the square root of ten.
+    assert 2.2 < errors[0] / errors[1] < 4.5
+    assert 2.2 < errors[1] / errors[2] < 4.5
+
+
+# ---------------------------------------------------------------- warm starts
+
+
+@pytest.mark.parametrize("make", [StandardGradient, PathwiseGradient])
+def test_warm_start_freezes_the_probes_and_saves_epochs(make):
+    ours = problem(n=200)
+    estimator = make(CG(), n_probes=8, tol=1e-6, max_epochs=5000)
+    theta, g = ours.kernel.theta0, generator()
+    first, state = estimator.estimate(ours, theta, GradientState(), g)
+    second, warm = estimator.estimate(ours, theta + 0.003, state, g)
+    cold, _ = estimator.estimate(ours, theta + 0.003, GradientState(state.probes), g)
+    assert warm.probes is state.probes
+    assert first.solution.converged and second.solution.converged
+    assert second.solution.epochs < 0.9 * cold.solution.epochs
+    torch.testing.assert_close(second.grad, cold.grad, rtol=1e-3, atol=1e-3)
+    # Solving the same system again costs the look at its residual.
+    again, _ = estimator.estimate(ours, theta + 0.003, warm, g)
+    assert again.solution.n_iter <= 1
+
+
+def test_without_warm_start_each_step_draws_probes():
+    ours, g = problem(), generator()
+    estimator = StandardGradient(Cholesky(), n_probes=4, warm_start=False)
+    _, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(), g)
+    _, later = estimator.estimate(ours, ours.kernel.theta0, state, g)
+    assert not torch.equal(state.probes, later.probes)
+
+
+def test_prior_samples_follow_the_hyperparameters():
+    ours, g = problem(), generator()
+    estimator = PathwiseGradient(Cholesky(), n_probes=4)
+    theta = ours.kernel.theta0
+    _, state = estimator.estimate(ours, theta, GradientState(), g)
+    _, moved = estimator.estimate(ours, theta + 0.5, state, g)
+    _, back = estimator.estimate(ours, theta, moved, g)
+    assert not torch.allclose(moved.targets, state.targets)
+    assert torch.equal(back.targets, state.targets)
+    assert torch.equal(state.targets[:, :1], ours.Y)
+
+
+def test_equal_generators_give_equal_estimates():
+    ours = problem()
+    estimator = PathwiseGradient(CG(), n_probes=4)
+    first, second = (
+        estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator(3))[0].grad
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+
+
+# ---------------------------------------------------------------- when a solve ends
+
+
+@pytest.mark.parametrize("tol", [0.1, 0.01, 1e-6])
+@pytest.mark.parametrize("t", [1, 3])
+def test_targets_and_probes_reach_the_tolerance(tol, t):
+    ours = problem(t=t, n=100)
+    estimator = PathwiseGradient(CG(), n_probes=6, tol=tol, max_epochs=5000)
+    estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    assert estimate.solution.status is Status.CONVERGED
+    residuals = state.targets - dense(ours)[0] @ state.previous
+    relative = residuals.norm(dim=0) / state.targets.norm(dim=0)
+    assert float(relative[:t].max()) <= 1.01 * tol
+    assert float(relative[t:].mean()) <= 1.01 * tol
+
+
+def test_the_rule_looks_at_every_target_and_at_the_mean_of_the_probes():
+    rule = StandardGradient(n_probes=3, tol=0.1, max_epochs=50).stopping(2)
+
+    def status(*residuals, epochs=0.0):
+        return rule.check(Progress(torch.tensor(residuals, dtype=torch.float64), epochs=epochs))
+
+    assert status(0.05, 0.1, 0.05, 0.05, 0.15) is Status.CONVERGED
+    assert status(0.05, 0.11, 0.0, 0.0, 0.0) is None
+    assert status(0.05, 0.05, 0.0, 0.0, 0.31) is None
+    assert status(1.0, 1.0, 1.0, 1.0, 1.0, epochs=50) is Status.MAX_EPOCHS
+
+
+def test_a_spent_budget_is_reported_and_the_gradient_still_there():
+    ours = problem()
+    estimator = StandardGradient(CG(), n_probes=4, tol=1e-10, max_epochs=3)
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    assert estimate.solution.status is Status.MAX_EPOCHS
+    assert estimate.grad.isfinite().all() and estimate.value is None
+    assert 3 <= estimate.solution.epochs < 5
+
+
+def test_an_own_preconditioner_takes_the_place_of_the_solvers():
+    ours = problem()
+    estimator = StandardGradient(CG("nystrom"), preconditioner=PivotedCholesky(rank=7), n_probes=2)
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    assert estimate.solution.stats["preconditioner_rank"] == 7
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_kernels_without_a_spectral_density_say_so():
+    ours = problem(PERIODIC, d=1)
+    with pytest.raises(NoSpectralDensity, match="ExpSineSquared"):
+        PathwiseGradient().estimate(ours, ours.kernel.theta0, GradientState(), generator())
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+def test_settings_are_cloned_and_untouched(estimator):
+    before = str(estimator.get_params())
+    estimates(problem(), estimator, n_seeds=1)
+    assert str(estimator.get_params()) == before
+    assert clone(estimator).set_params(n_probes=3).n_probes == 3
+
+
+def test_single_precision_estimates_the_same_gradient():
+    ours = problem(n=80)
+    estimator = PathwiseGradient(Cholesky(), n_probes=64)
+    double, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    # torch draws other numbers in float32, so the probes of float64 are handed over.
+    probes = estimator.draw(ours.to(torch.float32), generator(7))
+    single, _ = estimator.estimate(
+        ours.to(torch.float32), ours.kernel.theta0, GradientState(probes), generator()
+    )
+    assert single.grad.dtype == torch.float64
+    spread = estimates(ours, estimator, n_seeds=30).std(0)
+    assert float(((single.grad - double.grad) / spread).abs().max()) < 5
+    assert np.isfinite(single.grad.numpy()).all()

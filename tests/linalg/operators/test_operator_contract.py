@@ -1,0 +1,34 @@
+"""The table of operators; each row goes through the whole contract."""
+
+import pytest
+import torch
+from contracts.operator_contract import OperatorContract, OperatorProblem, OperatorRow
+
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.operators import DenseOperator, KernelOperator
+
+
+def dense(problem: OperatorProblem, dtype: torch.dtype) -> DenseOperator:
+    parts = problem.H, problem.noise, problem.derivatives
+    return DenseOperator(*(part.to(dtype) for part in parts))
+
+
+def from_kernel(keep: bool):
+    def make(problem: OperatorProblem, dtype: torch.dtype) -> KernelOperator:
+        kernel = compile_kernel(problem.kernel, problem.X.shape[1])
+        X, noise = problem.rows(dtype), problem.known_noise(dtype)
+        return KernelOperator(kernel, problem.theta, X, noise, keep=keep)
+
+    return make
+
+
+ROWS = [
+    OperatorRow("dense", dense),
+    OperatorRow("kept", from_kernel(True)),
+    OperatorRow("tiled", from_kernel(False)),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+class TestOperators(OperatorContract):
+    pass

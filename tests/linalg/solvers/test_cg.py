@@ -1,0 +1,209 @@
+"""What is particular to conjugate gradients."""
+
+import pytest
+import torch
+from oracles import Problem, kernel_problem, normal, spectrum_problem
+
+from skscalablegp.linalg.operators import DenseOperator
+from skscalablegp.linalg.solvers import Column, resolve_solver
+from skscalablegp.preconditioners import PivotedCholesky
+from skscalablegp.solvers import (
+    CG,
+    BlockCG,
+    MaxEpochs,
+    MaxIterations,
+    RelativeResidual,
+    Status,
+    solve,
+)
+
+
+@pytest.mark.parametrize("solver", [CG(), CG(PivotedCholesky(5)), CG(residual_refresh=3)])
+def test_increments_add_up_to_the_solution(solver):
+    problem = spectrum_problem(1e2)
+    operator = problem.operator()
+    state = solver.init(operator, problem.B, None, None)
+    total = torch.zeros_like(problem.B)
+    for _ in range(12):
+        solver.step(operator, state)
+        total += state.gamma * state.direction
+    torch.testing.assert_close(state.x, total)
+
+
+def test_after_convergence_increments_are_zero():
+    problem = spectrum_problem(1e1, n=6)
+    operator, solver = problem.operator(), CG(residual_refresh=None)
+    state = solver.init(operator, problem.B, None, None)
+    for _ in range(60):
+        solver.step(operator, state)
+    assert (state.columns == Column.SETTLED).all()
+    assert not state.gamma.any()
+    assert problem.relative_residuals(state.x).max() < 1e-13
+
+
+def test_directions_are_conjugate_and_columns_independent():
+    problem = spectrum_problem(1e2)
+    operator, solver = problem.operator(), CG()
+    state = solver.init(operator, problem.B, None, None)
+    directions = []
+    for _ in range(6):
+        solver.step(operator, state)
+        directions.append(state.direction.clone())
+    D = torch.stack(directions)
+    gram = torch.einsum("ans,nm,bms->sab", D, problem.H, D)
+    scale = gram.diagonal(dim1=1, dim2=2).sqrt()
+    cosines = gram / scale[:, :, None] / scale[:, None, :]
+    assert float((cosines - torch.eye(6, dtype=torch.float64)).abs().max()) < 1e-8
+    alone = solve(operator, problem.B[:, 2:3], solver, stopping=MaxIterations(6))
+    torch.testing.assert_close(alone.value, state.x[:, 2:3])
+
+
+def test_epochs_are_products_plus_preconditioner_rows():
+    problem = spectrum_problem(1e3)
+    operator = problem.operator()
+    solution = solve(operator, problem.B, CG(PivotedCholesky(10)), stopping=MaxIterations(7))
+    assert solution.epochs == pytest.approx(7 + 10 / 40)
+    assert solution.stats["preconditioner_rank"] == 10
+    warm = solve(operator, problem.B, CG(), stopping=MaxIterations(7), x0=solution.value)
+    assert warm.epochs == pytest.approx(8)
+    built = PivotedCholesky(10).build(operator)
+    shared = solve(operator, problem.B, CG(), stopping=MaxIterations(7), preconditioner=built)
+    assert shared.epochs == pytest.approx(7)
+    torch.testing.assert_close(shared.value, solution.value)
+
+
+@pytest.mark.parametrize("solver", [CG(), CG(residual_refresh=20), BlockCG()])
+def test_a_stagnated_solve_is_no_worse_than_its_start(solver):
+    """A condition of 1e8 in float32: the residual of conjugate gradients grows a hundredfold."""
+    problem = kernel_problem(n=300, noise=1e-6)
+    operator = problem.operator(torch.float32)
+    stopping = RelativeResidual(1e-6) | MaxEpochs(4000)
+    starts = {"cold": None, "warm": torch.linalg.solve(problem.H + torch.eye(300), problem.B)}
+    for x0 in starts.values():
+        solution = solve(operator, problem.B, solver, stopping=stopping, x0=x0)
+        first = torch.zeros_like(problem.B) if x0 is None else x0.float().double()
+        residuals = problem.relative_residuals(solution.value.double())
+        assert solution.status is Status.STAGNATED
+        assert (residuals <= 1.01 * problem.relative_residuals(first)).all()
+        torch.testing.assert_close(solution.residuals.double(), residuals, rtol=0.05, atol=1e-4)
+
+
+def test_float32_recurrence_alone_would_stop_too_early():
+    problem = kernel_problem(n=300, noise=1e-3)
+    stopping = RelativeResidual(2e-3) | MaxEpochs(3000)
+    operator = problem.operator(torch.float32)
+    H = operator.H.double()
+
+    def truth(solution):
+        residual = problem.B - H @ solution.value.double()
+        return (residual.norm(dim=0) / problem.B.norm(dim=0))[1:].max().item()
+
+    drifting = solve(operator, problem.B, CG(residual_refresh=None), stopping=stopping)
+    honest = solve(operator, problem.B, CG(), stopping=stopping)
+    assert drifting.converged and truth(drifting) > 3e-3
+    assert honest.residuals[1:].max().item() == pytest.approx(truth(honest), rel=0.2)
+    assert honest.stats["residuals_exact"] and honest.stats["n_refreshes"] >= 1
+
+
+def test_float32_that_cannot_reach_the_tolerance_says_so():
+    problem = kernel_problem(n=100, noise=1e-3)
+    solution = solve(
+        problem.operator(torch.float32),
+        problem.B,
+        CG(PivotedCholesky(50)),
+        stopping=RelativeResidual(1e-7) | MaxEpochs(3000),
+    )
+    assert solution.status is Status.STAGNATED
+    assert "float64" in solution.status.remedy
+    assert solution.stats["residuals_exact"]
+    assert float(problem.relative_residuals(solution.value).max()) < 0.1
+
+
+def test_float64_pays_for_a_check_only_where_rounding_could_matter():
+    problem = kernel_problem(n=100)
+    easy = solve(problem.operator(), problem.B, CG(), stopping=RelativeResidual(1e-2))
+    assert easy.stats["n_refreshes"] == 0
+    hard = solve(problem.operator(), problem.B, CG(), stopping=RelativeResidual(1e-11))
+    assert hard.stats["n_refreshes"] >= 1 and hard.stats["residuals_exact"]
+
+
+def test_one_bad_column_does_not_spoil_the_others():
+    problem = spectrum_problem(1e2)
+    H = torch.block_diag(problem.H, -torch.eye(1, dtype=torch.float64))
+    B = torch.zeros(41, 3, dtype=torch.float64)
+    B[:40, 0], B[40, 1], B[:40, 2] = problem.B[:, 0], 1.0, problem.B[:, 1]
+    solution = solve(
+        DenseOperator(H), B, CG(), stopping=RelativeResidual(1e-8, [0, 2]) | MaxEpochs(500)
+    )
+    assert solution.converged
+    assert solution.value.isfinite().all()
+    assert solution.residuals[1] == 1
+    every = solve(DenseOperator(H), B, CG(), stopping=RelativeResidual(1e-8) | MaxEpochs(500))
+    assert every.status is Status.BREAKDOWN
+
+
+def test_a_right_hand_side_that_is_not_finite_is_a_breakdown():
+    problem = spectrum_problem(1e2)
+    B = problem.B.clone()
+    B[0, 0] = float("nan")
+    solution = solve(problem.operator(), B, CG(), stopping=RelativeResidual(1e-6))
+    assert solution.status is Status.BREAKDOWN
+    x0 = problem.B.clone()
+    x0[0, 0] = float("inf")
+    repaired = solve(problem.operator(), problem.B, CG(), stopping=RelativeResidual(1e-6), x0=x0)
+    assert repaired.converged
+
+
+def test_budget_without_a_goal_stops_once_nothing_moves():
+    problem = spectrum_problem(1e1, n=5)
+    solution = solve(problem.operator(), problem.B, CG(), stopping=MaxIterations(10_000))
+    assert solution.status is not Status.MAX_ITER and solution.n_iter < 200
+    assert problem.relative_residuals(solution.value).max() < 1e-14
+
+
+def test_preconditioner_with_many_columns_matches_dense():
+    problem = kernel_problem(n=150, s=33, d=3, heteroscedastic=True)
+    solution = solve(
+        problem.operator(), problem.B, CG("rpcholesky"), stopping=RelativeResidual(1e-10)
+    )
+    torch.testing.assert_close(
+        solution.value, torch.linalg.solve(problem.H, problem.B), rtol=1e-6, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "often", True])
+def test_wrong_refresh_says_so(value):
+    solver = CG(residual_refresh=value)
+    problem = kernel_problem(n=5)
+    with pytest.raises(ValueError, match="residual_refresh must be .*25; got"):
+        solve(problem.operator(), problem.B, solver, stopping=MaxIterations(1))
+
+
+def test_names():
+    assert isinstance(resolve_solver("cg"), CG)
+    solver = CG(PivotedCholesky(200))
+    assert resolve_solver(solver) is solver
+    with pytest.raises(ValueError, match="'lu'.*'cg', 'cholesky'"):
+        resolve_solver("lu")
+    with pytest.raises(ValueError, match="Unknown solver"):
+        resolve_solver(CG)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(gpu):
+    problem = kernel_problem(n=500, s=9, d=3)
+    for dtype, tol in ((torch.float32, 1e-2), (torch.float64, 1e-8)):
+        operator = DenseOperator(problem.H.to(gpu, dtype), problem.noise.to(gpu, dtype))
+        for solver in (CG("rpcholesky"), CG("nystrom"), CG("pivoted_cholesky"), CG()):
+            solution = solve(operator, problem.B, solver, stopping=RelativeResidual(tol))
+            assert solution.converged
+            on_cpu = Problem(problem.name, problem.H, problem.noise, problem.B)
+            assert float(on_cpu.relative_residuals(solution.value.cpu()).max()) < 1.2 * tol
+
+
+def test_does_not_touch_the_global_generator():
+    problem = kernel_problem()
+    before = torch.random.get_rng_state()
+    solve(problem.operator(), problem.B, CG("rpcholesky"), stopping=MaxIterations(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert normal(2).shape == (2,)

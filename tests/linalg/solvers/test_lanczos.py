@@ -1,0 +1,127 @@
+"""Lanczos matrices against dense algebra, log determinants by z-score."""
+
+import pytest
+import torch
+from oracles import generator, kernel_problem, normal, spectrum_problem, z_score
+
+from skscalablegp.linalg.operators import DenseOperator
+from skscalablegp.linalg.solvers import lanczos, stochastic_log_det, tridiagonal_from_cg
+from skscalablegp.preconditioners import Nystrom, PivotedCholesky
+from skscalablegp.solvers import CG
+
+
+def test_basis_and_matrix_belong_together():
+    problem = spectrum_problem(1e4)
+    result = lanczos(problem.operator(), problem.B, 25)
+    Q, T = result.basis.mT, result.matrix()
+    eye = torch.eye(25, dtype=torch.float64).expand(5, -1, -1)
+    torch.testing.assert_close(Q.mT @ Q, eye, rtol=0, atol=1e-12)
+    torch.testing.assert_close(Q.mT @ problem.H @ Q, T, rtol=0, atol=1e-12)
+    torch.testing.assert_close(Q[:, :, 0].T * result.norms, problem.B)
+
+
+def test_all_steps_find_every_eigenvalue():
+    problem = spectrum_problem(1e2, n=15)
+    result = lanczos(problem.operator(), problem.B, 100)
+    values = torch.linalg.eigvalsh(problem.H).expand(5, -1)
+    torch.testing.assert_close(torch.linalg.eigvalsh(result.matrix()), values)
+
+
+def test_preconditioned_matrix_matches_the_square_root():
+    problem = kernel_problem(n=40, heteroscedastic=True)
+    operator = problem.operator()
+    P = PivotedCholesky(8).build(operator)
+    values, vectors = torch.linalg.eigh(P.matmul(torch.eye(40, dtype=torch.float64)))
+    root = vectors @ torch.diag(values.rsqrt()) @ vectors.T
+    expected = lanczos(DenseOperator(root @ problem.H @ root), root @ problem.B, 12)
+    result = lanczos(operator, problem.B, 12, preconditioner=P)
+    torch.testing.assert_close(result.matrix(), expected.matrix(), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(result.norms, expected.norms)
+
+
+def test_exhausted_spaces_end_quietly():
+    H = torch.diag(torch.tensor([1.0, 1, 1, 2, 2, 5], dtype=torch.float64))
+    V = normal(6, 3)
+    V[:, 1] = 0
+    V[1:, 2] = 0
+    result = lanczos(DenseOperator(H), V, 6)
+    assert result.diagonal.isfinite().all() and result.off_diagonal.isfinite().all()
+    assert (result.off_diagonal > 0).sum(1).tolist() == [2, 0, 0]
+    found = torch.linalg.eigvalsh(result.matrix()[0, :3, :3])
+    torch.testing.assert_close(found, torch.tensor([1.0, 2, 5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rank", [0, 10])
+def test_cg_computes_the_same_matrices(rank):
+    problem = spectrum_problem(1e2)
+    operator = problem.operator()
+    P = PivotedCholesky(rank).build(operator) if rank else None
+    solver = CG(residual_refresh=None)
+    state = solver.init(operator, problem.B, None, P)
+    for _ in range(10):
+        solver.step(operator, state)
+    result = lanczos(operator, problem.B, 10, preconditioner=P)
+    from_cg = tridiagonal_from_cg(state.gammas, state.betas)
+    torch.testing.assert_close(from_cg.matrix(), result.matrix(), rtol=1e-6, atol=1e-9)
+
+
+def test_without_reorthogonalisation_no_basis_is_kept():
+    problem = spectrum_problem(1e2)
+    result = lanczos(problem.operator(), problem.B, 8, reorthogonalize=False)
+    assert result.basis is None
+    full = lanczos(problem.operator(), problem.B, 8)
+    torch.testing.assert_close(result.matrix(), full.matrix())
+
+
+@pytest.mark.parametrize("config", [None, PivotedCholesky(10), Nystrom(10, random_state=0)])
+def test_log_det_is_unbiased(config):
+    problem = kernel_problem(n=60, noise=0.1)
+    operator = problem.operator()
+    P = None if config is None else config.build(operator)
+    truth = float(torch.linalg.slogdet(problem.H)[1])
+    estimates, errors = [], []
+    for seed in range(40):
+        estimate, error = stochastic_log_det(operator, 8, 60, generator(seed), P)
+        estimates.append(estimate)
+        errors.append(error)
+    estimates = torch.tensor(estimates, dtype=torch.float64)
+    assert abs(z_score(estimates, truth)) < 3.5
+    # the reported error is the spread over seeds
+    assert torch.tensor(errors).mean().item() == pytest.approx(float(estimates.std()), rel=0.5)
+
+
+def test_error_falls_with_the_preconditioner():
+    problem = kernel_problem(n=80, noise=1e-2)
+    operator = problem.operator()
+    truth = float(torch.linalg.slogdet(problem.H)[1])
+    errors = []
+    for rank in (1, 20, 80):
+        P = PivotedCholesky(rank).build(operator)
+        estimate, error = stochastic_log_det(operator, 10, 40, generator(), P)
+        errors.append(error)
+        assert abs(estimate - truth) < 4 * error + 1e-5
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+def test_float32_agrees():
+    problem = kernel_problem(n=80, noise=1e-1)
+    operator = problem.operator(torch.float32)
+    P = PivotedCholesky(20).build(operator)
+    estimate, error = stochastic_log_det(operator, 16, 30, generator(), P)
+    truth = float(torch.linalg.slogdet(problem.H)[1])
+    assert abs(estimate - truth) < 4 * error + 1e-2
+
+
+def test_one_probe_has_no_error_and_seed_zero_is_the_default():
+    problem = kernel_problem(n=20)
+    estimate, error = stochastic_log_det(problem.operator(), 1, 5)
+    assert error != error
+    assert (estimate,) == stochastic_log_det(problem.operator(), 1, 5, generator(0))[:1]
+
+
+def test_wrong_counts_say_so():
+    problem = kernel_problem(n=5)
+    with pytest.raises(ValueError, match="n_probes must be at least 1"):
+        stochastic_log_det(problem.operator(), 0)
+    with pytest.raises(ValueError, match="n_steps must be at least 1"):
+        lanczos(problem.operator(), problem.B, 0)
