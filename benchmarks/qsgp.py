@@ -28,6 +28,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from uci import load, plain, scores, versions
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, SVGPRegressor
+from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.features import SeededFourier
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.objectives import (
@@ -40,9 +41,7 @@ from skscalablegp.objectives import (
 from skscalablegp.training import (
     Flattening,
     QSGPStepper,
-    RowSource,
     SampledWeights,
-    Scaling,
     SparseSGD,
     StepSizes,
     SupportRows,

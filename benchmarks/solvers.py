@@ -186,7 +186,7 @@ def run(args, data, solver, gradient, warm):
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     from skscalablegp import IterativeGPRegressor
-    from skscalablegp.training import Adam
+    from skscalablegp.core.training import Adam
 
     X, X_test, y, y_test = data
     wide = (1e-8, 1e8)

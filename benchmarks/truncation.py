@@ -172,7 +172,7 @@ def adam_path(args, problem, method, steps, rate, decay=1.0):
     """Every theta that Adam visits, seconds, and why it stopped."""
     import torch
 
-    from skscalablegp.training import Adam, Monitor, train
+    from skscalablegp.core.training import Adam, Monitor, train
 
     generator = torch.Generator().manual_seed(args.seed)
     estimator = gradient(method, problem, args.probes, generator)

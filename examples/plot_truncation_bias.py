@@ -20,6 +20,7 @@ import torch
 from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from skscalablegp.core.training import Adam, Monitor, train
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import FeatureGradient, SingleSampleGradient
 from skscalablegp.kernels import compile_kernel
@@ -31,7 +32,6 @@ from skscalablegp.linalg.gradients import (
     truncated_likelihood,
 )
 from skscalablegp.objectives import collapsed_marginal_likelihood, single_sample_terms
-from skscalablegp.training import Adam, Monitor, train
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 torch.set_num_threads(1)

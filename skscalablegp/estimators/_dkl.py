@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from .._compat import Interval, StrOptions
+from ..core.data import RowSource
 from ..gradients import BatchGradient, CompositionalGradient, MinibatchGradient, MinimaxGradient
-from ..training import RowSource, neighbour_batches
+from ..training import neighbour_batches
 from ._dkl_base import DeepKernelRegressorBase
 
 _SHARED_PARAMETERS = """\

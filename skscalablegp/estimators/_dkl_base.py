@@ -17,6 +17,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import Interval, StrOptions, fit_context
 from .._validation import check_memory, resolve_dtype
+from ..core import (
+    MinibatchGPRegressorBase,
+    budget_of,
+    make_monitor,
+    seeded,
+    shared_parameters,
+    to_numpy,
+    to_torch,
+    training_device,
+    unfinished,
+    warn_once,
+)
+from ..core.data import RowSource, Scaling, column_moments
+from ..core.posteriors import FeaturePosterior, FeatureWeights
+from ..core.training import Monitor, train_steps
 from ..features import (
     ACTIVATIONS,
     DeepFeatures,
@@ -25,25 +40,11 @@ from ..features import (
     make_network,
     network_from_numpy,
     network_to_numpy,
-    to_numpy,
-    to_torch,
 )
 from ..gradients import BatchGradient
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..objectives import FeatureWeights
-from ..posteriors import DeepFeatureSpace, FeaturePosterior
-from ..training import (
-    BATCH_OPTIMIZERS,
-    Monitor,
-    RowSource,
-    Scaling,
-    WeightSpaceStepper,
-    column_moments,
-    cosine,
-    train_steps,
-)
-from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
-from ._minibatch import MinibatchGPRegressorBase, training_device
+from ..posteriors import DeepFeatureSpace
+from ..training import BATCH_OPTIMIZERS, WeightSpaceStepper, cosine
 
 # "auto": this many steps of 64 rows, within these epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
+from ..core import Run, StageSettings, fit_hyperparameters
+from ..core.data import Table
+from ..core.training import Monitor, TrainingResult
 from ..features import Grid, GridMoments, grid_moments
 from ..gradients import GridGradient
 from ..kernels import compile_kernel
@@ -22,11 +25,8 @@ from ..objectives import (
     noise_jitter,
 )
 from ..operators import GridKernel
-from ..training import Monitor, TrainingResult
 from ._deep import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
 from ._grid_plan import grid_default_kernel
-from ._stages import Run, StageSettings, fit_hyperparameters
-from ._table import Table
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,25 @@ from sklearn.exceptions import ConvergenceWarning
 
 from .._compat import FitEvents, HasMethods, fit_context
 from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
-from ..features import sample_prior_features, to_numpy, to_torch
+from ..core import (
+    PARAMETERS,
+    GPRegressorBase,
+    Run,
+    StageSettings,
+    budget_of,
+    fit_hyperparameters,
+    make_monitor,
+    seeded,
+    to_numpy,
+    to_torch,
+    unfinished,
+    warn_once,
+    well_conditioned,
+)
+from ..core.data import Table
+from ..core.posteriors import ExactPosterior, Posterior
+from ..core.training import Monitor, TrainingResult, TrainingStep, resolve_optimizer
+from ..features import sample_prior_features
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..linalg.gradients import (
     ExactGradient,
@@ -38,19 +56,9 @@ from ..linalg.solvers import (
     Status,
     resolve_solver,
 )
-from ..posteriors import ExactPosterior, IterativePosterior, Posterior
-from ..training import (
-    Monitor,
-    TrainingResult,
-    TrainingStep,
-    resolve_optimizer,
-)
-from ._base import GPRegressorBase
+from ..posteriors import IterativePosterior
 from ._final_solve import final_solve
-from ._fitting import PARAMETERS, budget_of, make_monitor, seeded, unfinished, warn_once
 from ._plan import AUTO_RANK, ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, describe, make_plan
-from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
-from ._table import Table
 from ._variance_solve import unfinished_solves, variance_solver, variance_tolerance
 
 

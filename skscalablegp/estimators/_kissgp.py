@@ -11,18 +11,25 @@ from sklearn.utils.validation import validate_data
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
+from ..core import (
+    GPRegressorBase,
+    budget_of,
+    make_monitor,
+    seeded,
+    shared_parameters,
+    unfinished,
+    warn_once,
+)
+from ..core.data import Table, noise_unit
+from ..core.training import Monitor, TrainingResult
 from ..features import Grid
 from ..kernels import TorchKernel, compile_kernel
 from ..objectives import GridProblem, Rows, grid_marginal_likelihood
 from ..operators import GridKernel
 from ..posteriors import GridPosterior
-from ..training import Monitor, TrainingResult
-from ._base import GPRegressorBase
 from ._deep import apply_network, check_layers
-from ._fitting import budget_of, make_monitor, seeded, shared_parameters, unfinished, warn_once
 from ._grid_plan import plan_grid
 from ._grid_training import KeptRows, kernel_on_grid, learned_features, summed, train_on_grid
-from ._table import Table, noise_unit
 
 
 class KISSGPRegressor(GPRegressorBase):

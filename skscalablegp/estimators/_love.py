@@ -13,10 +13,10 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import HasMethods, Interval, fit_context
-from ..posteriors import Posterior, love, with_basis
-from ._fitting import warn_once
+from ..core import GPPredictionBase, warn_once
+from ..core.posteriors import Posterior
+from ..posteriors import love, with_basis
 from ._kissgp import KISSGPRegressor
-from ._prediction import GPPredictionBase
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
 _HELD_ROWS = 20

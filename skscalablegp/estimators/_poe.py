@@ -14,16 +14,13 @@ import torch
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory, resolve_device
-from ..gradients import ExpertsGradient, ExpertTable
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.gradients import ExactGradient, GPProblem, GradientState
-from ..posteriors import COMBINATIONS, ExpertsPosterior, Posterior
-from ..training import Monitor, resolve_optimizer
-from ._base import GPRegressorBase
-from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
-from ._fitting import (
+from ..core import (
     STOPPED,
+    GPRegressorBase,
+    Run,
+    StageSettings,
     budget_of,
+    fit_hyperparameters,
     make_monitor,
     seeded,
     shared_parameters,
@@ -31,7 +28,13 @@ from ._fitting import (
     unfinished,
     warn_once,
 )
-from ._stages import Run, StageSettings, fit_hyperparameters
+from ..core.posteriors import Posterior
+from ..core.training import Monitor, resolve_optimizer
+from ..gradients import ExpertsGradient, ExpertTable
+from ..kernels import TorchKernel, compile_kernel
+from ..linalg.gradients import ExactGradient, GPProblem, GradientState
+from ..posteriors import COMBINATIONS, ExpertsPosterior
+from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 
 _SHARED = (
     "kernel",

@@ -6,8 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from .._compat import Interval, StrOptions, fit_context
-from ._fitting import shared_parameters
-from ._minibatch import MinibatchGPRegressorBase
+from ..core import MinibatchGPRegressorBase, shared_parameters
 from ._qsgp_base import COMMON_CONSTRAINTS, QSGPMixin
 
 

@@ -10,11 +10,12 @@ import torch
 from sklearn.utils.validation import check_array
 
 from .._compat import FitEvents, Interval, StrOptions
+from ..core import make_monitor, seeded, shared_parameters, training_device, unfinished, warn_once
+from ..core.data import RowSource, Scaling
+from ..core.training import Monitor
 from ..kernels import compile_kernel
 from ..posteriors import ChevronPosterior
-from ..training import SPARSE_OPTIMIZERS, Monitor, RowSource, Scaling
-from ._fitting import make_monitor, seeded, shared_parameters, unfinished, warn_once
-from ._minibatch import training_device
+from ..training import SPARSE_OPTIMIZERS
 from ._qsgp_exact import exact_fit
 from ._qsgp_fit import Fit
 from ._qsgp_rows import dual_fit

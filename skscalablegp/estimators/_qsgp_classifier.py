@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from .._compat import StrOptions, fit_context
+from ..core import GPClassifierBase, old_model_kept
 from ..objectives import LogisticSite
 from ..posteriors import ChevronPosterior
-from ._minibatch import GPClassifierBase, old_model_kept
 from ._qsgp_base import COMMON_CONSTRAINTS, QSGPMixin
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.training import StopTraining
 from ..features import KernelFunctions
 from ..objectives import MOST_NEWTON_STEPS, LinearPosterior, Site, newton_steps
-from ..training import StopTraining
 from ._qsgp_fit import Fit
 from ._qsgp_state import Trained
 

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from .._validation import resolve_device
+from ..core.data import RowSource
+from ..core.training import Monitor, Stepper, StepsResult, train_steps
 from ..features import SampledBasis
 from ..kernels import TorchKernel, compile_kernel
-from ..training import (
-    SPARSE_OPTIMIZERS,
-    Monitor,
-    RowSource,
-    SparseOptimizer,
-    Stepper,
-    StepsResult,
-    SupportRows,
-    by_unit,
-    train_steps,
-)
+from ..training import SPARSE_OPTIMIZERS, SparseOptimizer, SupportRows, by_unit
 from ._qsgp_plan import check_room, make_plan
 from ._qsgp_start import scaled_for_labels, starting_kernel, subset_kernel
 from ._qsgp_state import Trained

@@ -19,12 +19,11 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
+from ..core import LARGEST_FEATURE_SIGNAL, data_scaled_kernel, stop_after
+from ..core.training import Monitor
 from ..kernels import TorchKernel, compile_kernel
 from ..linalg.solvers import cholesky_with_jitter
 from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
-from ..training import Monitor
-from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
-from ._fitting import stop_after
 from ._iterative import IterativeGPRegressor
 
 # Above so many columns the default kernel has one length scale for all of them.

@@ -12,11 +12,11 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from .._validation import resolve_device
+from ..core.data import Scaling, column_moments
 from ..features import KernelFunctions, SampledBasis, SeededFourier
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..linalg.solvers import cholesky_with_jitter
 from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
-from ..training import Scaling, column_moments
 from ._qsgp_plan import QSGPPlan
 
 

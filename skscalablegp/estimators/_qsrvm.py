@@ -13,21 +13,25 @@ from torch import Tensor
 
 from .._compat import FitEvents, Interval, StrOptions, fit_context
 from .._validation import check_memory
-from ..features import KernelFunctions, ScaledFunctions
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.solvers import cholesky_with_jitter
-from ..posteriors import ChevronPosterior, ChevronWeights
-from ..training import RelevanceStepper, RowSource, Scaling, train_steps
-from ._fitting import (
+from ..core import (
+    MinibatchGPRegressorBase,
     budget_of,
+    input_scaling,
     make_monitor,
     seeded,
     shared_parameters,
     stop_after,
+    training_device,
     unfinished,
     warn_once,
 )
-from ._minibatch import MinibatchGPRegressorBase, input_scaling, training_device
+from ..core.data import RowSource, Scaling
+from ..core.training import train_steps
+from ..features import KernelFunctions, ScaledFunctions
+from ..kernels import TorchKernel, compile_kernel
+from ..linalg.solvers import cholesky_with_jitter
+from ..posteriors import ChevronPosterior, ChevronWeights
+from ..training import RelevanceStepper
 from ._qsgp_fit import Fit
 from ._qsgp_start import noise_of, site_of
 from ._qsgp_steps import stochastic_fit

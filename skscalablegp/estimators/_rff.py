@@ -12,15 +12,15 @@ import torch
 
 from .._compat import HasMethods, Interval
 from .._validation import available_memory, check_memory, resolve_device
-from ..features import sample_prior_features, to_numpy, to_torch
+from ..core import LARGEST_FEATURE_SIGNAL, budget_of, shared_parameters, to_numpy, to_torch
+from ..core.posteriors import FeaturePosterior, FeatureWeights
+from ..core.training import Monitor, TrainingResult
+from ..features import sample_prior_features
 from ..gradients import FeatureGradient, SingleSampleGradient
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, GradientEstimator
-from ..objectives import FeatureWeights, collapsed_marginal_likelihood, feature_weights
-from ..posteriors import FeaturePosterior, FeatureSpace
-from ..training import Monitor, TrainingResult
-from ._defaults import LARGEST_FEATURE_SIGNAL
-from ._fitting import budget_of, shared_parameters
+from ..objectives import collapsed_marginal_likelihood, feature_weights
+from ..posteriors import FeatureSpace
 from ._iterative import IterativeGPRegressor
 from ._plan import Plan
 from ._rrcg import TruncatedGPRegressor

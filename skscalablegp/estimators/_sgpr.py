@@ -13,15 +13,8 @@ import torch
 
 from .._compat import FitEvents, fit_context
 from .._validation import check_inducing, check_memory, resolve_device
-from ..features import INDUCING_METHODS, select_inducing
-from ..gradients import InducingGradient
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.gradients import GPProblem
-from ..objectives import NaturalBelief, check_noise, collapsed_bound, problem_blocks
-from ..posteriors import InducingPosterior, InducingSpace
-from ..training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
-from ._base import GPRegressorBase
-from ._fitting import (
+from ..core import (
+    GPRegressorBase,
     budget_of,
     make_monitor,
     seeded,
@@ -30,6 +23,13 @@ from ._fitting import (
     unfinished,
     warn_once,
 )
+from ..core.training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
+from ..features import INDUCING_METHODS, select_inducing
+from ..gradients import InducingGradient
+from ..kernels import TorchKernel, compile_kernel
+from ..linalg.gradients import GPProblem
+from ..objectives import NaturalBelief, check_noise, collapsed_bound, problem_blocks
+from ..posteriors import InducingPosterior, InducingSpace
 from ._svgp_base import PARAMETERS as SPARSE
 from ._svgp_training import CANDIDATES, START_ROWS, exact_start, point_units
 

@@ -12,11 +12,16 @@ import torch
 
 from .._compat import fit_context
 from .._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
-from ..objectives import Gaussian, Likelihood, StudentT
+from ..core import (
+    Gaussian,
+    Likelihood,
+    MinibatchGPRegressorBase,
+    StudentT,
+    input_scaling,
+    shared_parameters,
+)
 from ..objectives import check_noise as check_positive
 from ..posteriors import InducingPosterior
-from ._fitting import shared_parameters
-from ._minibatch import MinibatchGPRegressorBase, input_scaling
 from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian, "student_t": StudentT}

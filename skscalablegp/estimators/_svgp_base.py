@@ -13,18 +13,9 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from .._compat import FitEvents, HasMethods, Interval
 from .._validation import check_inducing, check_memory, resolve_dtype
-from ..features import (
-    INDUCING_METHODS,
-    Network,
-    make_network,
-    network_from_numpy,
-    network_to_numpy,
-)
-from ..kernels import compile_kernel, default_kernel
-from ..objectives import Likelihood, StudentT, WhitenedBelief
-from ..posteriors import InducingPosterior, InducingSpace
-from ..training import RowSource, Scaling
-from ._fitting import (
+from ..core import (
+    Likelihood,
+    StudentT,
     budget_of,
     make_monitor,
     seeded,
@@ -33,6 +24,17 @@ from ._fitting import (
     unfinished,
     warn_once,
 )
+from ..core.data import RowSource, Scaling
+from ..features import (
+    INDUCING_METHODS,
+    Network,
+    make_network,
+    network_from_numpy,
+    network_to_numpy,
+)
+from ..kernels import compile_kernel, default_kernel
+from ..objectives import WhitenedBelief
+from ..posteriors import InducingPosterior, InducingSpace
 from ._svgp_steps import SparseModel, SparseRows, SparseSettings
 from ._svgp_training import (
     START_ROWS,

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from .._compat import fit_context, sobol
 from .._validation import resolve_device
+from ..core import Bernoulli, GPClassifierBase, Likelihood, Softmax, input_scaling, old_model_kept
 from ..kernels import compile_kernel, default_kernel
-from ..objectives import Bernoulli, Likelihood, Softmax
 from ..posteriors import InducingPosterior
-from ._minibatch import GPClassifierBase, input_scaling, old_model_kept
 from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
 from ._svgp_steps import SparseModel, SparseRows
 from ._svgp_training import SparseFit, exact_start, left_out

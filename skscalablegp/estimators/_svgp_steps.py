@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..core import Likelihood
+from ..core.data import RowSource
+from ..core.training import Stepper
 from ..features import Network
 from ..kernels import TorchKernel
 from ..objectives import (
     KernelValues,
-    Likelihood,
     NaturalBelief,
     RowStatistics,
     WhitenedBelief,
     variational_bound,
 )
-from ..training import RowSource, Stepper
 
 # Rows of a score, and rows that a pass over the data holds at a time.
 _SCORE_ROWS = 2048

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from ..core.training import Monitor, QuasiNewton, TrainingResult, train, train_steps
 from ..features import select_inducing
 from ..kernels import TorchKernel
 from ..linalg.gradients import ExactGradient, GPProblem
@@ -18,7 +19,6 @@ from ..objectives import (
     collapsed_bound,
     variational_bound,
 )
-from ..training import Monitor, QuasiNewton, TrainingResult, train, train_steps
 from ._svgp_steps import FactorBelief, SparseModel, SparseRows, SparseSettings, SparseStepper
 
 # Rows among which inducing points are chosen, and rows of the start's exact likelihood.

@@ -1,6 +1,5 @@
 """Finite maps x -> phi(x) whose inner products are, or average to, a kernel."""
 
-from ._arrays import to_numpy, to_torch
 from ._deep import DeepFeatures, make_deep_features
 from ._fourier import PriorFeatures, sample_prior_features
 from ._grid import Axis, Grid, keys_weights, make_grid, varying_columns
@@ -48,8 +47,6 @@ __all__ = [
     "offset_sums",
     "sample_prior_features",
     "select_inducing",
-    "to_numpy",
-    "to_torch",
     "value_polynomials",
     "varying_columns",
 ]

@@ -1,7 +1,6 @@
 """Scalar functions of the hyperparameters, and the problem they are functions of."""
 
 from ._collapsed import CollapsedEvaluation, collapsed_marginal_likelihood, feature_weights
-from ._feature_weights import FeatureWeights
 from ._grid import (
     CommonNoise,
     FixedNoise,
@@ -14,7 +13,6 @@ from ._grid import (
     grid_marginal_likelihood,
     noise_jitter,
 )
-from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._linear import MOST_NEWTON_STEPS, LinearPosterior, linear_posterior, newton_steps
 from ._qsgp import (
     BasisDraw,
@@ -60,16 +58,13 @@ from ._weight_space import (
 
 __all__ = [
     "BasisDraw",
-    "Bernoulli",
     "BoundEvaluation",
     "CollapsedBound",
     "CollapsedEvaluation",
     "CommonNoise",
     "FeatureLevels",
     "FeatureMoments",
-    "FeatureWeights",
     "FixedNoise",
-    "Gaussian",
     "GaussianSite",
     "GridEvaluation",
     "GridProblem",
@@ -77,8 +72,6 @@ __all__ = [
     "KernelGradients",
     "KernelValues",
     "LaplaceSite",
-    "Likelihood",
-    "LikelihoodTerms",
     "LinearPosterior",
     "LogisticSite",
     "MOST_NEWTON_STEPS",
@@ -89,8 +82,6 @@ __all__ = [
     "RowStatistics",
     "Rows",
     "Site",
-    "Softmax",
-    "StudentT",
     "SupportSquares",
     "WeightSpaceEvaluation",
     "WhitenedBelief",

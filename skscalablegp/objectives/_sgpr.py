@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..core import Gaussian
 from ..kernels import TorchKernel
 from ..linalg.gradients import GPProblem
-from ._likelihoods import Gaussian
 from ._svgp import (
     KernelGradients,
     KernelValues,

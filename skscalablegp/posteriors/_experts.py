@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._base import Posterior, joint_normal
-from ._exact import ExactPosterior
+from ..core.posteriors import ExactPosterior, Posterior, joint_normal
 
 
 class Combination(NamedTuple):

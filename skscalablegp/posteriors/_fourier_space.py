@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Float64
 
+from ..core.posteriors import FeatureMap
 from ..features import PriorFeatures
 from ..kernels import TorchKernel
-from ._features import FeatureMap
 
 
 @dataclass(frozen=True, eq=False)

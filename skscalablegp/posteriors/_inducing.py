@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from ..core import Gaussian, Likelihood
+from ..core.posteriors import Posterior, WeightForm, reported_variance
 from ..kernels import TorchKernel
-from ..objectives import Gaussian, Likelihood, WhitenedBelief, Whitening
-from ._base import Posterior, reported_variance
-from ._weights import WeightForm
+from ..objectives import WhitenedBelief, Whitening
 
 
 @dataclass(frozen=True, eq=False)

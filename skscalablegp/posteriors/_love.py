@@ -10,12 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..core.posteriors import (
+    Posterior,
+    explained_weights,
+    joint_normal,
+    krylov_basis,
+    reported_variance,
+    whitened,
+)
 from ..features import sample_prior_features
 from ..kernels import NoSpectralDensity
 from ..linalg.solvers import CG, MaxIterations, RelativeResidual, solve
-from ._base import Posterior, joint_normal, reported_variance
 from ._grid import GridPosterior
-from ._krylov import explained_weights, krylov_basis, whitened
 
 # Rows whose average column of K starts Lanczos where all rows would cost too much.
 _PROBE_ROWS = 1000

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..core.data import RowSource
+from ..core.training import Stepper
 from ..features import BasisPart, SampledBasis
 from ..gradients import sampled_gradient
 from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
 from ._hyperparameters import SampledHyperparameters
-from ._rows import RowSource
 from ._sampled_weights import RunningMean, SampledWeights
 from ._sparse import SparseOptimizer, SparseSGD
-from ._steps import Stepper
 from ._support import Flattening, SupportRows, by_unit
 
 # What is left of the learning rate when steps have made the score worse, and how often.

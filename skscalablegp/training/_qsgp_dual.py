@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from ..core.data import RowSource
+from ..core.training import Stepper
 from ..features import KernelFunctions
 from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
 from ._qsgp import StepSizes
-from ._rows import RowSource
 from ._sparse import SparseOptimizer
-from ._steps import Stepper
 from ._support import Flattening, SupportRows
 
 # Kernel functions evaluated at a time where a step takes all.

@@ -11,6 +11,8 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
+from ..core.data import RowSource
+from ..core.training import Stepper
 from ..features import DeepFeatures
 from ..gradients import BatchGradient, FeatureBatch, automatic_rate
 from ..objectives import (
@@ -21,8 +23,6 @@ from ..objectives import (
     held_out_noise,
     weight_space_likelihood,
 )
-from ._rows import RowSource
-from ._steps import Stepper
 
 # Rows of a pass at a time: their features take a few dozen megabytes.
 _PASS_ROWS = 4096

@@ -26,7 +26,7 @@ from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
-from skscalablegp.estimators._fitting import unfinished
+from skscalablegp.core._fitting import unfinished
 from skscalablegp.linalg.solvers import Column
 from skscalablegp.solvers import CG
 

@@ -17,7 +17,9 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp.features import sample_prior_features, to_torch
+from skscalablegp.core import to_torch
+from skscalablegp.core.training import Adam
+from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import SingleSampleGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
@@ -28,7 +30,6 @@ from skscalablegp.objectives import (
     level_terms,
     single_sample_terms,
 )
-from skscalablegp.training import Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 C, W = ConstantKernel, WhiteKernel

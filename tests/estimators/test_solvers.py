@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.core.training import Adam, Monitor, train
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import (
     ExactGradient,
@@ -20,7 +21,6 @@ from skscalablegp.linalg.gradients import (
 )
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky, Status
-from skscalablegp.training import Adam, Monitor, train
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
 OBJECTS = [AP(10), SGD(10), SDD(10), ADASAP(10, rank=5)]

@@ -15,6 +15,8 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
+from skscalablegp.core import Bernoulli, Gaussian, StudentT
+from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.estimators import _sgpr
 from skscalablegp.estimators._svgp_steps import (
     SparseModel,
@@ -23,8 +25,6 @@ from skscalablegp.estimators._svgp_steps import (
     SparseStepper,
 )
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import Bernoulli, Gaussian, StudentT
-from skscalablegp.training import RowSource, Scaling
 
 
 def table(n=80, d=2, noise=0.2, seed=0):

@@ -9,15 +9,12 @@ from numpy.testing import assert_allclose
 from oracles import generator, normal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
+from skscalablegp.core import Bernoulli, Gaussian, Softmax, StudentT
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.objectives import (
-    Bernoulli,
-    Gaussian,
     KernelValues,
     NaturalBelief,
-    Softmax,
-    StudentT,
     WhitenedBelief,
     Whitening,
     collapsed_bound,

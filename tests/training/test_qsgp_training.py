@@ -6,6 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.features import KernelFunctions, SeededFourier
 from skscalablegp.gradients import sampled_gradient
 from skscalablegp.kernels import compile_kernel
@@ -23,10 +24,8 @@ from skscalablegp.training import (
     Flattening,
     QSGPStepper,
     RelevanceStepper,
-    RowSource,
     SampledHyperparameters,
     SampledWeights,
-    Scaling,
     SparseAdaGrad,
     SparseAdam,
     SparseSGD,

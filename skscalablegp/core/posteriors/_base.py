@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..linalg.operators import CrossOperator, KernelOperator
+from ...linalg.operators import CrossOperator, KernelOperator
 
 
 class Posterior(ABC):

@@ -14,15 +14,12 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
+from skscalablegp.core.posteriors import ExactPosterior
+from skscalablegp.core.posteriors._base import reported_variance
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
-from skscalablegp.posteriors import (
-    ExactPosterior,
-    IterativePosterior,
-    PathwiseSamples,
-)
-from skscalablegp.posteriors._base import reported_variance
+from skscalablegp.posteriors import IterativePosterior, PathwiseSamples
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, MaxEpochs, RelativeResidual
 

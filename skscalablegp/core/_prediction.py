@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import CallbackMixin
 from .._validation import check_memory, check_return_flags
-from ..posteriors import Posterior
 from ._fitting import budget_of
+from .posteriors import Posterior
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
 _POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
-from ..training import (
+from .data import centroid_subsets
+from .training import (
     Monitor,
     Optimizer,
     QuasiNewton,
     TrainingResult,
-    centroid_subsets,
     resolve_optimizer,
     restart_points,
     train,

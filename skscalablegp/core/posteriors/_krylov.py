@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..linalg.operators import DenseOperator, LinearOperator
-from ..linalg.solvers import cholesky_with_jitter, lanczos
+from ...linalg.operators import DenseOperator, LinearOperator
+from ...linalg.solvers import cholesky_with_jitter, lanczos
 
 
 def krylov_basis(

@@ -14,7 +14,7 @@ from ..kernels import TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._prediction import GPPredictionBase
-from ._table import Table
+from .data import Table
 
 
 class GPRegressorBase(GPPredictionBase):

@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import CallbackMixin
 from .._validation import check_n_targets, resolve_device
-from ..training import BLOCK_ROWS, RowSource, Scaling, column_moments
 from ._prediction import GPPredictionBase
+from .data import BLOCK_ROWS, RowSource, Scaling, column_moments
 
 # Large tables stay in the precision they come in: nothing copies them.
 _KEPT = [np.float64, np.float32]

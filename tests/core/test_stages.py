@@ -6,10 +6,10 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.estimators._stages import well_conditioned
+from skscalablegp.core._stages import well_conditioned
+from skscalablegp.core.training import LBFGS, Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import ExactGradient, GPProblem
-from skscalablegp.training import LBFGS, Monitor
 
 
 def table(n=60):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm import tqdm
 
-from ..linalg.gradients import GradientEstimate
-from ..linalg.solvers import SolveSummary
+from ...linalg.gradients import GradientEstimate
+from ...linalg.solvers import SolveSummary
 
 
 class StopTraining(Exception):

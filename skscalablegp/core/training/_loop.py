@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Generator
 
-from ..linalg.gradients import GPProblem, GradientEstimator, GradientState
-from ..linalg.solvers import Status
+from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
+from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from .._compat import handle_zeros_in_scale
-from .._validation import check_duplicates
-from ..kernels import TorchKernel
-from ..linalg.gradients import GPProblem
+from ..._compat import handle_zeros_in_scale
+from ..._validation import check_duplicates
+from ...kernels import TorchKernel
+from ...linalg.gradients import GPProblem
 
 
 @dataclass(frozen=True)

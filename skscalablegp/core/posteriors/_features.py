@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..objectives import FeatureWeights
 from ._base import Posterior
+from ._feature_weights import FeatureWeights
 from ._weights import WeightForm
 
 

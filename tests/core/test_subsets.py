@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import generator, normal
 
-from skscalablegp.training import centroid_subsets, random_subset
+from skscalablegp.core.data import centroid_subsets, random_subset
 
 
 @pytest.mark.parametrize(("n", "size"), [(50, 7), (50, 50), (10, 20), (1, 1)])

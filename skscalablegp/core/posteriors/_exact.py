@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..linalg.operators import KernelOperator
+from ...linalg.operators import KernelOperator
 from ._base import Posterior, joint_normal, reported_variance
 
 

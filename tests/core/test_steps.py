@@ -5,7 +5,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from skscalablegp.training import Monitor, RowSource, Scaling, Stepper, column_moments, train_steps
+from skscalablegp.core.data import RowSource, Scaling, column_moments
+from skscalablegp.core.training import Monitor, Stepper, train_steps
 
 
 class Walk(Stepper):

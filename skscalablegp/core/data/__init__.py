@@ -1,0 +1,16 @@
+"""Tables and sources of rows, with their scaling."""
+
+from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
+from ._subsets import centroid_subsets, random_subset
+from ._table import Table, noise_unit
+
+__all__ = [
+    "BLOCK_ROWS",
+    "RowSource",
+    "Scaling",
+    "Table",
+    "centroid_subsets",
+    "column_moments",
+    "noise_unit",
+    "random_subset",
+]

@@ -1,0 +1,22 @@
+"""Frozen objects that answer predictions."""
+
+from ._base import Posterior, joint_normal, reported_variance
+from ._exact import ExactPosterior
+from ._feature_weights import FeatureWeights
+from ._features import FeatureMap, FeaturePosterior
+from ._krylov import explained_weights, krylov_basis, whitened
+from ._weights import WeightForm
+
+__all__ = [
+    "ExactPosterior",
+    "FeatureMap",
+    "FeaturePosterior",
+    "FeatureWeights",
+    "Posterior",
+    "WeightForm",
+    "explained_weights",
+    "joint_normal",
+    "krylov_basis",
+    "reported_variance",
+    "whitened",
+]

@@ -1,0 +1,26 @@
+"""Training watched by one monitor: optimisers of all rows, and steps of random batches."""
+
+from ._loop import TrainingResult, restart_points, train
+from ._monitor import Monitor, StopTraining, TrainingStep
+from ._optimizers import LBFGS, Adam, Optimizer
+from ._quasi_newton import QuasiNewton
+from ._resolve import OPTIMIZERS, resolve_optimizer
+from ._steps import Stepper, StepsResult, train_steps
+
+__all__ = [
+    "Adam",
+    "LBFGS",
+    "Monitor",
+    "OPTIMIZERS",
+    "Optimizer",
+    "QuasiNewton",
+    "Stepper",
+    "StepsResult",
+    "StopTraining",
+    "TrainingResult",
+    "TrainingStep",
+    "resolve_optimizer",
+    "restart_points",
+    "train",
+    "train_steps",
+]
