@@ -2,7 +2,6 @@
 
 from .estimators import (
     BSGDDKLRegressor,
-    IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
     MinimaxDKLRegressor,
@@ -11,13 +10,13 @@ from .estimators import (
     QSGPRegressor,
     QSRVMRegressor,
     RFFRegressor,
-    RRCGRegressor,
     SCGDDKLRegressor,
     SGPRRegressor,
     SSRFFRegressor,
     SVGPClassifier,
     SVGPRegressor,
 )
+from .models.iterative import IterativeGPRegressor, RRCGRegressor
 
 __version__ = "0.1.0.dev0"
 

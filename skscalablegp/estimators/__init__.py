@@ -1,7 +1,6 @@
 """The public estimators."""
 
 from ._dkl import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
-from ._iterative import IterativeGPRegressor
 from ._kissgp import KISSGPRegressor
 from ._love import LOVEPredictor
 from ._poe import PoERegressor
@@ -9,14 +8,12 @@ from ._qsgp import QSGPRegressor
 from ._qsgp_classifier import QSGPClassifier
 from ._qsrvm import QSRVMRegressor
 from ._rff import RFFRegressor, SSRFFRegressor
-from ._rrcg import RRCGRegressor
 from ._sgpr import SGPRRegressor
 from ._svgp import SVGPRegressor
 from ._svgp_classifier import SVGPClassifier
 
 __all__ = [
     "BSGDDKLRegressor",
-    "IterativeGPRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",
     "MinimaxDKLRegressor",
@@ -25,7 +22,6 @@ __all__ = [
     "QSGPRegressor",
     "QSRVMRegressor",
     "RFFRegressor",
-    "RRCGRegressor",
     "SCGDDKLRegressor",
     "SGPRRegressor",
     "SSRFFRegressor",

@@ -19,11 +19,9 @@ from ..features import sample_prior_features
 from ..gradients import FeatureGradient, SingleSampleGradient
 from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, GradientEstimator
+from ..models.iterative import IterativeGPRegressor, Plan, TruncatedGPRegressor
 from ..objectives import collapsed_marginal_likelihood, feature_weights
 from ..posteriors import FeatureSpace
-from ._iterative import IterativeGPRegressor
-from ._plan import Plan
-from ._rrcg import TruncatedGPRegressor
 
 _COMMON = (
     "kernel",

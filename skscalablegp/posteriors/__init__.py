@@ -6,7 +6,6 @@ from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, gr
 from ._fourier_space import FeatureSpace
 from ._grid import GridPosterior
 from ._inducing import InducingPosterior, InducingSpace
-from ._iterative import IterativePosterior, PathwiseSamples
 from ._love import LOVEPosterior, LOVEResult, LOVEWeights, love, with_basis
 
 __all__ = [
@@ -20,11 +19,9 @@ __all__ = [
     "GridPosterior",
     "InducingPosterior",
     "InducingSpace",
-    "IterativePosterior",
     "LOVEPosterior",
     "LOVEResult",
     "LOVEWeights",
-    "PathwiseSamples",
     "SupportVariance",
     "bcm",
     "gpoe",

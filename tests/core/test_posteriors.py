@@ -19,7 +19,7 @@ from skscalablegp.core.posteriors._base import reported_variance
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
-from skscalablegp.posteriors import IterativePosterior, PathwiseSamples
+from skscalablegp.models.iterative import IterativePosterior, PathwiseSamples
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, MaxEpochs, RelativeResidual
 

@@ -46,9 +46,9 @@ def test_wrong_optimisers_fail_before_any_evaluation(settings, message):
 def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(stage, rows, monkeypatch):
     """In its first evaluation, when that subset has nothing to show yet."""
     X, y = table(200)
-    monkeypatch.setattr("skscalablegp.estimators._plan.SUBSET_ROWS", 20)
+    monkeypatch.setattr("skscalablegp.models.iterative._plan.SUBSET_ROWS", 20)
     if stage == "neighbourhoods":
-        monkeypatch.setattr("skscalablegp.estimators._plan.CENTROID_ROWS", 100)
+        monkeypatch.setattr("skscalablegp.models.iterative._plan.CENTROID_ROWS", 100)
     steps, estimate = [], ExactGradient.estimate
 
     def interrupted(self, problem, *args):
@@ -84,7 +84,7 @@ def test_the_smallest_noise_of_all_rows_decides_about_precision():
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", LBFGS()], ids=str)
 def test_an_optimiser_that_needs_values_gets_them_whatever_the_rows(optimizer, monkeypatch):
-    monkeypatch.setattr("skscalablegp.estimators._plan.EXACT_TRAINING_ROWS", {"cpu": 30})
+    monkeypatch.setattr("skscalablegp.models.iterative._plan.EXACT_TRAINING_ROWS", {"cpu": 30})
     X, y = table()
     model = IterativeGPRegressor(kernel(), optimizer=optimizer, device="cpu").fit(X, y)
     assert model.solver_ == "cholesky"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..linalg.gradients import (
+from ...linalg.gradients import (
     GPProblem,
     GradientState,
     PathwiseGradient,
@@ -18,11 +18,11 @@ from ..linalg.gradients import (
     built_preconditioner,
     exact_marginal_likelihood,
 )
-from ..linalg.operators import KernelOperator
-from ..linalg.preconditioners import PivotedCholesky
-from ..linalg.solvers import Solution, resolve_solver, solve, stochastic_log_det
-from ..posteriors import PathwiseSamples
+from ...linalg.operators import KernelOperator
+from ...linalg.preconditioners import PivotedCholesky
+from ...linalg.solvers import Solution, resolve_solver, solve, stochastic_log_det
 from ._plan import AUTO_RANK, SOLVED_VARIANCE_ROWS
+from ._posterior import PathwiseSamples
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._validation import available_memory, check_memory, format_bytes
+from ..._validation import available_memory, check_memory, format_bytes
 
 # Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
 # benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.

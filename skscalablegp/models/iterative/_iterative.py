@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from .._compat import FitEvents, HasMethods, fit_context
-from .._validation import available_memory, check_memory, resolve_device, resolve_dtype
-from ..core import (
+from ..._compat import FitEvents, HasMethods, fit_context
+from ..._validation import available_memory, check_memory, resolve_device, resolve_dtype
+from ...core import (
     PARAMETERS,
     GPRegressorBase,
     Run,
@@ -32,12 +32,12 @@ from ..core import (
     warn_once,
     well_conditioned,
 )
-from ..core.data import Table
-from ..core.posteriors import ExactPosterior, Posterior
-from ..core.training import Monitor, TrainingResult, TrainingStep, resolve_optimizer
-from ..features import sample_prior_features
-from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..linalg.gradients import (
+from ...core.data import Table
+from ...core.posteriors import ExactPosterior, Posterior
+from ...core.training import Monitor, TrainingResult, TrainingStep, resolve_optimizer
+from ...features import sample_prior_features
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...linalg.gradients import (
     ExactGradient,
     GPProblem,
     GradientEstimator,
@@ -46,8 +46,8 @@ from ..linalg.gradients import (
     StandardGradient,
     exact_marginal_likelihood,
 )
-from ..linalg.preconditioners import PivotedCholesky, resolve_preconditioner
-from ..linalg.solvers import (
+from ...linalg.preconditioners import PivotedCholesky, resolve_preconditioner
+from ...linalg.solvers import (
     Cholesky,
     MaxEpochs,
     RelativeResidual,
@@ -56,9 +56,9 @@ from ..linalg.solvers import (
     Status,
     resolve_solver,
 )
-from ..posteriors import IterativePosterior
 from ._final_solve import final_solve
 from ._plan import AUTO_RANK, ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, describe, make_plan
+from ._posterior import IterativePosterior
 from ._variance_solve import unfinished_solves, variance_solver, variance_tolerance
 
 

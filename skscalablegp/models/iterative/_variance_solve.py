@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..linalg.operators import KernelOperator
-from ..linalg.solvers import RowSolver, SolveSummary, resolve_solver
+from ...linalg.operators import KernelOperator
+from ...linalg.solvers import RowSolver, SolveSummary, resolve_solver
 
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03

@@ -16,7 +16,7 @@ from skscalablegp.solvers import CG
 )
 def test_the_likelihood_is_within_its_standard_error(solver, monkeypatch):
     """30 Lanczos steps without a preconditioner are off by dozens of nats here."""
-    monkeypatch.setattr("skscalablegp.estimators._final_solve.SOLVED_VARIANCE_ROWS", 100)
+    monkeypatch.setattr("skscalablegp.models.iterative._final_solve.SOLVED_VARIANCE_ROWS", 100)
     rng = np.random.default_rng(0)
     X = np.sort(rng.random((800, 1)), 0)
     y = np.sin(9 * X[:, 0]) + 0.01 * rng.standard_normal(800)

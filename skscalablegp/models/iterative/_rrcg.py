@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .._compat import HasMethods, Interval, StrOptions
-from ..core import shared_parameters
-from ..core.training import Monitor, TrainingResult
-from ..kernels import TorchKernel
-from ..linalg.gradients import GPProblem, GradientEstimator, TruncatedGradient
+from ..._compat import HasMethods, Interval, StrOptions
+from ...core import shared_parameters
+from ...core.training import Monitor, TrainingResult
+from ...kernels import TorchKernel
+from ...linalg.gradients import GPProblem, GradientEstimator, TruncatedGradient
 from ._iterative import IterativeGPRegressor
 from ._plan import ENOUGH_SAMPLES, Plan
 

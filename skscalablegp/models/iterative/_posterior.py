@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.posteriors import Posterior, joint_normal, reported_variance
-from ..features import PriorFeatures
-from ..linalg.operators import KernelOperator
-from ..linalg.preconditioners import Preconditioner, resolve_preconditioner
-from ..linalg.solvers import Solution, SolveSummary, solve
+from ...core.posteriors import Posterior, joint_normal, reported_variance
+from ...features import PriorFeatures
+from ...linalg.operators import KernelOperator
+from ...linalg.preconditioners import Preconditioner, resolve_preconditioner
+from ...linalg.solvers import Solution, SolveSummary, solve
 
 
 @dataclass(frozen=True)

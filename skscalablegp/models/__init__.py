@@ -1,0 +1,3 @@
+"""One folder a method."""
+
+__all__: list[str] = []
