@@ -29,13 +29,14 @@ from skscalablegp import (
     SCGDDKLRegressor,
     SVGPRegressor,
 )
-from skscalablegp.gradients import (
+from skscalablegp.models.deep import (
     CompositionalGradient,
     FeatureBatch,
     MinibatchGradient,
     MinimaxGradient,
+    feature_moments,
+    weight_space_likelihood,
 )
-from skscalablegp.objectives import feature_moments, weight_space_likelihood
 
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)

@@ -1,21 +1,19 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
 from .estimators import (
-    BSGDDKLRegressor,
     KISSGPRegressor,
     LOVEPredictor,
-    MinimaxDKLRegressor,
     PoERegressor,
     QSGPClassifier,
     QSGPRegressor,
     QSRVMRegressor,
     RFFRegressor,
-    SCGDDKLRegressor,
     SGPRRegressor,
     SSRFFRegressor,
     SVGPClassifier,
     SVGPRegressor,
 )
+from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
 
 __version__ = "0.1.0.dev0"

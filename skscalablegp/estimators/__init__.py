@@ -1,6 +1,5 @@
 """The public estimators."""
 
-from ._dkl import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from ._kissgp import KISSGPRegressor
 from ._love import LOVEPredictor
 from ._poe import PoERegressor
@@ -13,16 +12,13 @@ from ._svgp import SVGPRegressor
 from ._svgp_classifier import SVGPClassifier
 
 __all__ = [
-    "BSGDDKLRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",
-    "MinimaxDKLRegressor",
     "PoERegressor",
     "QSGPClassifier",
     "QSGPRegressor",
     "QSRVMRegressor",
     "RFFRegressor",
-    "SCGDDKLRegressor",
     "SGPRRegressor",
     "SSRFFRegressor",
     "SVGPClassifier",

@@ -1,6 +1,5 @@
 """Finite maps x -> phi(x) whose inner products are, or average to, a kernel."""
 
-from ._deep import DeepFeatures, make_deep_features
 from ._fourier import PriorFeatures, sample_prior_features
 from ._grid import Axis, Grid, keys_weights, make_grid, varying_columns
 from ._grid_moments import GridMoments, grid_moments
@@ -22,7 +21,6 @@ __all__ = [
     "ACTIVATIONS",
     "Axis",
     "BasisPart",
-    "DeepFeatures",
     "DenseNetwork",
     "Grid",
     "GridMoments",
@@ -39,7 +37,6 @@ __all__ = [
     "grid_moments",
     "keys_weights",
     "local_polynomials",
-    "make_deep_features",
     "make_grid",
     "make_network",
     "network_from_numpy",

@@ -1,7 +1,6 @@
 """Frozen objects that answer predictions."""
 
 from ._chevron import ChevronPosterior, ChevronWeights, SupportVariance
-from ._deep_space import DeepFeatureSpace
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._fourier_space import FeatureSpace
 from ._grid import GridPosterior
@@ -13,7 +12,6 @@ __all__ = [
     "ChevronPosterior",
     "ChevronWeights",
     "Combination",
-    "DeepFeatureSpace",
     "ExpertsPosterior",
     "FeatureSpace",
     "GridPosterior",

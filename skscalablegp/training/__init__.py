@@ -7,10 +7,8 @@ from ._relevance import RelevanceStepper
 from ._sampled_weights import SampledWeights
 from ._sparse import SPARSE_OPTIMIZERS, SparseAdaGrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._support import Flattening, SupportRows, by_unit, support_gram
-from ._weight_space import BATCH_OPTIMIZERS, WeightSpaceStepper, cosine, neighbour_batches
 
 __all__ = [
-    "BATCH_OPTIMIZERS",
     "DualStepper",
     "Flattening",
     "QSGPStepper",
@@ -24,9 +22,6 @@ __all__ = [
     "SparseSGD",
     "StepSizes",
     "SupportRows",
-    "WeightSpaceStepper",
     "by_unit",
-    "cosine",
-    "neighbour_batches",
     "support_gram",
 ]

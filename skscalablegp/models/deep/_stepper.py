@@ -11,11 +11,11 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
-from ..core.data import RowSource
-from ..core.training import Stepper
-from ..features import DeepFeatures
-from ..gradients import BatchGradient, FeatureBatch, automatic_rate
-from ..objectives import (
+from ...core.data import RowSource
+from ...core.training import Stepper
+from ._batch import BatchGradient, FeatureBatch, automatic_rate
+from ._features import DeepFeatures
+from ._objective import (
     FeatureMoments,
     WeightSpaceEvaluation,
     best_scales,

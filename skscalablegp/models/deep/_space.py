@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..core.posteriors import FeatureMap
-from ..features import DeepFeatures
+from ...core.posteriors import FeatureMap
+from ._features import DeepFeatures
 
 
 @dataclass(frozen=True, eq=False)

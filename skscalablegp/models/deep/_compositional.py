@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..linalg.solvers import cholesky_with_jitter
-from ..objectives import FeatureMoments, data_fit, log_det_direction
+from ...linalg.solvers import cholesky_with_jitter
 from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
+from ._objective import FeatureMoments, data_fit, log_det_direction
 
 
 @dataclass(frozen=True, eq=False)

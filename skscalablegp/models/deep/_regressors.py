@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from .._compat import Interval, StrOptions
-from ..core.data import RowSource
-from ..gradients import BatchGradient, CompositionalGradient, MinibatchGradient, MinimaxGradient
-from ..training import neighbour_batches
-from ._dkl_base import DeepKernelRegressorBase
+from ..._compat import Interval, StrOptions
+from ...core.data import RowSource
+from ._base import DeepKernelRegressorBase
+from ._batch import BatchGradient, MinibatchGradient
+from ._compositional import CompositionalGradient
+from ._minimax import MinimaxGradient
+from ._stepper import neighbour_batches
 
 _SHARED_PARAMETERS = """\
 kernel : kernel instance, default=None

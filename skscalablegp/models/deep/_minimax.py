@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..linalg.solvers import cholesky_with_jitter
-from ..objectives import FeatureMoments, data_fit, log_det_direction
+from ...linalg.solvers import cholesky_with_jitter
 from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
+from ._objective import FeatureMoments, data_fit, log_det_direction
 
 # Curvature of the proximal term's smoothed penalty; log|A| has curvature 1 relative to F, and the
 # saddle is stable above that.

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..kernels import TorchKernel
-from ._fourier import PriorFeatures, sample_prior_features
-from ._network import Network
+from ...features import Network, PriorFeatures, sample_prior_features
+from ...kernels import TorchKernel
 
 # In length scales of 1: 3 and 5 train alike, 1 trained worse on three of four sets.
 _SPREAD = 3.0

@@ -21,7 +21,7 @@ from sklearn.gaussian_process.kernels import (
 from torch import nn
 
 from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
-from skscalablegp.training import cosine
+from skscalablegp.models.deep import cosine
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
 SMALL = {"hidden_layer_sizes": (12,), "max_epochs": 8, "random_state": 0}
@@ -331,7 +331,7 @@ def test_a_stream_goes_on_after_a_pickle_and_after_fit():
 
 
 def test_longer_streams_keep_a_uniform_sample():
-    from skscalablegp.estimators import _dkl_base as base
+    from skscalablegp.models.deep import _base as base
 
     kept, seen = None, 0
     random_state = np.random.RandomState(0)

@@ -7,13 +7,15 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
 
-from skscalablegp.gradients import (
+from skscalablegp.models.deep import (
     CompositionalGradient,
     FeatureBatch,
     MinibatchGradient,
     MinimaxGradient,
+    best_scales,
+    feature_moments,
+    weight_space_likelihood,
 )
-from skscalablegp.objectives import best_scales, feature_moments, weight_space_likelihood
 
 N, M, T, B = 48, 4, 2, 6
 DTYPE = torch.float64

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from ..objectives import FeatureMoments
+from ._objective import FeatureMoments
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ import torch
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import Interval, StrOptions, fit_context
-from .._validation import check_memory, resolve_dtype
-from ..core import (
+from ..._compat import Interval, StrOptions, fit_context
+from ..._validation import check_memory, resolve_dtype
+from ...core import (
     MinibatchGPRegressorBase,
     budget_of,
     make_monitor,
@@ -29,22 +29,21 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.data import RowSource, Scaling, column_moments
-from ..core.posteriors import FeaturePosterior, FeatureWeights
-from ..core.training import Monitor, train_steps
-from ..features import (
+from ...core.data import RowSource, Scaling, column_moments
+from ...core.posteriors import FeaturePosterior, FeatureWeights
+from ...core.training import Monitor, train_steps
+from ...features import (
     ACTIVATIONS,
-    DeepFeatures,
     check_features,
-    make_deep_features,
     make_network,
     network_from_numpy,
     network_to_numpy,
 )
-from ..gradients import BatchGradient
-from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..posteriors import DeepFeatureSpace
-from ..training import BATCH_OPTIMIZERS, WeightSpaceStepper, cosine
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ._batch import BatchGradient
+from ._features import DeepFeatures, make_deep_features
+from ._space import DeepFeatureSpace
+from ._stepper import BATCH_OPTIMIZERS, WeightSpaceStepper, cosine
 
 # "auto": this many steps of 64 rows, within these epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
-from skscalablegp.objectives import (
+from skscalablegp.models.deep import (
     best_scales,
     data_fit,
     feature_moments,

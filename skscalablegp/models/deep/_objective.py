@@ -20,8 +20,8 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ..core.posteriors import FeatureWeights
-from ..linalg.solvers import cholesky_with_jitter
+from ...core.posteriors import FeatureWeights
+from ...linalg.solvers import cholesky_with_jitter
 
 
 @dataclass(frozen=True, eq=False)

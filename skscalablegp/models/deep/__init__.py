@@ -1,0 +1,36 @@
+"""Deep kernels with a finite number of features."""
+
+from ._batch import FeatureBatch, MinibatchGradient
+from ._compositional import CompositionalGradient
+from ._minimax import MinimaxGradient
+from ._objective import (
+    best_scales,
+    data_fit,
+    feature_moments,
+    held_out_noise,
+    log_det_direction,
+    saddle_multiplier,
+    saddle_value,
+    weight_space_likelihood,
+)
+from ._regressors import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+from ._stepper import cosine
+
+__all__ = [
+    "BSGDDKLRegressor",
+    "CompositionalGradient",
+    "FeatureBatch",
+    "MinibatchGradient",
+    "MinimaxDKLRegressor",
+    "MinimaxGradient",
+    "SCGDDKLRegressor",
+    "best_scales",
+    "cosine",
+    "data_fit",
+    "feature_moments",
+    "held_out_noise",
+    "log_det_direction",
+    "saddle_multiplier",
+    "saddle_value",
+    "weight_space_likelihood",
+]
