@@ -29,22 +29,20 @@ from uci import load, plain, scores, versions
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, SVGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
-from skscalablegp.features import SeededFourier
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import (
+from skscalablegp.models.sampled import (
     BasisDraw,
+    Flattening,
     GaussianSite,
     Projection,
-    SupportSquares,
-    sampled_squares,
-)
-from skscalablegp.training import (
-    Flattening,
     QSGPStepper,
     SampledWeights,
+    SeededFourier,
     SparseSGD,
     StepSizes,
     SupportRows,
+    SupportSquares,
+    sampled_squares,
 )
 
 RESULTS = Path(__file__).parent / "results" / "qsgp.jsonl"

@@ -4,9 +4,6 @@ from .estimators import (
     KISSGPRegressor,
     LOVEPredictor,
     PoERegressor,
-    QSGPClassifier,
-    QSGPRegressor,
-    QSRVMRegressor,
     RFFRegressor,
     SGPRRegressor,
     SSRFFRegressor,
@@ -15,6 +12,7 @@ from .estimators import (
 )
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
+from .models.sampled import QSGPClassifier, QSGPRegressor, QSRVMRegressor
 
 __version__ = "0.1.0.dev0"
 

@@ -15,23 +15,17 @@ from ._network import (
     network_from_numpy,
     network_to_numpy,
 )
-from ._sampled import BasisPart, KernelFunctions, SampledBasis, ScaledFunctions, SeededFourier
 
 __all__ = [
     "ACTIVATIONS",
     "Axis",
-    "BasisPart",
     "DenseNetwork",
     "Grid",
     "GridMoments",
     "INDUCING_METHODS",
-    "KernelFunctions",
     "ModuleNetwork",
     "Network",
     "PriorFeatures",
-    "SampledBasis",
-    "ScaledFunctions",
-    "SeededFourier",
     "cell_polynomials",
     "check_features",
     "grid_moments",

@@ -4,7 +4,6 @@ from ._experts import ExpertsGradient, ExpertTable
 from ._features import FeatureGradient, SingleSampleGradient
 from ._grid import GridGradient
 from ._inducing import InducingGradient
-from ._qsgp import SampledGradient, sampled_gradient
 
 __all__ = [
     "ExpertTable",
@@ -12,7 +11,5 @@ __all__ = [
     "FeatureGradient",
     "GridGradient",
     "InducingGradient",
-    "SampledGradient",
     "SingleSampleGradient",
-    "sampled_gradient",
 ]

@@ -1,6 +1,5 @@
 """Frozen objects that answer predictions."""
 
-from ._chevron import ChevronPosterior, ChevronWeights, SupportVariance
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._fourier_space import FeatureSpace
 from ._grid import GridPosterior
@@ -9,8 +8,6 @@ from ._love import LOVEPosterior, LOVEResult, LOVEWeights, love, with_basis
 
 __all__ = [
     "COMBINATIONS",
-    "ChevronPosterior",
-    "ChevronWeights",
     "Combination",
     "ExpertsPosterior",
     "FeatureSpace",
@@ -20,7 +17,6 @@ __all__ = [
     "LOVEPosterior",
     "LOVEResult",
     "LOVEWeights",
-    "SupportVariance",
     "bcm",
     "gpoe",
     "grbcm",

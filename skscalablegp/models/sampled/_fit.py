@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._validation import resolve_device
-from ..core.data import RowSource
-from ..core.training import Monitor, Stepper, StepsResult, train_steps
-from ..features import SampledBasis
-from ..kernels import TorchKernel, compile_kernel
-from ..training import SPARSE_OPTIMIZERS, SparseOptimizer, SupportRows, by_unit
-from ._qsgp_plan import check_room, make_plan
-from ._qsgp_start import scaled_for_labels, starting_kernel, subset_kernel
-from ._qsgp_state import Trained
+from ..._validation import resolve_device
+from ...core.data import RowSource
+from ...core.training import Monitor, Stepper, StepsResult, train_steps
+from ...kernels import TorchKernel, compile_kernel
+from ._basis import SampledBasis
+from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
+from ._plan import check_room, make_plan
+from ._start import scaled_for_labels, starting_kernel, subset_kernel
+from ._state import Trained
+from ._support import SupportRows, by_unit
 
 # What a learning rate of "auto" is.
 _RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}

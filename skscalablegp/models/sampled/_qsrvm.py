@@ -11,9 +11,9 @@ import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
 from torch import Tensor
 
-from .._compat import FitEvents, Interval, StrOptions, fit_context
-from .._validation import check_memory
-from ..core import (
+from ..._compat import FitEvents, Interval, StrOptions, fit_context
+from ..._validation import check_memory
+from ...core import (
     MinibatchGPRegressorBase,
     budget_of,
     input_scaling,
@@ -25,16 +25,16 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.data import RowSource, Scaling
-from ..core.training import train_steps
-from ..features import KernelFunctions, ScaledFunctions
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.solvers import cholesky_with_jitter
-from ..posteriors import ChevronPosterior, ChevronWeights
-from ..training import RelevanceStepper
-from ._qsgp_fit import Fit
-from ._qsgp_start import noise_of, site_of
-from ._qsgp_steps import stochastic_fit
+from ...core.data import RowSource, Scaling
+from ...core.training import train_steps
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.solvers import cholesky_with_jitter
+from ._basis import KernelFunctions, ScaledFunctions
+from ._fit import Fit
+from ._posterior import ChevronPosterior, ChevronWeights
+from ._relevance import RelevanceStepper
+from ._start import noise_of, site_of
+from ._steps import stochastic_fit
 
 # Functions whose precisions are trained by full batches; larger dictionaries shrink by steps first.
 _EXACT = 2048

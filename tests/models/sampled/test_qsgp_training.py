@@ -7,30 +7,29 @@ from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.core.data import RowSource, Scaling
-from skscalablegp.features import KernelFunctions, SeededFourier
-from skscalablegp.gradients import sampled_gradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import (
+from skscalablegp.models.sampled import (
     BasisDraw,
+    Flattening,
     GaussianSite,
+    KernelFunctions,
     LaplaceSite,
     LogisticSite,
     Projection,
-    likelihood_bound,
-    linear_posterior,
-    mean_estimate,
-)
-from skscalablegp.training import (
-    Flattening,
     QSGPStepper,
     RelevanceStepper,
     SampledHyperparameters,
     SampledWeights,
+    SeededFourier,
     SparseAdaGrad,
     SparseAdam,
     SparseSGD,
     StepSizes,
     SupportRows,
+    likelihood_bound,
+    linear_posterior,
+    mean_estimate,
+    sampled_gradient,
     support_gram,
 )
 
@@ -60,7 +59,7 @@ def dense_phi(source, functions):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_frequencies_come_back_from_their_seeds(kept, monkeypatch):
-    from skscalablegp.features import _sampled
+    from skscalablegp.models.sampled import _basis as _sampled
 
     monkeypatch.setattr(_sampled, "_KEPT_NUMBERS", 2**26 if kept else 0)
     kernel = compile_kernel(ConstantKernel(2.0) * RBF(0.7) + Matern(nu=1.5) + WhiteKernel(), 2)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.training import StopTraining
-from ..features import KernelFunctions
-from ..objectives import MOST_NEWTON_STEPS, LinearPosterior, Site, newton_steps
-from ._qsgp_fit import Fit
-from ._qsgp_state import Trained
+from ...core.training import StopTraining
+from ._basis import KernelFunctions
+from ._fit import Fit
+from ._newton import MOST_NEWTON_STEPS, LinearPosterior, newton_steps
+from ._sites import Site
+from ._state import Trained
 
 
 def exact_fit(

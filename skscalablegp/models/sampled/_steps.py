@@ -9,22 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import TorchKernel
-from ..linalg.solvers import cholesky_with_jitter
-from ..objectives import Site
-from ..training import (
-    Flattening,
-    QSGPStepper,
-    SampledHyperparameters,
-    SampledWeights,
-    StepSizes,
-    SupportRows,
-    by_unit,
-    support_gram,
-)
-from ._qsgp_fit import Fit
-from ._qsgp_start import site_of, support_weights
-from ._qsgp_state import Trained, fitted_scales, support_variance
+from ...kernels import TorchKernel
+from ...linalg.solvers import cholesky_with_jitter
+from ._fit import Fit
+from ._hyperparameters import SampledHyperparameters
+from ._sites import Site
+from ._start import site_of, support_weights
+from ._state import Trained, fitted_scales, support_variance
+from ._stepper import QSGPStepper, StepSizes
+from ._support import Flattening, SupportRows, by_unit, support_gram
+from ._weights import SampledWeights
 
 
 def stochastic_fit(

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernels import Constant, TorchKernel, find_draw, no_spectral_density
-from ._fourier import PriorFeatures, sample_prior_features
+from ...features import PriorFeatures, sample_prior_features
+from ...kernels import Constant, TorchKernel, find_draw, no_spectral_density
 
 # Units that are drawn together: enough to be one call, few enough for small draws.
 _BLOCK_UNITS = 256

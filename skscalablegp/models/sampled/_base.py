@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_array
 
-from .._compat import FitEvents, Interval, StrOptions
-from ..core import make_monitor, seeded, shared_parameters, training_device, unfinished, warn_once
-from ..core.data import RowSource, Scaling
-from ..core.training import Monitor
-from ..kernels import compile_kernel
-from ..posteriors import ChevronPosterior
-from ..training import SPARSE_OPTIMIZERS
-from ._qsgp_exact import exact_fit
-from ._qsgp_fit import Fit
-from ._qsgp_rows import dual_fit
-from ._qsgp_start import noise_of, site_of
-from ._qsgp_state import Trained, build_posterior, make_basis, scaling_of
-from ._qsgp_steps import stochastic_fit
+from ..._compat import FitEvents, Interval, StrOptions
+from ...core import make_monitor, seeded, shared_parameters, training_device, unfinished, warn_once
+from ...core.data import RowSource, Scaling
+from ...core.training import Monitor
+from ...kernels import compile_kernel
+from ._dual import dual_fit
+from ._exact import exact_fit
+from ._fit import Fit
+from ._optimizers import SPARSE_OPTIMIZERS
+from ._posterior import ChevronPosterior
+from ._start import noise_of, site_of
+from ._state import Trained, build_posterior, make_basis, scaling_of
+from ._steps import stochastic_fit
 
 _AUTO = StrOptions({"auto"})
 _POSITIVE = Interval(Real, 0, None, closed="neither")

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from skscalablegp import QSRVMRegressor
-from skscalablegp.estimators import _qsrvm
+from skscalablegp.models.sampled import _qsrvm
 
 
 def sinc(n=300, seed=0):

@@ -1,40 +1,34 @@
-"""Quadruply stochastic Gaussian-process classification."""
+"""Quadruply stochastic Gaussian-process regression."""
 
 from __future__ import annotations
 
-import weakref
+from numbers import Integral
 from typing import Any
 
-import numpy as np
-import torch
-
-from .._compat import StrOptions, fit_context
-from ..core import GPClassifierBase, old_model_kept
-from ..objectives import LogisticSite
-from ..posteriors import ChevronPosterior
-from ._qsgp_base import COMMON_CONSTRAINTS, QSGPMixin
-
-# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
-_POSTERIORS: weakref.WeakKeyDictionary[Any, ChevronPosterior] = weakref.WeakKeyDictionary()
-# Rows of one evaluation of the basis.
-_ROWS = 1024
+from ..._compat import Interval, StrOptions, fit_context
+from ...core import MinibatchGPRegressorBase, shared_parameters
+from ._base import COMMON_CONSTRAINTS, QSGPMixin
 
 
-class QSGPClassifier(QSGPMixin, GPClassifierBase):
-    """Gaussian-process classification by steps whose cost depends on neither rows nor functions.
+class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
+    """Gaussian-process regression whose steps cost the same for any number of rows and functions.
 
-    The kernel becomes a basis of m functions and variational inference finds a Gaussian belief
-    about their weights under a logistic likelihood, from sampled rows and sampled basis functions.
-    More than two classes are one against the rest, all in one pass over the data: kernel, basis,
-    draws and covariance are shared, each class has its own mean.
+    The kernel becomes a basis of m functions, ten million if need be, and variational inference
+    finds a Gaussian belief about their weights. Each step draws rows, and basis functions twice
+    independently (three times where hyperparameters move), so that its cost depends on the draws'
+    sizes alone. Frequencies of Fourier
+    features are regenerated from seeds, and X may be a memory map.
 
-    Small tables are solved by full-batch Newton steps instead (`inference_` says so).
+    Small tables are solved exactly instead: where linear algebra with all rows and all functions is
+    cheaper than steps, the same model's optimum is computed in closed form (`inference_` says so).
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         A scikit-learn kernel, in units of the standardised columns. None is
-        Constant * Matern(nu=1.5), one length scale a column up to 30 columns.
+        Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns, the signal's
+        variance at most ten times the target's (random features err by a share of it). A kernel
+        without WhiteKernel gets one: the likelihood needs noise.
     n_features : int or "auto", default="auto"
         m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
         the number of points: all rows, or so many random ones for basis="rows".
@@ -46,9 +40,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Dense columns of the covariance's Cholesky factor; all others are diagonal, in closed form.
         "auto" is 20, none for kernel functions, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
-        What answers predictive variances after steps: the latent function given the support rows,
-        each of which stands for n / control_variate_rank rows; or the chevron factor, whose
-        diagonal of very many weights is nearly the prior's. Exact models have all of C.
+        What answers predictive variances after steps: the variance given the support rows, each of
+        which stands for n / control_variate_rank rows; from 2,000 rows on some are held out and
+        choose a factor of it and the noise that predictions have (`kernel_` keeps its own). Or the
+        chevron factor, which knows no correlations between most weights and may be far too narrow
+        or too wide. Kernel functions keep their augmented chevron, exact models have all of C.
     batch_size : int or "auto", default="auto"
         Rows of a step; "auto" is 500.
     feature_batch_size : int or "auto", default="auto"
@@ -57,6 +53,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     control_variate_rank : int or "auto", default="auto"
         Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
         up to 20,000 rows and 1,000 above.
+    likelihood : {"gaussian", "laplace"}, default="gaussian"
+        "laplace" is robust to outliers; its scale is the root of half the noise variance.
     inference : {"auto", "exact", "stochastic"}, default="auto"
         Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
         of the rows, always have full batches.
@@ -67,8 +65,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     decay : float, default=0.1
         What learning rates have come down to at the last step, exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
-        "auto" takes the kernel from an exact regression of labels -1 and 1 on `subset_size`
-        rows, its variance from their Laplace evidence, then
+        "auto" takes the hyperparameters from an exact Gaussian process on `subset_size` rows, then
         moves them by Adam during the steps, as "adam" does; None keeps the kernel's.
     hyperparameter_learning_rate : float, default=1e-5
         Of that Adam; 0 stops after the exact start.
@@ -82,11 +79,15 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Steps; "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above.
     n_iter_no_change : int or None, default=None
         Stop after so many scores (twenty a fit) without a gain.
+    normalize_y : bool, default=False
+        Centre and scale the target before training.
     standardize : bool, default=True
         Centre and scale the columns of X.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
     warm_start : bool, default=False
         Whether `fit` goes on from the last fit's weights, hyperparameters and basis, where the
-        table has as many columns and the same labels, and for basis="rows" the same rows.
+        table has as many columns and targets, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
         Seed of basis, draws and subset. None draws a new one at each fit.
     memory_budget : float or "auto", default="auto"
@@ -104,12 +105,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     Attributes
     ----------
-    classes_ : ndarray of shape (c,)
-        Labels, sorted.
     kernel_ : kernel instance
-        The trained scikit-learn kernel; its white noise is that of the starting regression only.
-    coef_ : ndarray of shape (m, 1) or (m, c)
-        Means of the weights, of the second class or of each.
+        The trained scikit-learn kernel.
+    coef_ : ndarray of shape (m, t)
+        Means of the weights.
     inference_ : str
         "exact" or "stochastic".
     n_basis_ : int
@@ -131,14 +130,15 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     See Also
     --------
-    QSGPRegressor : The same for real targets, with the details.
+    QSGPClassifier : The same for labels.
+    QSRVMRegressor : With a sparse basis of kernel functions.
 
     Notes
     -----
-    The steps follow the gradient of a lower bound of the ELBO (theorem 3 of the paper), in which f
-    is known at the support rows and sampled elsewhere: the better the draws determine f, the
-    tighter it is. The variance of f in it is an unbiased estimate, whose root is off by O(1 / u)
-    for u drawn functions. With m far above n the diagonal covariance is nearly the prior's.
+    A step costs O(b u (d + t) + b s^2) for b rows, u drawn functions and s support rows. Before the
+    steps come one pass over the basis at the support rows, O(s^2 m), and an exact Gaussian process
+    on 1,000 rows. Memory is that of the weights, m (t + n_dense) numbers, and some thousands of
+    rows.
 
     References
     ----------
@@ -146,18 +146,24 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     Examples
     --------
-    >>> from sklearn.datasets import make_moons
-    >>> from skscalablegp import QSGPClassifier
-    >>> X, y = make_moons(200, noise=0.2, random_state=0)
-    >>> model = QSGPClassifier(random_state=0).fit(X, y)
-    >>> bool(model.score(X, y) > 0.95)
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import QSGPRegressor
+    >>> X, y = make_friedman2(n_samples=300, noise=1.0, random_state=0)
+    >>> gp = QSGPRegressor(normalize_y=True, random_state=0).fit(X, y)
+    >>> bool(gp.score(X, y) > 0.98)
     True
     """
 
-    _parameter_constraints = COMMON_CONSTRAINTS | {
-        "basis": [StrOptions({"fourier", "rows"}), "array-like"],
-        "covariance": [StrOptions({"support", "chevron"})],
-    }
+    _parameter_constraints = (
+        COMMON_CONSTRAINTS
+        | {
+            "basis": [StrOptions({"fourier", "rows"}), "array-like"],
+            "covariance": [StrOptions({"support", "chevron"})],
+            "likelihood": [StrOptions({"gaussian", "laplace"})],
+            "n_targets": [Interval(Integral, 1, None, closed="left"), None],
+        }
+        | shared_parameters("normalize_y")
+    )
 
     def __init__(
         self,
@@ -170,6 +176,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         batch_size: Any = "auto",
         feature_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
+        likelihood: Any = "gaussian",
         inference: Any = "auto",
         variational_optimizer: Any = "preconditioned",
         learning_rate: Any = "auto",
@@ -181,7 +188,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         n_restarts_optimizer: Any = 0,
         max_iter: Any = "auto",
         n_iter_no_change: Any = None,
+        normalize_y: Any = False,
         standardize: Any = True,
+        n_targets: Any = None,
         warm_start: Any = False,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -199,6 +208,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         self.batch_size = batch_size
         self.feature_batch_size = feature_batch_size
         self.control_variate_rank = control_variate_rank
+        self.likelihood = likelihood
         self.inference = inference
         self.variational_optimizer = variational_optimizer
         self.learning_rate = learning_rate
@@ -210,7 +220,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         self.n_restarts_optimizer = n_restarts_optimizer
         self.max_iter = max_iter
         self.n_iter_no_change = n_iter_no_change
+        self.normalize_y = normalize_y
         self.standardize = standardize
+        self.n_targets = n_targets
         self.warm_start = warm_start
         self.random_state = random_state
         self.memory_budget = memory_budget
@@ -222,123 +234,65 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     # ------------------------------------------------------------------ fit
 
-    def _signs(self, codes: np.ndarray) -> np.ndarray:
-        """(n, 1) or (n, c) of -1 and 1."""
-        if len(self.classes_) == 2:
-            return np.where(codes == 1, 1.0, -1.0)[:, None]
-        return np.where(codes[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
-
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any) -> QSGPClassifier:
+    def fit(self, X: Any, y: Any) -> QSGPRegressor:
         """Train on a table.
 
         Parameters
         ----------
         X : array-like of shape (n, d)
             Rows; an `np.memmap` is read a batch at a time.
-        y : array-like of shape (n,)
-            Labels of any kind.
+        y : array-like of shape (n,) or (n, t)
+            Targets, which share hyperparameters and covariance.
 
         Returns
         -------
-        self : QSGPClassifier
+        self : QSGPRegressor
 
         Raises
         ------
         ValueError
-            For a single class, or settings that contradict each other.
+            For settings that contradict each other: more dense columns or drawn functions than
+            functions, an unknown likelihood.
         MemoryError
             If the weights do not fit.
         """
-        old = getattr(self, "classes_", None)
-        with old_model_kept(self):
-            X, codes = self._read_rows(X, y)
-            signs = self._signs(codes)
-            start = self._past(X, signs.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train_on(X, signs, "logistic", False, start)
+        X, Y = self._read_rows(X, y)
+        self._train_on(X, Y, self.likelihood, self.normalize_y, self._past(X, Y.shape[1]))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> QSGPClassifier:
+    def partial_fit(self, X: Any, y: Any) -> QSGPRegressor:
         """Go on with further rows; the first call is `fit`.
+
+        An exact model takes its posterior for the prior of these rows, which for a Gaussian
+        likelihood is the fit of all rows so far. Steps, otherwise, see these rows only, standing
+        for all rows so far. Units and hyperparameters stay.
 
         Parameters
         ----------
         X : array-like of shape (n, d)
             Further rows.
-        y : array-like of shape (n,)
-            Their labels.
-        classes : array-like of shape (c,), optional
-            All labels that will ever come; at the first call.
+        y : array-like of shape (n,) or (n, t)
+            Their targets.
 
         Returns
         -------
-        self : QSGPClassifier
+        self : QSGPRegressor
 
         Raises
         ------
         ValueError
-            For labels that were not among the first call's, or its `classes`.
+            For a basis at the rows themselves, which further rows would change.
         """
-        first = not self._fitted()
-        X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
-        if first:
-            self._train_on(X, self._signs(codes), "logistic", False, None)
-            return self
+        if not self._fitted():
+            return self.fit(X, y)
+        X, Y = self._read_rows(X, y, reset=False)
         self._check_growing()
-        self._train_on(X, self._signs(codes), "logistic", False, self._state, self._state.n_rows)
+        if Y.shape[1] != self._state.mean.shape[2]:
+            raise ValueError(
+                f"y has {Y.shape[1]} targets, but the model was fitted with "
+                f"{self._state.mean.shape[2]}."
+            )
+        self._train_on(X, Y, self.likelihood, self.normalize_y, self._state, self._state.n_rows)
         return self
-
-    # ------------------------------------------------------------------ predict
-
-    def _remember(self, posterior: ChevronPosterior | None) -> None:
-        if posterior is None:
-            _POSTERIORS.pop(self, None)
-        else:
-            _POSTERIORS[self] = posterior
-
-    def _posterior(self) -> ChevronPosterior:
-        if self not in _POSTERIORS:
-            self._remember(self._build_posterior())
-        return _POSTERIORS[self]
-
-    def _latent(self, X: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean (r, t) and standard deviation (r, 1) of f, in double precision."""
-        posterior = self._posterior()
-        means, variances = [], []
-        for start in range(0, len(X), _ROWS):
-            rows = self._scaling.inputs(X[start : start + _ROWS], posterior.dtype, posterior.device)
-            means.append(posterior.mean(rows).double())
-            variances.append(posterior.variance(rows).double())
-        return torch.cat(means), torch.cat(variances).sqrt()[:, None]
-
-    def _probabilities(self, X: np.ndarray) -> np.ndarray:
-        mean, std = self._latent(X)
-        p = LogisticSite().probability(mean, std.expand_as(mean)).numpy()
-        if p.shape[1] == 1:
-            return np.concatenate([1 - p, p], 1)
-        return p / p.sum(1, keepdims=True)
-
-    def latent_mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (r, d)
-            Rows to predict.
-
-        Returns
-        -------
-        mean : ndarray of shape (r,) or (r, c)
-            Of the second class's function, or of each class's where there are more than two.
-        variance : ndarray of shape (r,)
-            Shared by all of them.
-        """
-
-        def answer(rows: np.ndarray) -> np.ndarray:
-            mean, std = self._latent(rows)
-            return np.concatenate([mean.numpy(), std.numpy() ** 2], 1)
-
-        both = self._by_blocks(X, answer)
-        mean = both[:, 0] if both.shape[1] == 2 else both[:, :-1]
-        return mean, both[:, -1]

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..core.posteriors import Posterior, joint_normal, reported_variance
-from ..features import SampledBasis
-from ..kernels import TorchKernel
+from ...core.posteriors import Posterior, joint_normal, reported_variance
+from ...kernels import TorchKernel
+from ._basis import SampledBasis
 
 # Basis functions of one evaluation.
 _FUNCTIONS = 8192

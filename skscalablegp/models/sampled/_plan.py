@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .._validation import check_memory
-from ..core import budget_of
+from ..._validation import check_memory
+from ...core import budget_of
 
 # Functions up to which full-batch linear algebra is cheaper than steps.
 EXACT_FEATURES = 2048

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from ..core.training import Stepper
-from ..linalg.solvers import cholesky_with_jitter
+from ...core.training import Stepper
+from ...linalg.solvers import cholesky_with_jitter
 
 # Functions up to which they are dropped one at a time, and how many an update may drop so.
 _DROPPED_SINGLY, _DROPS = 512, 16

@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from ..features import BasisPart
-from ..kernels import TorchKernel
-from ..objectives import (
+from ...kernels import TorchKernel
+from ._basis import BasisPart
+from ._bounds import (
     BasisDraw,
     Projection,
-    Site,
     constant_estimate,
     likelihood_bound,
     mean_estimate,
     sampled_squares,
     sampled_std,
 )
+from ._sites import Site
 
 # Steps from one change of theta to the next.
 EVERY = 10

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ..core.data import RowSource
-from ..core.training import Stepper
-from ..features import KernelFunctions
-from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
-from ._qsgp import StepSizes
-from ._sparse import SparseOptimizer
+from ...core.data import RowSource
+from ...core.training import Stepper
+from ._basis import KernelFunctions
+from ._bounds import BasisDraw, Projection, optimal_diagonal
+from ._optimizers import SparseOptimizer
+from ._sites import Site
+from ._stepper import StepSizes
 from ._support import Flattening, SupportRows
 
 # Kernel functions evaluated at a time where a step takes all.

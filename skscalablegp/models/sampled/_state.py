@@ -11,13 +11,13 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from .._validation import resolve_device
-from ..core.data import Scaling, column_moments
-from ..features import KernelFunctions, SampledBasis, SeededFourier
-from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..linalg.solvers import cholesky_with_jitter
-from ..posteriors import ChevronPosterior, ChevronWeights, SupportVariance
-from ._qsgp_plan import QSGPPlan
+from ..._validation import resolve_device
+from ...core.data import Scaling, column_moments
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...linalg.solvers import cholesky_with_jitter
+from ._basis import KernelFunctions, SampledBasis, SeededFourier
+from ._plan import QSGPPlan
+from ._posterior import ChevronPosterior, ChevronWeights, SupportVariance
 
 
 @dataclass

@@ -19,12 +19,12 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from ..core import LARGEST_FEATURE_SIGNAL, data_scaled_kernel, stop_after
-from ..core.training import Monitor
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.solvers import cholesky_with_jitter
-from ..models.iterative import IterativeGPRegressor
-from ..objectives import GaussianSite, LaplaceSite, LogisticSite, Site
+from ...core import LARGEST_FEATURE_SIGNAL, data_scaled_kernel, stop_after
+from ...core.training import Monitor
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.solvers import cholesky_with_jitter
+from ..iterative import IterativeGPRegressor
+from ._sites import GaussianSite, LaplaceSite, LogisticSite, Site
 
 # Above so many columns the default kernel has one length scale for all of them.
 ARD_COLUMNS = 30

@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.data import RowSource
-from ..core.training import Stepper
-from ..features import BasisPart, SampledBasis
-from ..gradients import sampled_gradient
-from ..objectives import BasisDraw, Projection, Site, optimal_diagonal
+from ...core.data import RowSource
+from ...core.training import Stepper
+from ._basis import BasisPart, SampledBasis
+from ._bounds import BasisDraw, Projection, optimal_diagonal
+from ._gradient import sampled_gradient
 from ._hyperparameters import SampledHyperparameters
-from ._sampled_weights import RunningMean, SampledWeights
-from ._sparse import SparseOptimizer, SparseSGD
+from ._optimizers import SparseOptimizer, SparseSGD
+from ._sites import Site
 from ._support import Flattening, SupportRows, by_unit
+from ._weights import RunningMean, SampledWeights
 
 # What is left of the learning rate when steps have made the score worse, and how often.
 _SLOWER = 0.3

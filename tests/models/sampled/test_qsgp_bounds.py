@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch.func import grad_and_value, vmap
 
-from skscalablegp.objectives import (
+from skscalablegp.models.sampled import (
     BasisDraw,
     GaussianSite,
     LaplaceSite,

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..features import KernelFunctions
-from ..objectives import Site, optimal_diagonal
-from ..training import (
-    DualStepper,
-    Flattening,
-    StepSizes,
-)
-from ._qsgp_fit import Fit
-from ._qsgp_start import support_weights
-from ._qsgp_state import Trained
+from ._basis import KernelFunctions
+from ._bounds import optimal_diagonal
+from ._dual_stepper import DualStepper
+from ._fit import Fit
+from ._sites import Site
+from ._start import support_weights
+from ._state import Trained
+from ._stepper import StepSizes
+from ._support import Flattening
 
 
 def dual_fit(

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..features import SampledBasis
-from ..kernels import TorchKernel
-from ..linalg.solvers import cholesky_with_jitter
+from ...kernels import TorchKernel
+from ...linalg.solvers import cholesky_with_jitter
+from ._basis import SampledBasis
 
 # Numbers of phi(support rows) that are held at a time.
 _NUMBERS = 2**24

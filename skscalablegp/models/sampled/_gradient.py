@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..objectives import BasisDraw, Projection, Site
+from ._bounds import BasisDraw, Projection
+from ._sites import Site
 
 
 class SampledGradient(NamedTuple):

@@ -9,7 +9,15 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor, SVGPClassifier
-from skscalablegp.estimators import _qsgp_fit, _qsgp_plan, _qsgp_start
+from skscalablegp.models.sampled import (
+    _fit as _qsgp_fit,
+)
+from skscalablegp.models.sampled import (
+    _plan as _qsgp_plan,
+)
+from skscalablegp.models.sampled import (
+    _start as _qsgp_start,
+)
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
 FIXED = dict(kernel=KERNEL, optimizer=None, random_state=0, standardize=False)

@@ -1,0 +1,61 @@
+"""Quadruply stochastic models and relevance vectors."""
+
+from ._basis import KernelFunctions, SeededFourier
+from ._bounds import (
+    BasisDraw,
+    Projection,
+    SupportSquares,
+    constant_estimate,
+    covariance_estimate,
+    likelihood_bound,
+    mean_estimate,
+    optimal_diagonal,
+    sampled_squares,
+    sampled_std,
+)
+from ._classifier import QSGPClassifier
+from ._gradient import sampled_gradient
+from ._hyperparameters import SampledHyperparameters
+from ._newton import linear_posterior
+from ._optimizers import SparseAdaGrad, SparseAdam, SparseSGD
+from ._qsgp import QSGPRegressor
+from ._qsrvm import QSRVMRegressor
+from ._relevance import RelevanceStepper
+from ._sites import GaussianSite, LaplaceSite, LogisticSite
+from ._stepper import QSGPStepper, StepSizes
+from ._support import Flattening, SupportRows, support_gram
+from ._weights import SampledWeights
+
+__all__ = [
+    "BasisDraw",
+    "Flattening",
+    "GaussianSite",
+    "KernelFunctions",
+    "LaplaceSite",
+    "LogisticSite",
+    "Projection",
+    "QSGPClassifier",
+    "QSGPRegressor",
+    "QSGPStepper",
+    "QSRVMRegressor",
+    "RelevanceStepper",
+    "SampledHyperparameters",
+    "SampledWeights",
+    "SeededFourier",
+    "SparseAdaGrad",
+    "SparseAdam",
+    "SparseSGD",
+    "StepSizes",
+    "SupportRows",
+    "SupportSquares",
+    "constant_estimate",
+    "covariance_estimate",
+    "likelihood_bound",
+    "linear_posterior",
+    "mean_estimate",
+    "optimal_diagonal",
+    "sampled_gradient",
+    "sampled_squares",
+    "sampled_std",
+    "support_gram",
+]
