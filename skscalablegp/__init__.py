@@ -1,16 +1,8 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .estimators import (
-    KISSGPRegressor,
-    LOVEPredictor,
-    PoERegressor,
-    RFFRegressor,
-    SGPRRegressor,
-    SSRFFRegressor,
-    SVGPClassifier,
-    SVGPRegressor,
-)
+from .estimators import KISSGPRegressor, LOVEPredictor, PoERegressor, RFFRegressor, SSRFFRegressor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+from .models.inducing import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
 from .models.sampled import QSGPClassifier, QSGPRegressor, QSRVMRegressor
 

@@ -4,7 +4,6 @@ from ._fourier import PriorFeatures, sample_prior_features
 from ._grid import Axis, Grid, keys_weights, make_grid, varying_columns
 from ._grid_moments import GridMoments, grid_moments
 from ._grid_polynomials import cell_polynomials, local_polynomials, offset_sums, value_polynomials
-from ._inducing import INDUCING_METHODS, select_inducing
 from ._network import (
     ACTIVATIONS,
     DenseNetwork,
@@ -22,7 +21,6 @@ __all__ = [
     "DenseNetwork",
     "Grid",
     "GridMoments",
-    "INDUCING_METHODS",
     "ModuleNetwork",
     "Network",
     "PriorFeatures",
@@ -37,7 +35,6 @@ __all__ = [
     "network_to_numpy",
     "offset_sums",
     "sample_prior_features",
-    "select_inducing",
     "value_polynomials",
     "varying_columns",
 ]

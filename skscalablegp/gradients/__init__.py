@@ -3,13 +3,11 @@
 from ._experts import ExpertsGradient, ExpertTable
 from ._features import FeatureGradient, SingleSampleGradient
 from ._grid import GridGradient
-from ._inducing import InducingGradient
 
 __all__ = [
     "ExpertTable",
     "ExpertsGradient",
     "FeatureGradient",
     "GridGradient",
-    "InducingGradient",
     "SingleSampleGradient",
 ]

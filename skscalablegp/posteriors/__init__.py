@@ -3,7 +3,6 @@
 from ._experts import COMBINATIONS, Combination, ExpertsPosterior, bcm, gpoe, grbcm, poe, rbcm
 from ._fourier_space import FeatureSpace
 from ._grid import GridPosterior
-from ._inducing import InducingPosterior, InducingSpace
 from ._love import LOVEPosterior, LOVEResult, LOVEWeights, love, with_basis
 
 __all__ = [
@@ -12,8 +11,6 @@ __all__ = [
     "ExpertsPosterior",
     "FeatureSpace",
     "GridPosterior",
-    "InducingPosterior",
-    "InducingSpace",
     "LOVEPosterior",
     "LOVEResult",
     "LOVEWeights",

@@ -26,8 +26,8 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.objectives import WhitenedBelief
-from skscalablegp.posteriors import InducingPosterior, InducingSpace, love
+from skscalablegp.models.inducing import InducingPosterior, InducingSpace, WhitenedBelief
+from skscalablegp.posteriors import love
 
 C, W = ConstantKernel, WhiteKernel
 

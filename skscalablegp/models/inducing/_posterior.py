@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..core import Gaussian, Likelihood
-from ..core.posteriors import Posterior, WeightForm, reported_variance
-from ..kernels import TorchKernel
-from ..objectives import WhitenedBelief, Whitening
+from ...core import Gaussian, Likelihood
+from ...core.posteriors import Posterior, WeightForm, reported_variance
+from ...kernels import TorchKernel
+from ._bound import WhitenedBelief, Whitening
 
 
 @dataclass(frozen=True, eq=False)

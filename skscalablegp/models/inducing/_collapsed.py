@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core import Gaussian
-from ..kernels import TorchKernel
-from ..linalg.gradients import GPProblem
-from ._svgp import (
+from ...core import Gaussian
+from ...kernels import TorchKernel
+from ...linalg.gradients import GPProblem
+from ._bound import (
     KernelGradients,
     KernelValues,
     NaturalBelief,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._compat import fit_context
-from .._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
-from ..core import (
+from ..._compat import fit_context
+from ..._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
+from ...core import (
     Gaussian,
     Likelihood,
     MinibatchGPRegressorBase,
@@ -20,9 +20,9 @@ from ..core import (
     input_scaling,
     shared_parameters,
 )
-from ..objectives import check_noise as check_positive
-from ..posteriors import InducingPosterior
-from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
+from ._base import PARAMETERS, SparseMixin, resolve_likelihood
+from ._collapsed import check_noise as check_positive
+from ._posterior import InducingPosterior
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian, "student_t": StudentT}
 

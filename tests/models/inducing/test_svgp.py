@@ -17,14 +17,14 @@ from sklearn.model_selection import train_test_split
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core import Bernoulli, Gaussian, StudentT
 from skscalablegp.core.data import RowSource, Scaling
-from skscalablegp.estimators import _sgpr
-from skscalablegp.estimators._svgp_steps import (
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.models.inducing import _sgpr
+from skscalablegp.models.inducing._stepper import (
     SparseModel,
     SparseRows,
     SparseSettings,
     SparseStepper,
 )
-from skscalablegp.kernels import compile_kernel
 
 
 def table(n=80, d=2, noise=0.2, seed=0):

@@ -11,18 +11,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..core import Likelihood
-from ..core.data import RowSource
-from ..core.training import Stepper
-from ..features import Network
-from ..kernels import TorchKernel
-from ..objectives import (
-    KernelValues,
-    NaturalBelief,
-    RowStatistics,
-    WhitenedBelief,
-    variational_bound,
-)
+from ...core import Likelihood
+from ...core.data import RowSource
+from ...core.training import Stepper
+from ...features import Network
+from ...kernels import TorchKernel
+from ._bound import KernelValues, NaturalBelief, RowStatistics, WhitenedBelief, variational_bound
 
 # Rows of a score, and rows that a pass over the data holds at a time.
 _SCORE_ROWS = 2048

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ..core import Likelihood
-from ..linalg.solvers import cholesky_with_jitter
+from ...core import Likelihood
+from ...linalg.solvers import cholesky_with_jitter
 
 # Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular; by
 # the precision in which k(Z, Z) was computed.

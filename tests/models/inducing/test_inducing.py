@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from skscalablegp.core import Bernoulli, Gaussian, Softmax, StudentT
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
-from skscalablegp.objectives import (
+from skscalablegp.models.inducing import (
     KernelValues,
     NaturalBelief,
     WhitenedBelief,

@@ -11,9 +11,9 @@ import torch
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel
 
-from .._compat import FitEvents, HasMethods, Interval
-from .._validation import check_inducing, check_memory, resolve_dtype
-from ..core import (
+from ..._compat import FitEvents, HasMethods, Interval
+from ..._validation import check_inducing, check_memory, resolve_dtype
+from ...core import (
     Likelihood,
     StudentT,
     budget_of,
@@ -24,25 +24,14 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.data import RowSource, Scaling
-from ..features import (
-    INDUCING_METHODS,
-    Network,
-    make_network,
-    network_from_numpy,
-    network_to_numpy,
-)
-from ..kernels import compile_kernel, default_kernel
-from ..objectives import WhitenedBelief
-from ..posteriors import InducingPosterior, InducingSpace
-from ._svgp_steps import SparseModel, SparseRows, SparseSettings
-from ._svgp_training import (
-    START_ROWS,
-    SparseFit,
-    absorb,
-    exact_start,
-    train_sparse,
-)
+from ...core.data import RowSource, Scaling
+from ...features import Network, make_network, network_from_numpy, network_to_numpy
+from ...kernels import compile_kernel, default_kernel
+from ._bound import WhitenedBelief
+from ._posterior import InducingPosterior, InducingSpace
+from ._selection import INDUCING_METHODS
+from ._stepper import SparseModel, SparseRows, SparseSettings
+from ._training import START_ROWS, SparseFit, absorb, exact_start, train_sparse
 
 # Up to so many rows products are float64.
 _FLOAT64_ROWS = 3000

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Generator, Tensor
 
-from ..kernels import TorchKernel
+from ...kernels import TorchKernel
 
 INDUCING_METHODS = ("kmeans++", "conditional_variance", "random")
 

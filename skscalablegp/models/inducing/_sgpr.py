@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._compat import FitEvents, fit_context
-from .._validation import check_inducing, check_memory, resolve_device
-from ..core import (
+from ..._compat import FitEvents, fit_context
+from ..._validation import check_inducing, check_memory, resolve_device
+from ...core import (
     GPRegressorBase,
     budget_of,
     make_monitor,
@@ -23,15 +23,16 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
-from ..features import INDUCING_METHODS, select_inducing
-from ..gradients import InducingGradient
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.gradients import GPProblem
-from ..objectives import NaturalBelief, check_noise, collapsed_bound, problem_blocks
-from ..posteriors import InducingPosterior, InducingSpace
-from ._svgp_base import PARAMETERS as SPARSE
-from ._svgp_training import CANDIDATES, START_ROWS, exact_start, point_units
+from ...core.training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem
+from ._base import PARAMETERS as SPARSE
+from ._bound import NaturalBelief
+from ._collapsed import check_noise, collapsed_bound, problem_blocks
+from ._gradient import InducingGradient
+from ._posterior import InducingPosterior, InducingSpace
+from ._selection import INDUCING_METHODS, select_inducing
+from ._training import CANDIDATES, START_ROWS, exact_start, point_units
 
 _LARGEST_DEFAULT = 512
 _MAX_ITER = 100

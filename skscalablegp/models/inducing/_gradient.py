@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ..objectives import collapsed_bound, problem_blocks
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ._collapsed import collapsed_bound, problem_blocks
 
 
 class InducingGradient(GradientEstimator):

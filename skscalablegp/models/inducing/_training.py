@@ -8,18 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ..core.training import Monitor, QuasiNewton, TrainingResult, train, train_steps
-from ..features import select_inducing
-from ..kernels import TorchKernel
-from ..linalg.gradients import ExactGradient, GPProblem
-from ..objectives import (
-    NaturalBelief,
-    WhitenedBelief,
-    Whitening,
-    collapsed_bound,
-    variational_bound,
-)
-from ._svgp_steps import FactorBelief, SparseModel, SparseRows, SparseSettings, SparseStepper
+from ...core.training import Monitor, QuasiNewton, TrainingResult, train, train_steps
+from ...kernels import TorchKernel
+from ...linalg.gradients import ExactGradient, GPProblem
+from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
+from ._collapsed import collapsed_bound
+from ._selection import select_inducing
+from ._stepper import FactorBelief, SparseModel, SparseRows, SparseSettings, SparseStepper
 
 # Rows among which inducing points are chosen, and rows of the start's exact likelihood.
 CANDIDATES = 5000

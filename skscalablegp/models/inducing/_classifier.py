@@ -16,14 +16,14 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, Whi
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from .._compat import fit_context, sobol
-from .._validation import resolve_device
-from ..core import Bernoulli, GPClassifierBase, Likelihood, Softmax, input_scaling, old_model_kept
-from ..kernels import compile_kernel, default_kernel
-from ..posteriors import InducingPosterior
-from ._svgp_base import PARAMETERS, SparseMixin, resolve_likelihood
-from ._svgp_steps import SparseModel, SparseRows
-from ._svgp_training import SparseFit, exact_start, left_out
+from ..._compat import fit_context, sobol
+from ..._validation import resolve_device
+from ...core import Bernoulli, GPClassifierBase, Likelihood, Softmax, input_scaling, old_model_kept
+from ...kernels import compile_kernel, default_kernel
+from ._base import PARAMETERS, SparseMixin, resolve_likelihood
+from ._posterior import InducingPosterior
+from ._stepper import SparseModel, SparseRows
+from ._training import SparseFit, exact_start, left_out
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
 _POSTERIORS: weakref.WeakKeyDictionary[Any, InducingPosterior] = weakref.WeakKeyDictionary()

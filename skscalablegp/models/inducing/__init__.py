@@ -1,0 +1,26 @@
+"""Inducing points: collapsed (SGPR) and by random batches (SVGP)."""
+
+from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
+from ._classifier import SVGPClassifier
+from ._collapsed import collapsed_bound, problem_blocks
+from ._posterior import InducingPosterior, InducingSpace
+from ._selection import INDUCING_METHODS, select_inducing
+from ._sgpr import SGPRRegressor
+from ._svgp import SVGPRegressor
+
+__all__ = [
+    "INDUCING_METHODS",
+    "InducingPosterior",
+    "InducingSpace",
+    "KernelValues",
+    "NaturalBelief",
+    "SGPRRegressor",
+    "SVGPClassifier",
+    "SVGPRegressor",
+    "WhitenedBelief",
+    "Whitening",
+    "collapsed_bound",
+    "problem_blocks",
+    "select_inducing",
+    "variational_bound",
+]
