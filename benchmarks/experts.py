@@ -28,7 +28,7 @@ def main(argv=None):
     from uci import load, plain, scores, versions
 
     from skscalablegp import PoERegressor
-    from skscalablegp.posteriors import COMBINATIONS
+    from skscalablegp.models.experts import COMBINATIONS
 
     for dataset in args.datasets:
         X, X_test, y, y_test = load(dataset, args.split, args.n_train, args.seed)

@@ -1,7 +1,8 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .estimators import KISSGPRegressor, LOVEPredictor, PoERegressor, RFFRegressor, SSRFFRegressor
+from .estimators import KISSGPRegressor, LOVEPredictor, RFFRegressor, SSRFFRegressor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+from .models.experts import PoERegressor
 from .models.inducing import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
 from .models.sampled import QSGPClassifier, QSGPRegressor, QSRVMRegressor

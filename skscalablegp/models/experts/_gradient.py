@@ -13,8 +13,8 @@ from jaxtyping import Float
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Generator, Tensor
 
-from ..kernels import compile_kernel
-from ..linalg.gradients import (
+from ...kernels import compile_kernel
+from ...linalg.gradients import (
     GPProblem,
     GradientEstimate,
     GradientEstimator,

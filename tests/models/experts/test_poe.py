@@ -17,9 +17,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import PoERegressor
-from skscalablegp.estimators import _experts
-from skscalablegp.estimators._experts import global_first, kmeans_parts, random_parts
-from skscalablegp.posteriors import COMBINATIONS
+from skscalablegp.models.experts import COMBINATIONS
+from skscalablegp.models.experts import _parts as _experts
+from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.2], nu=1.5) + WhiteKernel(0.05)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._compat import FitEvents, Interval, StrOptions, fit_context
-from .._validation import check_memory, resolve_device
-from ..core import (
+from ..._compat import FitEvents, Interval, StrOptions, fit_context
+from ..._validation import check_memory, resolve_device
+from ...core import (
     STOPPED,
     GPRegressorBase,
     Run,
@@ -28,13 +28,13 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.posteriors import Posterior
-from ..core.training import Monitor, resolve_optimizer
-from ..gradients import ExpertsGradient, ExpertTable
-from ..kernels import TorchKernel, compile_kernel
-from ..linalg.gradients import ExactGradient, GPProblem, GradientState
-from ..posteriors import COMBINATIONS, ExpertsPosterior
-from ._experts import build_experts, global_first, kmeans_parts, random_parts, train_separately
+from ...core.posteriors import Posterior
+from ...core.training import Monitor, resolve_optimizer
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import ExactGradient, GPProblem, GradientState
+from ._gradient import ExpertsGradient, ExpertTable
+from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
+from ._posterior import COMBINATIONS, ExpertsPosterior
 
 _SHARED = (
     "kernel",

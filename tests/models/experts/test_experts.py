@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles import normal
 
-from skscalablegp.posteriors import COMBINATIONS
+from skscalablegp.models.experts import COMBINATIONS
 
 K, M = 4, 6
 

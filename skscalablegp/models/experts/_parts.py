@@ -13,11 +13,11 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from ..core import Run, StageSettings, fit_hyperparameters
-from ..core.posteriors import ExactPosterior
-from ..core.training import Monitor, TrainingStep
-from ..gradients import ExpertTable
-from ..linalg.gradients import ExactGradient, exact_marginal_likelihood
+from ...core import Run, StageSettings, fit_hyperparameters
+from ...core.posteriors import ExactPosterior
+from ...core.training import Monitor, TrainingStep
+from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
+from ._gradient import ExpertTable
 
 # Rows from which the two centres of a split are learned.
 _KMEANS_ROWS = 10_000

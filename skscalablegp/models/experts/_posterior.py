@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.posteriors import ExactPosterior, Posterior, joint_normal
+from ...core.posteriors import ExactPosterior, Posterior, joint_normal
 
 
 class Combination(NamedTuple):
