@@ -147,7 +147,7 @@ def gradient(method, problem, n_probes, generator):
     if name == "rrcg":
         return TruncatedGradient(truncation(size), n_probes=n_probes)
     from skscalablegp.features import sample_prior_features
-    from skscalablegp.gradients import FeatureGradient, SingleSampleGradient
+    from skscalablegp.models.fourier import FeatureGradient, SingleSampleGradient
 
     if name == "rff":
         d = problem.X.shape[1]

@@ -22,7 +22,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp.core.training import Adam, Monitor, train
 from skscalablegp.features import sample_prior_features
-from skscalablegp.gradients import FeatureGradient, SingleSampleGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import (
     ExactGradient,
@@ -31,7 +30,12 @@ from skscalablegp.linalg.gradients import (
     exact_marginal_likelihood,
     truncated_likelihood,
 )
-from skscalablegp.objectives import collapsed_marginal_likelihood, single_sample_terms
+from skscalablegp.models.fourier import (
+    FeatureGradient,
+    SingleSampleGradient,
+    collapsed_marginal_likelihood,
+    single_sample_terms,
+)
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 torch.set_num_threads(1)

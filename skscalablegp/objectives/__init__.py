@@ -1,6 +1,5 @@
 """Scalar functions of the hyperparameters, and the problem they are functions of."""
 
-from ._collapsed import CollapsedEvaluation, collapsed_marginal_likelihood, feature_weights
 from ._grid import (
     CommonNoise,
     FixedNoise,
@@ -13,12 +12,9 @@ from ._grid import (
     grid_marginal_likelihood,
     noise_jitter,
 )
-from ._single_sample import FeatureLevels, level_terms, single_sample_terms
 
 __all__ = [
-    "CollapsedEvaluation",
     "CommonNoise",
-    "FeatureLevels",
     "FixedNoise",
     "GridEvaluation",
     "GridProblem",
@@ -26,10 +22,6 @@ __all__ = [
     "NoisyMoments",
     "Rows",
     "check_rank",
-    "collapsed_marginal_likelihood",
-    "feature_weights",
     "grid_marginal_likelihood",
-    "level_terms",
     "noise_jitter",
-    "single_sample_terms",
 ]

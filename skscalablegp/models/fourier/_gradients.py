@@ -7,10 +7,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..features import PriorFeatures
-from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ..linalg.truncation import ReciprocalTruncation
-from ..objectives import FeatureLevels, collapsed_marginal_likelihood, single_sample_terms
+from ...features import PriorFeatures
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.truncation import ReciprocalTruncation
+from ._collapsed import collapsed_marginal_likelihood
+from ._single_sample import FeatureLevels, single_sample_terms
 
 
 class FeatureGradient(GradientEstimator):

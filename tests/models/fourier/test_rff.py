@@ -20,12 +20,12 @@ from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.core import to_torch
 from skscalablegp.core.training import Adam
 from skscalablegp.features import sample_prior_features
-from skscalablegp.gradients import SingleSampleGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
 from skscalablegp.linalg.truncation import single_sample
-from skscalablegp.objectives import (
+from skscalablegp.models.fourier import (
     FeatureLevels,
+    SingleSampleGradient,
     collapsed_marginal_likelihood,
     level_terms,
     single_sample_terms,

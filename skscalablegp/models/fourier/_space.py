@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Float64
 
-from ..core.posteriors import FeatureMap
-from ..features import PriorFeatures
-from ..kernels import TorchKernel
+from ...core.posteriors import FeatureMap
+from ...features import PriorFeatures
+from ...kernels import TorchKernel
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..core.posteriors import FeatureWeights
-from ..features import PriorFeatures
-from ..linalg.gradients import GPProblem
-from ..linalg.solvers import cholesky_with_jitter
+from ...core.posteriors import FeatureWeights
+from ...features import PriorFeatures
+from ...linalg.gradients import GPProblem
+from ...linalg.solvers import cholesky_with_jitter
 
 # Rows whose features are held at a time.
 BATCH_ROWS = 2048

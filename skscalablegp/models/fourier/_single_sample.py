@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ..features import PriorFeatures, sample_prior_features
-from ..linalg.gradients import GPProblem, exact_marginal_likelihood
-from ..linalg.truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
+from ...features import PriorFeatures, sample_prior_features
+from ...linalg.gradients import GPProblem, exact_marginal_likelihood
+from ...linalg.truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
 from ._collapsed import collapsed_marginal_likelihood
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from .._compat import HasMethods, Interval
-from .._validation import available_memory, check_memory, resolve_device
-from ..core import LARGEST_FEATURE_SIGNAL, budget_of, shared_parameters, to_numpy, to_torch
-from ..core.posteriors import FeaturePosterior, FeatureWeights
-from ..core.training import Monitor, TrainingResult
-from ..features import sample_prior_features
-from ..gradients import FeatureGradient, SingleSampleGradient
-from ..kernels import NoSpectralDensity, TorchKernel, compile_kernel
-from ..linalg.gradients import GPProblem, GradientEstimator
-from ..models.iterative import IterativeGPRegressor, Plan, TruncatedGPRegressor
-from ..objectives import collapsed_marginal_likelihood, feature_weights
-from ..posteriors import FeatureSpace
+from ..._compat import HasMethods, Interval
+from ..._validation import available_memory, check_memory, resolve_device
+from ...core import LARGEST_FEATURE_SIGNAL, budget_of, shared_parameters, to_numpy, to_torch
+from ...core.posteriors import FeaturePosterior, FeatureWeights
+from ...core.training import Monitor, TrainingResult
+from ...features import sample_prior_features
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem, GradientEstimator
+from ..iterative import IterativeGPRegressor, Plan, TruncatedGPRegressor
+from ._collapsed import collapsed_marginal_likelihood, feature_weights
+from ._gradients import FeatureGradient, SingleSampleGradient
+from ._space import FeatureSpace
 
 _COMMON = (
     "kernel",

@@ -1,0 +1,17 @@
+"""Regression on random Fourier features, and on unbiased series of them."""
+
+from ._collapsed import collapsed_marginal_likelihood
+from ._gradients import FeatureGradient, SingleSampleGradient
+from ._rff import RFFRegressor, SSRFFRegressor
+from ._single_sample import FeatureLevels, level_terms, single_sample_terms
+
+__all__ = [
+    "FeatureGradient",
+    "FeatureLevels",
+    "RFFRegressor",
+    "SSRFFRegressor",
+    "SingleSampleGradient",
+    "collapsed_marginal_likelihood",
+    "level_terms",
+    "single_sample_terms",
+]
