@@ -1,9 +1,10 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .estimators import KISSGPRegressor, LOVEPredictor
+from .estimators import LOVEPredictor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.experts import PoERegressor
 from .models.fourier import RFFRegressor, SSRFFRegressor
+from .models.grid import KISSGPRegressor
 from .models.inducing import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
 from .models.sampled import QSGPClassifier, QSGPRegressor, QSRVMRegressor

@@ -21,7 +21,7 @@ from ..core.posteriors import (
 from ..features import sample_prior_features
 from ..kernels import NoSpectralDensity
 from ..linalg.solvers import CG, MaxIterations, RelativeResidual, solve
-from ._grid import GridPosterior
+from ..models.grid import GridPosterior
 
 # Rows whose average column of K starts Lanczos where all rows would cost too much.
 _PROBE_ROWS = 1000

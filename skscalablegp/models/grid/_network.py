@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features import DenseNetwork
+from ...features import DenseNetwork
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)

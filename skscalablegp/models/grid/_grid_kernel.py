@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._validation import check_memory
-from ..features import Grid, keys_weights
-from ..kernels import MAX_POWER, Constant, Linear, Node, PowerNode, Stationary, TorchKernel
-from ..linalg.operators import Kronecker, Toeplitz
+from ..._validation import check_memory
+from ...kernels import MAX_POWER, Constant, Linear, Node, PowerNode, Stationary, TorchKernel
+from ...linalg.operators import Kronecker, Toeplitz
+from ._grid import Grid, keys_weights
 
 # Leaves that are products over columns of one stationary function a column.
 _SEPARABLE_FAMILIES = ("rbf",)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
-from .._validation import check_memory
-from ..core import data_scaled_kernel
-from ..features import Grid, make_grid, varying_columns
+from ..._validation import check_memory
+from ...core import data_scaled_kernel
+from ._grid import Grid, make_grid, varying_columns
 
 # Most points an axis by number of axes; a product grid's cost is their product.
 _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}

@@ -14,10 +14,15 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.features import grid_moments, make_grid, offset_sums
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import Kronecker, Toeplitz
-from skscalablegp.operators import GridKernel, InterpolatedOperator
+from skscalablegp.models.grid import (
+    GridKernel,
+    InterpolatedOperator,
+    grid_moments,
+    make_grid,
+    offset_sums,
+)
 
 C, W = ConstantKernel, WhiteKernel
 PRODUCT = {
@@ -151,7 +156,7 @@ class TestInterpolated:
             patch.setattr(GridKernel, "_along", recorded)
             grid_kernel.cross(theta, far, far)
             assert max(sizes) < 7 * 60 < len(far) ** 2
-            patch.setattr("skscalablegp.operators._grid_kernel._BLOCK_PAIRS", 70)
+            patch.setattr("skscalablegp.models.grid._grid_kernel._BLOCK_PAIRS", 70)
             torch.testing.assert_close(grid_kernel.cross(theta, far, far), expected, **close)
         factor = grid_kernel.factor(theta, 1e-13)
         g = grid_kernel.coordinates(theta, far, factor)

@@ -53,7 +53,7 @@ def test_partial_fit_is_exact(structure, noise, spread):
         model.partial_fit(X[part], y[part], None if known is None else known[part])
     whole = fixed(grid_size=20, structure=structure)
     # On the same grid, which is what the first rows and the spacing made of it.
-    import skscalablegp.estimators._kissgp as module
+    import skscalablegp.models.grid._kissgp as module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "plan_grid", lambda *args: model.grid_)
@@ -71,7 +71,7 @@ def test_partial_fit_is_exact(structure, noise, spread):
 def test_outside_the_grid(structure, monkeypatch):
     # What is cut of the eigenvalues differs between the grids: hardly anything here.
     for name, value in (("_CUT_NATS", 1e-9), ("_CUT_VARIANCE", 1e-13)):
-        monkeypatch.setattr(f"skscalablegp.objectives._grid.{name}", value)
+        monkeypatch.setattr(f"skscalablegp.models.grid._objective.{name}", value)
     X, y, _ = table()
     model = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
     far = np.array([[1.3, 0.4], [0.2, -0.4], [40.0, 0.5]])
@@ -187,7 +187,7 @@ def test_few_rows_do_without_what_many_share(rank, monkeypatch):
     X, y, new = table(3)
     models = [fixed(3, grid_size=12, n_lanczos=rank).fit(X, y) for _ in range(2)]
     shared = models[0].predict_std(new)
-    monkeypatch.setattr("skscalablegp.posteriors._grid._SHARED_PRODUCTS", 0)
+    monkeypatch.setattr("skscalablegp.models.grid._posterior._SHARED_PRODUCTS", 0)
     np.testing.assert_allclose(models[1].predict_std(new), shared, rtol=1e-9)
     caches = [vars(model._posterior()) for model in models]
     assert ["_variance_polynomials" in cache for cache in caches] == [True, False]
@@ -195,7 +195,7 @@ def test_few_rows_do_without_what_many_share(rank, monkeypatch):
 
 def test_budget_counts_the_rank_before_rows_are_read(monkeypatch):
     X, y, _ = table(1)
-    monkeypatch.setattr("skscalablegp.estimators._kissgp.summed", None)
+    monkeypatch.setattr("skscalablegp.models.grid._kissgp.summed", None)
     model = KISSGPRegressor(C(1.0) * RBF(0.01) + W(0.01), grid_size=400, memory_budget=2**20)
     with pytest.raises(MemoryError, match="400 points whose covariance has rank.*budget is 1.0 M"):
         model.fit(X, y)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from sklearn.utils.validation import validate_data
 
-from .._compat import FitEvents, Interval, StrOptions, fit_context
-from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
-from ..core import (
+from ..._compat import FitEvents, Interval, StrOptions, fit_context
+from ..._validation import check_memory, check_n_targets, check_noise, check_noise_variance
+from ...core import (
     GPRegressorBase,
     budget_of,
     make_monitor,
@@ -20,16 +20,16 @@ from ..core import (
     unfinished,
     warn_once,
 )
-from ..core.data import Table, noise_unit
-from ..core.training import Monitor, TrainingResult
-from ..features import Grid
-from ..kernels import TorchKernel, compile_kernel
-from ..objectives import GridProblem, Rows, grid_marginal_likelihood
-from ..operators import GridKernel
-from ..posteriors import GridPosterior
-from ._deep import apply_network, check_layers
-from ._grid_plan import plan_grid
-from ._grid_training import KeptRows, kernel_on_grid, learned_features, summed, train_on_grid
+from ...core.data import Table, noise_unit
+from ...core.training import Monitor, TrainingResult
+from ...kernels import TorchKernel, compile_kernel
+from ._grid import Grid
+from ._grid_kernel import GridKernel
+from ._network import apply_network, check_layers
+from ._objective import GridProblem, Rows, grid_marginal_likelihood
+from ._plan import plan_grid
+from ._posterior import GridPosterior
+from ._training import KeptRows, kernel_on_grid, learned_features, summed, train_on_grid
 
 
 class KISSGPRegressor(GPRegressorBase):

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..features import GridMoments, grid_moments, offset_sums
-from ..kernels import TorchKernel
-from ..linalg.gradients import GPProblem
-from ..linalg.solvers import cholesky_with_jitter
-from ..operators import GridFactor, GridKernel
+from ...kernels import TorchKernel
+from ...linalg.gradients import GPProblem
+from ...linalg.solvers import cholesky_with_jitter
+from ._grid_kernel import GridFactor, GridKernel
+from ._moments import GridMoments, grid_moments
+from ._polynomials import offset_sums
 
 # A noise variance below this fraction of the prior variance is raised to it, and reported.
 _SMALLEST_NOISE = 1e-9

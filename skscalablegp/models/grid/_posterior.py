@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.posteriors import Posterior, explained_weights, joint_normal, reported_variance
-from ..features import cell_polynomials, local_polynomials, value_polynomials
-from ..objectives import GridEvaluation
-from ..operators import GridKernel
+from ...core.posteriors import Posterior, explained_weights, joint_normal, reported_variance
+from ._grid_kernel import GridKernel
+from ._objective import GridEvaluation
+from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
 # Bytes of rows k(x, grid) for rows outside the grid, at a time.
 _BLOCK_BYTES = 2**26

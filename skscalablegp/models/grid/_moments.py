@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from ._grid import Grid, outer, powers
-from ._grid_polynomials import cell_places, gram_stencil, spread, stencil_matrix
+from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 
 # Bytes of one block of powers while rows are streamed.
 _BLOCK_BYTES = 2**25

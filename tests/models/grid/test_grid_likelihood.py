@@ -5,18 +5,20 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp.features import grid_moments, make_grid
-from skscalablegp.gradients import GridGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GradientState
-from skscalablegp.objectives import (
+from skscalablegp.models.grid import (
     CommonNoise,
+    GridGradient,
+    GridKernel,
+    GridPosterior,
     GridProblem,
+    InterpolatedOperator,
     NoiseByRow,
     grid_marginal_likelihood,
+    grid_moments,
+    make_grid,
 )
-from skscalablegp.operators import GridKernel, InterpolatedOperator
-from skscalablegp.posteriors import GridPosterior
 
 C, W = ConstantKernel, WhiteKernel
 CASES = [
@@ -44,7 +46,7 @@ def problem(d, structure, kernel, t, known):
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("known", [0.05, np.linspace(0.01, 1, 60)], ids=["common", "by row"])
 def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
-    monkeypatch.setattr("skscalablegp.objectives._grid._CUT_NATS", 1e-9)
+    monkeypatch.setattr("skscalablegp.models.grid._objective._CUT_NATS", 1e-9)
     made, X, Y = problem(d, structure, kernel, t, known)
     theta, n = made.kernel.theta0, len(X)
     extra = torch.from_numpy(np.broadcast_to(known, n).copy())

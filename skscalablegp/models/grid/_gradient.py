@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ..objectives import grid_marginal_likelihood
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ._objective import grid_marginal_likelihood
 
 
 class GridGradient(GradientEstimator):

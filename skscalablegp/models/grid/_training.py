@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from ..core import Run, StageSettings, fit_hyperparameters
-from ..core.data import Table
-from ..core.training import Monitor, TrainingResult
-from ..features import Grid, GridMoments, grid_moments
-from ..gradients import GridGradient
-from ..kernels import compile_kernel
-from ..objectives import (
+from ...core import Run, StageSettings, fit_hyperparameters
+from ...core.data import Table
+from ...core.training import Monitor, TrainingResult
+from ...kernels import compile_kernel
+from ._gradient import GridGradient
+from ._grid import Grid
+from ._grid_kernel import GridKernel
+from ._moments import GridMoments, grid_moments
+from ._network import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
+from ._objective import (
     CommonNoise,
     FixedNoise,
     GridProblem,
@@ -24,9 +27,7 @@ from ..objectives import (
     check_rank,
     noise_jitter,
 )
-from ..operators import GridKernel
-from ._deep import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
-from ._grid_plan import grid_default_kernel
+from ._plan import grid_default_kernel
 
 
 @dataclass(frozen=True, eq=False)

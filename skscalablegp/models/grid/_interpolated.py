@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..linalg.operators import LinearOperator
+from ...linalg.operators import LinearOperator
 from ._grid_kernel import GridKernel
 
 

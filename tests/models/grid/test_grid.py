@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from skscalablegp.features import (
+from skscalablegp.models.grid import (
     cell_polynomials,
     grid_moments,
     local_polynomials,
@@ -36,7 +36,7 @@ def test_interpolates_quadratics_exactly_and_smooth_functions_to_third_order():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("structure", ["product", "additive"])
 def test_moments(d, weighted, structure, monkeypatch):
-    monkeypatch.setattr("skscalablegp.features._grid_moments._BLOCK_BYTES", 8 * 7**d * 64)
+    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 8 * 7**d * 64)
     X, Y = rows(d), np.random.default_rng(9).standard_normal((150, 2))
     c = np.linspace(0.1, 2, 150) if weighted else None
     g = grid(X, structure)
