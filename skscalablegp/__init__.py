@@ -1,6 +1,6 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .estimators import LOVEPredictor
+from .meta import LOVEPredictor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.experts import PoERegressor
 from .models.fourier import RFFRegressor, SSRFFRegressor

@@ -16,7 +16,7 @@ from .._compat import HasMethods, Interval, fit_context
 from ..core import GPPredictionBase, warn_once
 from ..core.posteriors import Posterior
 from ..models.grid import KISSGPRegressor
-from ..posteriors import love, with_basis
+from ._posterior import love, with_basis
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
 _HELD_ROWS = 20

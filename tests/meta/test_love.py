@@ -26,8 +26,8 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.meta import love
 from skscalablegp.models.inducing import InducingPosterior, InducingSpace, WhitenedBelief
-from skscalablegp.posteriors import love
 
 C, W = ConstantKernel, WhiteKernel
 
@@ -202,7 +202,7 @@ class TestWeights:
 
 
 def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch):
-    import skscalablegp.posteriors._love as module
+    import skscalablegp.meta._posterior as module
 
     X, y, X_new = table()
     low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), rank=100).fit(X, y)

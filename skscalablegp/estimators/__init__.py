@@ -1,7 +1,0 @@
-"""The public estimators."""
-
-from ._love import LOVEPredictor
-
-__all__ = [
-    "LOVEPredictor",
-]
