@@ -99,13 +99,9 @@ def measure(args, n, noise):
     """Median seconds of a step of each kind, and what the solves said."""
     import torch
 
+    from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.gradients import (
-        ExactGradient,
-        GPProblem,
-        GradientState,
-        PathwiseGradient,
-    )
+    from skscalablegp.linalg.gradients import GPProblem
     from skscalablegp.preconditioners import PivotedCholesky
     from skscalablegp.solvers import CG
 

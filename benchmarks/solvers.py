@@ -147,8 +147,8 @@ def cold_solves(args, data):
     import torch
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
+    from skscalablegp.gradients import StandardGradient
     from skscalablegp.kernels import compile_kernel
-    from skscalablegp.linalg.gradients import StandardGradient
     from skscalablegp.linalg.operators import DenseOperator, KernelOperator
     from skscalablegp.solvers import solve
 
@@ -186,7 +186,7 @@ def run(args, data, solver, gradient, warm):
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     from skscalablegp import IterativeGPRegressor
-    from skscalablegp.core.training import Adam
+    from skscalablegp.training import Adam
 
     X, X_test, y, y_test = data
     wide = (1e-8, 1e8)

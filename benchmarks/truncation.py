@@ -135,7 +135,7 @@ def truncation(mean):
 
 def gradient(method, problem, n_probes, generator):
     """The estimator that a method's name means."""
-    from skscalablegp.linalg.gradients import ExactGradient, TruncatedGradient
+    from skscalablegp.gradients import ExactGradient, TruncatedGradient
     from skscalablegp.truncation import FixedTruncation
 
     name, _, size = method.partition(":")
@@ -172,7 +172,8 @@ def adam_path(args, problem, method, steps, rate, decay=1.0):
     """Every theta that Adam visits, seconds, and why it stopped."""
     import torch
 
-    from skscalablegp.core.training import Adam, Monitor, train
+    from skscalablegp.core.training import Monitor, train
+    from skscalablegp.training import Adam
 
     generator = torch.Generator().manual_seed(args.seed)
     estimator = gradient(method, problem, args.probes, generator)
@@ -230,7 +231,7 @@ def toy_method(args, method):
 def cost_method(args, method):
     import torch
 
-    from skscalablegp.linalg.gradients import GradientState
+    from skscalablegp.gradients import GradientState
 
     problem = table_problem(args)
     theta = problem.kernel.theta0.clone()

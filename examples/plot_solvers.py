@@ -25,10 +25,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.core.training import Adam
 from skscalablegp.metrics import nlpd
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SGD, BlockCG
+from skscalablegp.training import Adam
 
 X, y = make_friedman1(800, n_features=5, noise=0.3, random_state=0)
 X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()

@@ -20,22 +20,18 @@ import torch
 from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skscalablegp.core.training import Adam, Monitor, train
+from skscalablegp.core.training import Monitor, train
 from skscalablegp.features import sample_prior_features
+from skscalablegp.gradients import ExactGradient, TruncatedGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import (
-    ExactGradient,
-    GPProblem,
-    TruncatedGradient,
-    exact_marginal_likelihood,
-    truncated_likelihood,
-)
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood, truncated_likelihood
 from skscalablegp.models.fourier import (
     FeatureGradient,
     SingleSampleGradient,
     collapsed_marginal_likelihood,
     single_sample_terms,
 )
+from skscalablegp.training import Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from ._fitting import (
     unfinished,
     warn_once,
 )
-from ._likelihoods import Bernoulli, Gaussian, Likelihood, Softmax, StudentT
+from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._minibatch import (
     GPClassifierBase,
     MinibatchGPRegressorBase,
@@ -33,6 +33,7 @@ __all__ = [
     "Gaussian",
     "LARGEST_FEATURE_SIGNAL",
     "Likelihood",
+    "LikelihoodTerms",
     "MinibatchGPRegressorBase",
     "PARAMETERS",
     "Run",

@@ -6,7 +6,8 @@ import scipy.optimize
 import torch
 from sklearn.base import clone
 
-from skscalablegp.core.training import LBFGS, OPTIMIZERS, Adam, QuasiNewton, resolve_optimizer
+from skscalablegp.core.training import OPTIMIZERS, resolve_optimizer
+from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
 WIDE = np.array([[-5.0, 5.0]] * 3)
 PEAK = np.array([1.0, -2.0, 0.5])

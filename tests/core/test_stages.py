@@ -7,9 +7,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
 from skscalablegp.core._stages import well_conditioned
-from skscalablegp.core.training import LBFGS, Monitor
+from skscalablegp.core.training import Monitor
+from skscalablegp.gradients import ExactGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import ExactGradient, GPProblem
+from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.training import LBFGS
 
 
 def table(n=60):

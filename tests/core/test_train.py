@@ -11,25 +11,23 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.core.training import (
-    LBFGS,
-    Adam,
     Monitor,
-    QuasiNewton,
     StopTraining,
     resolve_optimizer,
     restart_points,
     train,
 )
-from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import (
+from skscalablegp.gradients import (
     ExactGradient,
-    GPProblem,
     GradientEstimate,
     GradientEstimator,
     GradientState,
     StandardGradient,
 )
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.solvers import CG, Status
+from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
 KERNEL = ConstantKernel(1.0) * Matern([1.0, 1.0], nu=1.5) + WhiteKernel(1.0)
 PEAK = np.array([0.5, -1.0, 0.3, -2.0])

@@ -2,13 +2,14 @@
 
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, StopTraining, TrainingStep
-from ._optimizers import LBFGS, Adam, Optimizer
+from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 from ._resolve import OPTIMIZERS, resolve_optimizer
 from ._steps import Stepper, StepsResult, train_steps
 
 __all__ = [
     "Adam",
+    "CallableOptimizer",
     "LBFGS",
     "Monitor",
     "OPTIMIZERS",

@@ -153,7 +153,7 @@ class PoERegressor(GPRegressorBase):
 
     A joint covariance, and joint samples, exist where the powers of the product do not divide by a
     prior ("poe" and "gpoe"): it is that of a sum of independent experts, see
-    `skscalablegp.posteriors.ExpertsPosterior.covariance`. The other rules raise a ValueError.
+    the posterior of a product of experts. The other rules raise a ValueError.
 
     References
     ----------

@@ -66,7 +66,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         Whether the points move during training.
     likelihood : {"auto", "bernoulli", "softmax"} or object, default="auto"
         "auto" is ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
-        ``Bernoulli(link="probit")`` is in ``skscalablegp.objectives``.
+        ``Bernoulli(link="probit")`` is in ``skscalablegp.likelihoods``.
     feature_extractor : sequence of int, callable or None, default=None
         Widths of a ReLU network in front of the kernel, trained with it, or a function of the
         number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.

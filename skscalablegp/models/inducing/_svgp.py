@@ -52,7 +52,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Whether the points move during training.
     likelihood : {"gaussian", "student_t"} or object, default="gaussian"
         Of the noise around the function. ``StudentT(df=4)`` ignores wild targets; its squared scale
-        is the kernel's white noise. Objects are in ``skscalablegp.objectives``.
+        is the kernel's white noise. Objects are in ``skscalablegp.likelihoods``.
     feature_extractor : sequence of int, callable or None, default=None
         Widths of a ReLU network in front of the kernel, trained with it, or a function of the
         number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.

@@ -20,15 +20,9 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.features import sample_prior_features
+from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
-from skscalablegp.linalg.gradients import (
-    ExactGradient,
-    GPProblem,
-    GradientState,
-    PathwiseGradient,
-    PathwiseProbes,
-    StandardGradient,
-)
+from skscalablegp.linalg.gradients import GPProblem, PathwiseProbes
 from skscalablegp.linalg.solvers import Progress
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, Status

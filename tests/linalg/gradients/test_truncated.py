@@ -6,14 +6,9 @@ from oracles import generator, normal, z_score
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from skscalablegp.gradients import ExactGradient, GradientState, TruncatedGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import (
-    ExactGradient,
-    GPProblem,
-    GradientState,
-    TruncatedGradient,
-    truncated_likelihood,
-)
+from skscalablegp.linalg.gradients import GPProblem, truncated_likelihood
 from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import Status

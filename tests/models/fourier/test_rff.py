@@ -18,10 +18,10 @@ from sklearn.gaussian_process.kernels import (
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.core import to_torch
-from skscalablegp.core.training import Adam
 from skscalablegp.features import sample_prior_features
+from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.linalg.truncation import single_sample
 from skscalablegp.models.fourier import (
     FeatureLevels,
@@ -30,6 +30,7 @@ from skscalablegp.models.fourier import (
     level_terms,
     single_sample_terms,
 )
+from skscalablegp.training import Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 C, W = ConstantKernel, WhiteKernel

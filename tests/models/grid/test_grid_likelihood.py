@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GradientState
 from skscalablegp.models.grid import (
     CommonNoise,
     GridGradient,

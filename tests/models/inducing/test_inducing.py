@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 from oracles import generator, normal
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
-from skscalablegp.core import Bernoulli, Gaussian, Softmax, StudentT
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.likelihoods import Bernoulli, Gaussian, Softmax, StudentT
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.models.inducing import (
     KernelValues,

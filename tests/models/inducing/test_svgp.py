@@ -15,9 +15,9 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
-from skscalablegp.core import Bernoulli, Gaussian, StudentT
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
 from skscalablegp.models.inducing import _sgpr
 from skscalablegp.models.inducing._stepper import (
     SparseModel,

@@ -6,7 +6,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
-from skscalablegp.linalg.gradients import PathwiseGradient
+from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
 

@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skscalablegp import RRCGRegressor
-from skscalablegp.core.training import LBFGS, Adam
+from skscalablegp.training import LBFGS, Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, GeometricTruncation
 
 

@@ -11,16 +11,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.core.training import Adam, Monitor, train
+from skscalablegp.core.training import Monitor, train
+from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import (
-    ExactGradient,
-    GPProblem,
-    PathwiseGradient,
-    StandardGradient,
-)
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky, Status
+from skscalablegp.training import Adam
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
 OBJECTS = [AP(10), SGD(10), SDD(10), ADASAP(10, rank=5)]
