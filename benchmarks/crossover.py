@@ -119,14 +119,12 @@ def measure(args, n, noise):
         CG(preconditioner), n_probes=args.probes, tol=args.tol, max_epochs=args.max_epochs
     )
     generator = torch.Generator().manual_seed(args.seed)
-    state, seconds, solutions = GradientState(), {"exact": [], "stochastic": []}, []
+    state, seconds, solutions = GradientState(generator), {"exact": [], "stochastic": []}, []
     for step in range(args.steps + 1):
         for name, estimator in (("exact", ExactGradient()), ("stochastic", pathwise)):
             synchronize(args.device)
             start = time.perf_counter()
-            estimate, new_state = estimator.estimate(
-                problem, theta + args.move * step, state, generator
-            )
+            estimate, new_state = estimator.estimate(problem, theta + args.move * step, state)
             synchronize(args.device)
             seconds[name].append(time.perf_counter() - start)
             if estimate.solution is not None:

@@ -241,7 +241,7 @@ def cost_method(args, method):
     grads, seconds, epochs = [], [], []
     for k in range(args.repeats + 1):
         start = time.perf_counter()
-        estimate, _ = estimator.estimate(problem, theta, GradientState(), generator)
+        estimate, _ = estimator.estimate(problem, theta, GradientState(generator))
         if k:  # the first one warms up
             seconds.append(time.perf_counter() - start)
             grads.append(estimate.grad)
@@ -251,7 +251,7 @@ def cost_method(args, method):
     generator.manual_seed(args.seed)
     with live_bytes() as live:
         for _ in range(args.repeats):
-            estimator.estimate(problem, theta, GradientState(), generator)
+            estimator.estimate(problem, theta, GradientState(generator))
     block = args.n * (args.probes + 1) * problem.X.element_size()
     return dict(
         dataset=args.dataset,

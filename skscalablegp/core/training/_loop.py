@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,11 +53,9 @@ class TrainingResult:
 class _Run:
     """One start of the optimiser: keeps the best and the latest state whatever happens."""
 
-    def __init__(
-        self, problem, estimator, state, generator, monitor, patience, tol, max_epochs=None
-    ):
+    def __init__(self, problem, estimator, state, monitor, patience, tol, max_epochs=None):
         self.problem, self.estimator = problem, estimator
-        self.state, self.generator, self.monitor = state, generator, monitor
+        self.state, self.monitor = state, monitor
         self.patience, self.tol = patience, tol
         self.max_epochs, self.epochs = max_epochs, 0.0
         self.best_theta, self.best_value = None, -np.inf
@@ -67,11 +65,9 @@ class _Run:
 
     def evaluate(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         tensor = torch.as_tensor(theta, dtype=torch.float64)
-        self.state.seconds_left = self.monitor.seconds_left
+        self.state = replace(self.state, seconds_left=self.monitor.seconds_left)
         try:
-            estimate, state = self.estimator.estimate(
-                self.problem, tensor, self.state, self.generator
-            )
+            estimate, state = self.estimator.estimate(self.problem, tensor, self.state)
         except torch.linalg.LinAlgError:
             if not self.iterates:
                 raise
@@ -147,7 +143,6 @@ def train(
     max_iter: int,
     monitor: Monitor,
     generator: Generator,
-    state: GradientState | None = None,
     n_iter_no_change: int | None = None,
     tol: float = 1e-3,
     average: int = 1,
@@ -171,9 +166,7 @@ def train(
     monitor : Monitor
         History, progress, callbacks and time.
     generator : torch.Generator
-        Randomness of the probes.
-    state : GradientState, optional
-        Probes and solutions of an earlier run to go on from.
+        What the estimator draws from.
     n_iter_no_change : int, optional
         Stop when the log hyperparameters moved by less than `tol` over so many steps.
     tol : float, default=1e-3
@@ -193,8 +186,7 @@ def train(
     run = _Run(
         problem,
         estimator,
-        state or GradientState(),
-        generator,
+        GradientState(generator),
         monitor,
         n_iter_no_change,
         tol,

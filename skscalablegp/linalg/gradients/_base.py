@@ -36,12 +36,18 @@ class GradientEstimate:
     jitter: float = 0.0
 
 
-@dataclass
+def _seeded() -> Generator:
+    return Generator().manual_seed(0)
+
+
+@dataclass(frozen=True)
 class GradientState:
-    """What a stochastic estimator carries from step to step.
+    """What an estimator carries from step to step.
 
     Attributes
     ----------
+    generator : torch.Generator
+        Where probes, truncation points and random pivots are drawn from; seed 0 if not given.
     probes : Any
         Frozen randomness; None before the first step.
     previous : Tensor of shape (n, t + s) or None
@@ -53,9 +59,10 @@ class GradientState:
     extra : dict
         What else an estimator keeps.
     seconds_left : float or None
-        Time that the next step's solve may take; None without a budget. The training loop sets it.
+        Time that the next step's solve may take; None without a budget.
     """
 
+    generator: Generator = field(default_factory=_seeded)
     probes: Any = None
     previous: Tensor | None = None
     targets: Tensor | None = None
@@ -78,6 +85,5 @@ class GradientEstimator(BaseEstimator, ABC):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         """The gradient at theta and the state for the next step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._marginal_likelihood import exact_marginal_likelihood
@@ -29,7 +29,6 @@ class ExactGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         result = exact_marginal_likelihood(problem, theta, max_jitter=self.max_jitter)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state

@@ -74,11 +74,10 @@ class _IterativeGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         operator = problem.operator(theta)
         frozen = self.warm_start and state.probes is not None
-        probes = state.probes if frozen else self.draw(problem, generator)
+        probes = state.probes if frozen else self.draw(problem, state.generator)
         columns = self.right_hand_sides(problem, operator, probes)
         B = torch.cat([problem.Y, columns], 1)
         solver = resolve_solver(self.solver)
@@ -87,7 +86,7 @@ class _IterativeGradient(GradientEstimator):
             chosen = (
                 self.preconditioner if self.preconditioner is not None else solver.preconditioner
             )
-            built = refreshed(state.preconditioner, chosen, operator, generator, self.refresh)
+            built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
         build = operator.epochs - before
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
@@ -102,7 +101,9 @@ class _IterativeGradient(GradientEstimator):
         )
         solution = replace(solution, epochs=solution.epochs + build)
         grad = self._gradient(problem, operator, B, solution.value)
-        state = GradientState(probes, solution.value, B, built, state.extra)
+        state = replace(
+            state, probes=probes, previous=solution.value, targets=B, preconditioner=built
+        )
         return GradientEstimate(grad, None, solution), state
 
     def stopping(self, n_targets: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,17 +95,16 @@ class TruncatedGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         n, t = problem.Y.shape
         truncation = self.bound(n)
         operator = problem.operator(theta)
-        probes = self.draw(problem, generator)
-        draws = truncation.sample(3, generator)
+        probes = self.draw(problem, state.generator)
+        draws = truncation.sample(3, state.generator)
         left, right, trace = (roulette_weights(truncation, draw[None]) for draw in draws)
         s = self.n_probes
         built = refreshed(
-            state.preconditioner, self.preconditioner, operator, generator, self.refresh
+            state.preconditioner, self.preconditioner, operator, state.generator, self.refresh
         )
         result = roulette_cg(
             operator,
@@ -133,5 +133,5 @@ class TruncatedGradient(GradientEstimator):
             {"draws": draws.tolist(), "orthogonality_loss": result.orthogonality_loss},
         )
         extra = {**state.extra, "orthogonality_loss": loss}
-        state = GradientState(preconditioner=built, extra=extra)
+        state = replace(state, preconditioner=built, extra=extra)
         return GradientEstimate(grad, None, solution), state

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.gaussian_process.kernels import Kernel
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...kernels import compile_kernel
 from ...linalg.gradients import (
@@ -89,7 +89,6 @@ class ExpertsGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         if "tables" not in state.extra:
             tables = [ExpertTable.of(problem, rows) for rows in self.parts]

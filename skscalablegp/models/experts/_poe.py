@@ -353,7 +353,7 @@ class PoERegressor(GPRegressorBase):
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
         """Of all parts, where training ended before it was known."""
         estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
-            problem, torch.as_tensor(theta), GradientState(), torch.Generator()
+            problem, torch.as_tensor(theta), GradientState()
         )
         return float(estimate.value)
 
@@ -445,7 +445,5 @@ class PoERegressor(GPRegressorBase):
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
-        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
-            problem, theta, GradientState(), torch.Generator()
-        )
+        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(problem, theta, GradientState())
         return float(estimate.value), estimate.grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...features import PriorFeatures
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
@@ -36,7 +36,6 @@ class FeatureGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         result = collapsed_marginal_likelihood(problem, theta, self.features)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
@@ -75,8 +74,7 @@ class SingleSampleGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         levels = self.levels(len(problem.X))
-        terms = single_sample_terms(problem, theta, levels, generator)
+        terms = single_sample_terms(problem, theta, levels, state.generator)
         return GradientEstimate(terms[2:], None), state

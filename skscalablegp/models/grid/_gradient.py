@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ._objective import grid_marginal_likelihood
@@ -19,7 +19,6 @@ class GridGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         result = grid_marginal_likelihood(problem, theta)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state

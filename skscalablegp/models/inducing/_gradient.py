@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ._collapsed import collapsed_bound, problem_blocks
@@ -45,7 +45,6 @@ class InducingGradient(GradientEstimator):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         state: GradientState,
-        generator: Generator,
     ) -> tuple[GradientEstimate, GradientState]:
         kernel = problem.kernel
         p, Z = kernel.n_params, self.points(theta, kernel.n_params)

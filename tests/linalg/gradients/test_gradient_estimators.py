@@ -69,7 +69,7 @@ def estimates(problem, estimator, n_seeds=50, start=0):
     grads = []
     for seed in range(start, start + n_seeds):
         estimate, _ = estimator.estimate(
-            problem, problem.kernel.theta0, GradientState(), generator(seed)
+            problem, problem.kernel.theta0, GradientState(generator(seed))
         )
         grads.append(estimate.grad)
     return torch.stack(grads)
@@ -155,8 +155,8 @@ def frozen_features(ours, n_pairs, seed, n_seeds=0):
         g = generator(5000 + k)
         weights = torch.randn(features.n_features, 48, generator=g, dtype=torch.float64)
         noise = torch.randn(len(ours.X), 48, generator=g, dtype=torch.float64)
-        state = GradientState(probes=PathwiseProbes(features, weights, noise))
-        grads.append(estimator.estimate(ours, ours.kernel.theta0, state, g)[0].grad)
+        state = GradientState(g, PathwiseProbes(features, weights, noise))
+        grads.append(estimator.estimate(ours, ours.kernel.theta0, state)[0].grad)
     return (torch.stack(grads) if grads else None), target
 
 
@@ -186,23 +186,23 @@ def test_warm_start_freezes_the_probes_and_saves_epochs(make):
     ours = problem(n=200)
     estimator = make(CG(), n_probes=8, tol=1e-6, max_epochs=5000)
     theta, g = ours.kernel.theta0, generator()
-    first, state = estimator.estimate(ours, theta, GradientState(), g)
-    second, warm = estimator.estimate(ours, theta + 0.003, state, g)
-    cold, _ = estimator.estimate(ours, theta + 0.003, GradientState(state.probes), g)
+    first, state = estimator.estimate(ours, theta, GradientState(g))
+    second, warm = estimator.estimate(ours, theta + 0.003, state)
+    cold, _ = estimator.estimate(ours, theta + 0.003, GradientState(g, state.probes))
     assert warm.probes is state.probes
     assert first.solution.converged and second.solution.converged
     assert second.solution.epochs < 0.9 * cold.solution.epochs
     torch.testing.assert_close(second.grad, cold.grad, rtol=1e-3, atol=1e-3)
     # Solving the same system again costs the look at its residual.
-    again, _ = estimator.estimate(ours, theta + 0.003, warm, g)
+    again, _ = estimator.estimate(ours, theta + 0.003, warm)
     assert again.solution.n_iter <= 1
 
 
 def test_without_warm_start_each_step_draws_probes():
     ours, g = problem(), generator()
     estimator = StandardGradient(Cholesky(), n_probes=4, warm_start=False)
-    _, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(), g)
-    _, later = estimator.estimate(ours, ours.kernel.theta0, state, g)
+    _, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
+    _, later = estimator.estimate(ours, ours.kernel.theta0, state)
     assert not torch.equal(state.probes, later.probes)
 
 
@@ -210,9 +210,9 @@ def test_prior_samples_follow_the_hyperparameters():
     ours, g = problem(), generator()
     estimator = PathwiseGradient(Cholesky(), n_probes=4)
     theta = ours.kernel.theta0
-    _, state = estimator.estimate(ours, theta, GradientState(), g)
-    _, moved = estimator.estimate(ours, theta + 0.5, state, g)
-    _, back = estimator.estimate(ours, theta, moved, g)
+    _, state = estimator.estimate(ours, theta, GradientState(g))
+    _, moved = estimator.estimate(ours, theta + 0.5, state)
+    _, back = estimator.estimate(ours, theta, moved)
     assert not torch.allclose(moved.targets, state.targets)
     assert torch.equal(back.targets, state.targets)
     assert torch.equal(state.targets[:, :1], ours.Y)
@@ -222,7 +222,7 @@ def test_equal_generators_give_equal_estimates():
     ours = problem()
     estimator = PathwiseGradient(CG(), n_probes=4)
     first, second = (
-        estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator(3))[0].grad
+        estimator.estimate(ours, ours.kernel.theta0, GradientState(generator(3)))[0].grad
         for _ in range(2)
     )
     assert torch.equal(first, second)
@@ -236,7 +236,7 @@ def test_equal_generators_give_equal_estimates():
 def test_targets_and_probes_reach_the_tolerance(tol, t):
     ours = problem(t=t, n=100)
     estimator = PathwiseGradient(CG(), n_probes=6, tol=tol, max_epochs=5000)
-    estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     assert estimate.solution.status is Status.CONVERGED
     residuals = state.targets - dense(ours)[0] @ state.previous
     relative = residuals.norm(dim=0) / state.targets.norm(dim=0)
@@ -259,7 +259,7 @@ def test_the_rule_looks_at_every_target_and_at_the_mean_of_the_probes():
 def test_a_spent_budget_is_reported_and_the_gradient_still_there():
     ours = problem()
     estimator = StandardGradient(CG(), n_probes=4, tol=1e-10, max_epochs=3)
-    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     assert estimate.solution.status is Status.MAX_EPOCHS
     assert estimate.grad.isfinite().all() and estimate.value is None
     assert 3 <= estimate.solution.epochs < 5
@@ -268,7 +268,7 @@ def test_a_spent_budget_is_reported_and_the_gradient_still_there():
 def test_an_own_preconditioner_takes_the_place_of_the_solvers():
     ours = problem()
     estimator = StandardGradient(CG("nystrom"), preconditioner=PivotedCholesky(rank=7), n_probes=2)
-    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     assert estimate.solution.stats["preconditioner_rank"] == 7
 
 
@@ -278,7 +278,7 @@ def test_an_own_preconditioner_takes_the_place_of_the_solvers():
 def test_kernels_without_a_spectral_density_say_so():
     ours = problem(PERIODIC, d=1)
     with pytest.raises(NoSpectralDensity, match="ExpSineSquared"):
-        PathwiseGradient().estimate(ours, ours.kernel.theta0, GradientState(), generator())
+        PathwiseGradient().estimate(ours, ours.kernel.theta0, GradientState(generator()))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
@@ -292,11 +292,11 @@ def test_settings_are_cloned_and_untouched(estimator):
 def test_single_precision_estimates_the_same_gradient():
     ours = problem(n=80)
     estimator = PathwiseGradient(Cholesky(), n_probes=64)
-    double, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    double, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     # torch draws other numbers in float32, so the probes of float64 are handed over.
     probes = estimator.draw(ours.to(torch.float32), generator(7))
     single, _ = estimator.estimate(
-        ours.to(torch.float32), ours.kernel.theta0, GradientState(probes), generator()
+        ours.to(torch.float32), ours.kernel.theta0, GradientState(generator(), probes)
     )
     assert single.grad.dtype == torch.float64
     spread = estimates(ours, estimator, n_seeds=30).std(0)

@@ -27,7 +27,7 @@ def problem(t=1, n=N):
 
 def exact(ours):
     theta = ours.kernel.theta0
-    estimate, _ = ExactGradient().estimate(ours, theta, GradientState(), generator())
+    estimate, _ = ExactGradient().estimate(ours, theta, GradientState())
     return estimate
 
 
@@ -88,7 +88,7 @@ def test_the_estimator_itself(probes, t):
     estimator = TruncatedGradient(RANDOM, n_probes=3, probes=probes)
     g, grads = generator(2), []
     for _ in range(300):
-        estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(), g)
+        estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
         grads.append(estimate.grad)
     for values, expected in zip(torch.stack(grads).T, exact(ours).grad, strict=True):
         assert abs(z_score(values, float(expected))) < 4
@@ -99,7 +99,7 @@ def test_the_estimator_itself(probes, t):
 def test_full_length_runs_with_many_probes_are_exact_up_to_them():
     ours = problem()
     estimator = TruncatedGradient(FixedTruncation(N), n_probes=2000, reorthogonalize=True)
-    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(), generator())
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     torch.testing.assert_close(estimate.grad, exact(ours).grad, rtol=0.05, atol=0.2)
 
 
@@ -108,7 +108,7 @@ def test_three_independent_truncation_points():
     seen = []
     for seed in range(5):
         estimate, _ = TruncatedGradient(RANDOM, n_probes=2).estimate(
-            ours, ours.kernel.theta0, GradientState(), generator(seed)
+            ours, ours.kernel.theta0, GradientState(generator(seed))
         )
         draws = estimate.solution.stats["draws"]
         assert len(draws) == 3

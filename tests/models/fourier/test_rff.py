@@ -163,7 +163,7 @@ def test_the_gradient_estimator_draws_it_all_itself():
     theta, g = ours.kernel.theta0, generator(3)
     estimator = SingleSampleGradient(min_features=6, step=4)
     grads = torch.stack(
-        [estimator.estimate(ours, theta, GradientState(), g)[0].grad for _ in range(400)]
+        [estimator.estimate(ours, theta, GradientState(g))[0].grad for _ in range(400)]
     )
     for component, expected in zip(grads.T, exact_terms(ours)[2:], strict=True):
         assert abs(z_score(component, float(expected))) < 4

@@ -60,7 +60,7 @@ def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
     torch.testing.assert_close(result.grad, grad, rtol=1e-6, atol=1e-6)
     assert result.jitter == 0
     assert grid_marginal_likelihood(made, theta, eval_gradient=False).grad is None
-    estimate, _ = GridGradient().estimate(made, theta, GradientState(), torch.Generator())
+    estimate, _ = GridGradient().estimate(made, theta, GradientState())
     assert estimate.value == result.value
 
 
