@@ -9,16 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernels import (
-    Constant,
-    Frequencies,
-    Linear,
-    Node,
-    Slot,
-    TorchKernel,
-    find_draw,
-    no_spectral_density,
-)
+from ..kernels import Draws, Frequencies, Term, TorchKernel, no_spectral_density
 
 # A block's features multiply with every linear factor; past this, features are no saving.
 MAX_FEATURES = 100_000
@@ -37,18 +28,15 @@ class _First(Frequencies):
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """One product of leaves: amplitude, one set of frequencies summed over leaves, linear maps."""
+    """One product of kernels: frequencies, summed over those without an exact finite map."""
 
-    constants: tuple[Slot, ...]
+    term: Term
     frequencies: tuple[Frequencies, ...]
-    sigmas: tuple[Slot, ...]
     n_pairs: int
     n_features: int
 
     def evaluate(self, theta: Tensor, X: Tensor) -> Tensor:
-        variance = X.new_ones(())
-        for slot in self.constants:
-            variance = variance * slot.value_like(theta, X).squeeze(0)
+        variance = self.term.amplitude(theta).to(X)
         if self.frequencies:
             omega = sum(frequencies.at(theta) for frequencies in self.frequencies)
             phase = X @ omega.to(X).T
@@ -56,10 +44,10 @@ class _Block:
             phi = phi * torch.sqrt(variance / self.n_pairs)
         else:
             phi = torch.sqrt(variance).expand(len(X), 1)
-        for sigma in self.sigmas:
-            bias = sigma.value_like(theta, X).expand(len(X), 1)
-            linear = torch.cat([bias, X], dim=1)
-            phi = (phi[:, :, None] * linear[:, None, :]).flatten(1)
+        for leaf in self.term.leaves:
+            if leaf.n_exact_features(X.shape[1]):
+                exact = leaf.exact_features(theta, X)
+                phi = (phi[:, :, None] * exact[:, None, :]).flatten(1)
         return phi
 
     def head(self, n_pairs: int) -> _Block:
@@ -121,10 +109,9 @@ def sample_prior_features(
     The kernel is expanded into a sum of products. A sum's features are concatenated; in a
     product of stationary kernels independent frequencies add; constants scale the features; a
     DotProduct and a constant alone are exact finite maps, ``(sigma_0, x)`` and the square root of
-    the constant. Frequencies are drawn at unit length scale and divided by the length scale when
-    the features are evaluated (Rahimi and Recht 2007, Bochner's theorem): normal for RBF,
-    multivariate Student t with 2 nu degrees of freedom for Matern-nu, a gamma scale mixture of
-    normals for RationalQuadratic. WhiteKernel contributes nothing.
+    the constant. Each kernel knows its own spectral density, from which frequencies are drawn at
+    unit length scale, to be divided by the length scale when the features are evaluated (Rahimi and
+    Recht 2007, Bochner's theorem). WhiteKernel contributes nothing.
 
     Parameters
     ----------
@@ -148,8 +135,8 @@ def sample_prior_features(
     Raises
     ------
     NoSpectralDensity
-        For ExpSineSquared, for powers that are not small integers, and for products that would
-        need too many features.
+        For kernels without a sampler, such as ExpSineSquared and powers that are not small
+        integers, and for products that would need too many features.
     """
     if generator is None:
         raise TypeError("sample_prior_features needs a torch.Generator.")
@@ -157,34 +144,15 @@ def sample_prior_features(
         raise ValueError(
             f"The kernel was compiled for {torch_kernel.n_features} columns, not {n_features_in}."
         )
-    products = torch_kernel.node.products()
-    _check(products, n_features_in, n_pairs)
-    blocks = []
-    for factors in products:
-        frequencies = tuple(
-            draw(leaf, n_features_in, n_pairs, generator, dtype, torch.device(device))
-            for leaf in factors
-            if (draw := find_draw(leaf)) is not None
-        )
-        constants = tuple(leaf.constant for leaf in factors if isinstance(leaf, Constant))
-        sigmas = tuple(leaf.sigma_0 for leaf in factors if isinstance(leaf, Linear))
-        q = _count(factors, n_features_in, n_pairs)
-        blocks.append(_Block(constants, frequencies, sigmas, n_pairs, q))
-    return PriorFeatures(tuple(blocks), n_features_in, sum(block.n_features for block in blocks))
+    draws = Draws(n_pairs, n_features_in, generator, dtype, torch.device(device))
+    blocks = tuple(_block(term, draws) for term in torch_kernel.node.products())
+    return PriorFeatures(blocks, n_features_in, sum(block.n_features for block in blocks))
 
 
-def _check(products: list[tuple[Node, ...]], n_features_in: int, n_pairs: int) -> None:
-    for factors in products:
-        for leaf in factors:
-            if not isinstance(leaf, Constant | Linear) and find_draw(leaf) is None:
-                raise no_spectral_density(leaf.label, "has no spectral density to draw from")
-        q = _count(factors, n_features_in, n_pairs)
-        if q > MAX_FEATURES:
-            label = " * ".join(leaf.label for leaf in factors)
-            raise no_spectral_density(label, f"would need {q:,} features")
-
-
-def _count(factors: tuple[Node, ...], n_features_in: int, n_pairs: int) -> int:
-    n_linear = sum(isinstance(leaf, Linear) for leaf in factors)
-    stationary = any(find_draw(leaf) is not None for leaf in factors)
-    return (2 * n_pairs if stationary else 1) * math.prod([1 + n_features_in] * n_linear)
+def _block(term: Term, draws: Draws) -> _Block:
+    exact = [q for leaf in term.leaves if (q := leaf.n_exact_features(draws.n_columns))]
+    others = [leaf for leaf in term.leaves if not leaf.n_exact_features(draws.n_columns)]
+    q = (2 * draws.n_pairs if others else 1) * math.prod(exact)
+    if q > MAX_FEATURES:
+        raise no_spectral_density(term.label, f"would need {q:,} features")
+    return _Block(term, tuple(leaf.frequencies(draws) for leaf in others), draws.n_pairs, q)

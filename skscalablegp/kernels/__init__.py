@@ -1,34 +1,46 @@
-"""scikit-learn kernel objects as differentiable torch functions."""
+"""scikit-learn kernel objects as differentiable torch functions.
 
+Every module named after a kernel registers it: importing them here fills the registry.
+"""
+
+from . import (  # noqa: F401
+    _dot_product,
+    _exp_sine_squared,
+    _matern,
+    _rational_quadratic,
+    _rbf,
+    _white,
+)
 from ._compile import TorchKernel, compile_kernel, default_kernel
-from ._leaves import Constant, Linear, Periodic, Stationary, White
-from ._nodes import MAX_POWER, Leaf, Node, PowerNode
+from ._frequencies import (
+    Draws,
+    Frequencies,
+    NoSpectralDensity,
+    ScaledFrequencies,
+    no_spectral_density,
+)
+from ._nodes import MAX_POWER, Node, Term
 from ._registry import Layout, register_kernel
-from ._slots import Slot, StationaryTerm
-from ._spectra import Frequencies, NoSpectralDensity, find_draw, no_spectral_density
-from ._spectral_mixture import SpectralComponent, SpectralMixture
+from ._slots import Slot
+from ._spectral_mixture import SpectralMixture
+from ._stationary import Profile, Stationary
 
 __all__ = [
-    "Constant",
+    "Draws",
     "Frequencies",
     "Layout",
-    "Leaf",
-    "Linear",
     "MAX_POWER",
-    "NoSpectralDensity",
     "Node",
-    "Periodic",
-    "PowerNode",
+    "NoSpectralDensity",
+    "Profile",
+    "ScaledFrequencies",
     "Slot",
-    "SpectralComponent",
     "SpectralMixture",
     "Stationary",
-    "StationaryTerm",
+    "Term",
     "TorchKernel",
-    "White",
     "compile_kernel",
     "default_kernel",
-    "find_draw",
     "no_spectral_density",
     "register_kernel",
 ]

@@ -9,9 +9,8 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from torch import Tensor
 
-from ._leaves import Constant, Stationary
+from ._nodes import Term
 from ._registry import Layout, unsupported
-from ._slots import StationaryTerm
 
 
 class TorchKernel:
@@ -82,14 +81,20 @@ class TorchKernel:
         """What WhiteKernel leaves add to the diagonal of k(X, X). O(n d)."""
         return _filled(self.node.noise(theta, X), (len(X),), theta, X)
 
-    def stationary_terms(self) -> list[StationaryTerm] | None:
-        """The noise-free kernel as a sum of constants times one stationary function, or None.
+    @property
+    def stationary(self) -> bool:
+        """Whether rows enter through their differences only, in the noise as well."""
+        return self.node.stationary
+
+    def stationary_terms(self) -> list[Term] | None:
+        """The noise-free kernel as a sum of products of profiles of scaled distances, or None.
 
         Products are distributed over sums first. An empty list means that nothing but noise is
         there.
         """
-        terms = [_term(factors) for factors in self.node.products()]
-        return None if None in terms else terms
+        terms = self.node.products()
+        closed = all(leaf.profile is not None for term in terms for leaf in term.leaves)
+        return terms if closed else None
 
 
 def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
@@ -158,14 +163,3 @@ def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tenso
         # Keeps autograd.grad(..., theta) a zero instead of an error.
         out = out + theta[:0].sum().to(out)
     return out
-
-
-def _term(factors: tuple) -> StationaryTerm | None:
-    constants = tuple(f.constant for f in factors if isinstance(f, Constant))
-    rest = [f for f in factors if not isinstance(f, Constant)]
-    if not rest:
-        return StationaryTerm("constant", constants, None)
-    if len(rest) > 1 or not isinstance(rest[0], Stationary):
-        return None
-    leaf = rest[0]
-    return StationaryTerm(leaf.family, constants, leaf.length_scale, leaf.shape)

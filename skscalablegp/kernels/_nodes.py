@@ -7,10 +7,23 @@ a part that is the same everywhere may come back with axes of length one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float, Float64
+from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
+
+from ._frequencies import Draws, Frequencies, no_spectral_density
+from ._registry import Layout, register_kernel
+from ._slots import Slot
+
+if TYPE_CHECKING:
+    from ._stationary import Profile
 
 # Past this many products an expanded kernel is no longer cheaper than the kernel itself.
 MAX_PRODUCTS = 64
@@ -18,15 +31,30 @@ MAX_POWER = 16
 
 
 class Node(ABC):
-    """A compiled kernel expression.
+    """A compiled kernel expression, and what other code may ask about it.
 
     Attributes
     ----------
     label : str
         The scikit-learn kernel's class name, for messages.
+    parts : tuple of Node
+        What it is made of; empty for a leaf.
+    stationary : bool
+        Whether only differences of rows count, also in the noise.
+    separable : bool
+        Whether it is a product over columns of one function of each column's difference.
+    profile : Profile or None
+        The function of the scaled distance that it is, for tiles in closed form.
     """
 
     label: str
+    parts: tuple[Node, ...] = ()
+    separable: bool = False
+    profile: Profile | None = None
+
+    @property
+    def stationary(self) -> bool:
+        return all(part.stationary for part in self.parts)
 
     @abstractmethod
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
@@ -40,13 +68,65 @@ class Node(ABC):
         """D(X), broadcastable to (n,)."""
         return None
 
-    def products(self) -> list[tuple[Node, ...]]:
+    def products(self) -> list[Term]:
         """S as a sum of products of leaves; a node that cannot be expanded is its own leaf."""
-        return [(self,)]
+        return [Term((), (self,))]
+
+    def leaves(self) -> Iterator[Node]:
+        """All kernels without parts in the expression."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+    def frequencies(self, draws: Draws) -> Frequencies:
+        """Frequencies from the spectral density of S, which is 1 at zero distance.
+
+        Raises
+        ------
+        NoSpectralDensity
+            Unless the kernel says how to draw them: nothing stands in for a missing sampler.
+        """
+        raise no_spectral_density(self.label, "has no spectral density to draw from")
+
+    def n_exact_features(self, n_columns: int) -> int:
+        """Number of `exact_features`; 0 for a kernel that has none."""
+        return 0
+
+    def exact_features(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n q"]:
+        """A finite map phi with phi(X) phi(Z)' = S(X, Z), where there is one."""
+        raise NotImplementedError(f"{self.label} has no finite feature map.")
 
 
-class Leaf(Node):
-    """A kernel without parts."""
+@dataclass(frozen=True)
+class Term:
+    """Constants times kernels: one summand of an expanded kernel.
+
+    Attributes
+    ----------
+    constants : tuple of Slot
+        The factors in front, to be multiplied; empty for 1.
+    leaves : tuple of Node
+        The kernels, to be multiplied; empty for the function 1.
+    """
+
+    constants: tuple[Slot, ...]
+    leaves: tuple[Node, ...]
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        names = ["ConstantKernel"] * len(self.constants) + [leaf.label for leaf in self.leaves]
+        return " * ".join(names)
+
+    def amplitude(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, ""]:
+        """The product of the constants, float64."""
+        product = torch.ones((), dtype=torch.float64, device=theta.device)
+        for slot in self.constants:
+            product = product * slot.value(theta).squeeze(0)
+        return product
 
 
 class SumNode(Node):
@@ -55,19 +135,19 @@ class SumNode(Node):
     label = "Sum"
 
     def __init__(self, left: Node, right: Node):
-        self.left, self.right = left, right
+        self.parts = left, right
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
-        return _add(self.left.smooth(theta, X, Z), self.right.smooth(theta, X, Z))
+        return _add(*(part.smooth(theta, X, Z) for part in self.parts))
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        return _add(self.left.diag(theta, X), self.right.diag(theta, X))
+        return _add(*(part.diag(theta, X) for part in self.parts))
 
     def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        return _add(self.left.noise(theta, X), self.right.noise(theta, X))
+        return _add(*(part.noise(theta, X) for part in self.parts))
 
-    def products(self) -> list[tuple[Node, ...]]:
-        return self.left.products() + self.right.products()
+    def products(self) -> list[Term]:
+        return [term for part in self.parts for term in part.products()]
 
 
 class ProductNode(Node):
@@ -76,25 +156,25 @@ class ProductNode(Node):
     label = "Product"
 
     def __init__(self, left: Node, right: Node):
-        self.left, self.right = left, right
+        self.parts = left, right
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
-        left = self.left.smooth(theta, X, Z)
-        return None if left is None else _multiply(left, self.right.smooth(theta, X, Z))
+        left, right = self.parts
+        values = left.smooth(theta, X, Z)
+        return None if values is None else _multiply(values, right.smooth(theta, X, Z))
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        return _multiply(self.left.diag(theta, X), self.right.diag(theta, X))
+        return _multiply(*(part.diag(theta, X) for part in self.parts))
 
     def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        D1, D2 = self.left.noise(theta, X), self.right.noise(theta, X)
+        D1, D2 = (part.noise(theta, X) for part in self.parts)
         if D1 is None and D2 is None:
             return None
-        s1, s2 = self.left.diag(theta, X), self.right.diag(theta, X)
+        s1, s2 = (part.diag(theta, X) for part in self.parts)
         return _add(_multiply(s1, D2), _add(_multiply(D1, s2), _multiply(D1, D2)))
 
-    def products(self) -> list[tuple[Node, ...]]:
-        expanded = _distribute(self.left.products(), self.right.products())
-        return [(self,)] if expanded is None else expanded
+    def products(self) -> list[Term]:
+        return _expanded(self, self.parts)
 
 
 class PowerNode(Node):
@@ -103,7 +183,11 @@ class PowerNode(Node):
     label = "Exponentiation"
 
     def __init__(self, base: Node, exponent: float):
-        self.base, self.exponent = base, exponent
+        self.parts, self.exponent = (base,), exponent
+
+    @property
+    def base(self) -> Node:
+        return self.parts[0]
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
         return _power(self.base.smooth(theta, X, Z), self.exponent)
@@ -121,15 +205,10 @@ class PowerNode(Node):
         p = int(p)
         return D * sum((s + D) ** k * s ** (p - 1 - k) for k in range(p))
 
-    def products(self) -> list[tuple[Node, ...]]:
+    def products(self) -> list[Term]:
         if self.exponent != int(self.exponent) or self.exponent > MAX_POWER:
-            return [(self,)]
-        base = expanded = self.base.products()
-        for _ in range(int(self.exponent) - 1):
-            expanded = _distribute(expanded, base)
-            if expanded is None:
-                return [(self,)]
-        return expanded
+            return super().products()
+        return _expanded(self, self.parts * int(self.exponent))
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
@@ -151,7 +230,23 @@ def _power(base: Tensor | None, exponent: float) -> Tensor | None:
     return base**exponent
 
 
-def _distribute(left: list, right: list) -> list | None:
-    if len(left) * len(right) > MAX_PRODUCTS:
-        return None
-    return [a + b for a in left for b in right]
+def _expanded(node: Node, factors: tuple[Node, ...]) -> list[Term]:
+    """The product of some factors, distributed over their sums while the terms are few."""
+    terms = [Term((), ())]
+    for factor in factors:
+        parts = factor.products()
+        if len(terms) * len(parts) > MAX_PRODUCTS:
+            return [Term((), (node,))]
+        terms = [Term(a.constants + b.constants, a.leaves + b.leaves) for a in terms for b in parts]
+    return terms
+
+
+def _build_power(kernel: sk.Exponentiation, layout: Layout) -> PowerNode:
+    if not 0 < kernel.exponent < math.inf:
+        raise ValueError(f"Exponentiation needs a finite exponent > 0, got {kernel.exponent}.")
+    return PowerNode(layout.build(kernel.kernel), kernel.exponent)
+
+
+register_kernel(sk.Sum, lambda k, layout: SumNode(layout.build(k.k1), layout.build(k.k2)))
+register_kernel(sk.Product, lambda k, layout: ProductNode(layout.build(k.k1), layout.build(k.k2)))
+register_kernel(sk.Exponentiation, _build_power)

@@ -38,32 +38,3 @@ class Slot:
     def value_like(self, theta: Float[Tensor, " p"], X: Tensor) -> Float[Tensor, " size"]:
         """The value(s) in the dtype and on the device of ``X``."""
         return self.value(theta).to(X)
-
-
-@dataclass(frozen=True)
-class StationaryTerm:
-    """Constants times one stationary kernel: one summand of a flattened kernel.
-
-    Attributes
-    ----------
-    family : {"rbf", "matern12", "matern32", "matern52", "rq", "constant"}
-        Which stationary function; "constant" is the function 1.
-    constants : tuple of Slot
-        The factors in front, to be multiplied; empty for 1.
-    length_scale : Slot or None
-        One value or one per column; None only for "constant".
-    shape : Slot or None
-        The alpha of "rq"; None otherwise.
-    """
-
-    family: str
-    constants: tuple[Slot, ...]
-    length_scale: Slot | None
-    shape: Slot | None = None
-
-    def amplitude(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, ""]:
-        """The product of the constants, float64."""
-        product = torch.ones((), dtype=torch.float64, device=theta.device)
-        for slot in self.constants:
-            product = product * slot.value(theta).squeeze(0)
-        return product

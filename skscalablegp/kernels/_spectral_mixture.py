@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from sklearn.gaussian_process.kernels import (
     Hyperparameter,
     Kernel,
@@ -15,8 +17,9 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.utils.validation import check_X_y
 from torch import Tensor
 
-from ._leaves import Constant
-from ._nodes import Leaf, Node, ProductNode, SumNode
+from ._constant import Constant
+from ._frequencies import Draws, Frequencies
+from ._nodes import Node, ProductNode, SumNode
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 
@@ -237,11 +240,11 @@ def _periodogram_peaks(
     return frequencies[order], power[order], lowest, highest
 
 
-class SpectralComponent(Leaf):
+class SpectralComponent(Node):
     """One damped cosine of unit variance."""
 
     label = "SpectralMixture"
-    # A product of one function of each column's difference.
+    stationary = True
     separable = True
 
     def __init__(self, means: Slot, scales: Slot):
@@ -258,6 +261,33 @@ class SpectralComponent(Leaf):
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor:
         return X.new_ones(1)
+
+    def frequencies(self, draws: Draws) -> BumpFrequencies:
+        base, signs = draws.normal(), draws.normal().sign()
+        return BumpFrequencies(draws.stored(base), draws.stored(signs), self.means, self.scales)
+
+
+@dataclass(frozen=True, eq=False)
+class BumpFrequencies(Frequencies):
+    """Normal draws around plus and minus a frequency: one component of a spectral mixture.
+
+    Attributes
+    ----------
+    base, signs : Tensor of shape (pairs, d)
+        Standard normal draws; 1 or -1.
+    means, scales : Slot
+        The component's, one value a column.
+    """
+
+    base: Float[Tensor, "pairs d"]
+    signs: Float[Tensor, "pairs d"]
+    means: Slot
+    scales: Slot
+
+    def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
+        means = self.means.value_like(theta, self.base)
+        scales = self.scales.value_like(theta, self.base)
+        return 2 * np.pi * (self.signs * means + self.base * scales)
 
 
 def _part(slot: Slot, start: int, stop: int) -> Slot:

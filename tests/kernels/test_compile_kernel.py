@@ -20,6 +20,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp.kernels import (
     Layout,
     Slot,
+    SpectralMixture,
     TorchKernel,
     compile_kernel,
     default_kernel,
@@ -119,24 +120,29 @@ def test_length_scales_must_fit_the_columns():
 
 def families(kernel, d=2):
     terms = compile_kernel(kernel, d).stationary_terms()
-    return None if terms is None else [(t.family, len(t.constants)) for t in terms]
+    if terms is None:
+        return None
+    return [
+        (" ".join(type(leaf.profile).__name__ for leaf in t.leaves), len(t.constants))
+        for t in terms
+    ]
 
 
 @pytest.mark.parametrize(
     "kernel, expected",
     [
-        (default_kernel(2), [("matern32", 1)]),
-        (RBF(), [("rbf", 0)]),
-        (Matern(nu=np.inf), [("rbf", 0)]),
-        (C() * (Matern(nu=0.5) + WhiteKernel()), [("matern12", 1)]),
-        (C() * (RBF() + C() * Matern(nu=2.5)), [("rbf", 1), ("matern52", 2)]),
-        (C() * Matern() + C() + WhiteKernel(), [("matern32", 1), ("constant", 1)]),
-        (RationalQuadratic() * C() * C(2.0, "fixed"), [("rq", 2)]),
-        ((C() + C()) ** 2 * RBF(), [("rbf", 2)] * 4),
+        (default_kernel(2), [("Matern32", 1)]),
+        (RBF(), [("Gaussian", 0)]),
+        (Matern(nu=np.inf), [("Gaussian", 0)]),
+        (C() * (Matern(nu=0.5) + WhiteKernel()), [("Matern12", 1)]),
+        (C() * (RBF() + C() * Matern(nu=2.5)), [("Gaussian", 1), ("Matern52", 2)]),
+        (C() * Matern() + C() + WhiteKernel(), [("Matern32", 1), ("", 1)]),
+        (RationalQuadratic() * C() * C(2.0, "fixed"), [("RationalQuadratic", 2)]),
+        ((C() + C()) ** 2 * RBF(), [("Gaussian", 2)] * 4),
         (WhiteKernel(), []),
-        (RBF() * WhiteKernel() + Matern(), [("matern32", 0)]),
-        (RBF() * Matern(), None),
-        (RBF() ** 2, None),
+        (RBF() * WhiteKernel() + Matern(), [("Matern32", 0)]),
+        (RBF() * Matern(), [("Gaussian Matern32", 0)]),
+        (RBF() ** 2, [("Gaussian Gaussian", 0)]),
         (RBF() ** 1.5, None),
         (RBF() + DotProduct(), None),
         (C() * ExpSineSquared(), None),
@@ -153,11 +159,32 @@ def test_flattened_terms_add_up_to_the_kernel():
     total = torch.zeros(6, 6, dtype=torch.float64)
     for term in compiled.stationary_terms():
         part = term.amplitude(theta).expand(6, 6)
-        if term.family == "rbf":
-            scaled = X / term.length_scale.value(theta)
+        for leaf in term.leaves:
+            scaled = X / leaf.length_scale.value(theta)
             part = part * torch.exp(-(torch.cdist(scaled, scaled) ** 2) / 2)
         total += part
     torch.testing.assert_close(total, compiled.cross(theta, X, X))
+
+
+@pytest.mark.parametrize(
+    "kernel, stationary",
+    [
+        (default_kernel(2), True),
+        (C() * (RBF() + ExpSineSquared() * Matern(nu=0.5)) ** 0.5, True),
+        (SpectralMixture(2, means=[0.1] * 4), True),
+        (RBF() + DotProduct(), False),
+        (RBF() + DotProduct() * WhiteKernel(), False),
+    ],
+)
+def test_stationary_kernels_do_not_notice_a_shift(kernel, stationary):
+    compiled, X = compile_kernel(kernel, 2), rows()
+    assert compiled.stationary == stationary
+    theta = compiled.theta0
+    moved = [
+        torch.allclose(f(X), f(X + 3), atol=1e-12)
+        for f in (lambda X: compiled.cross(theta, X, X), lambda X: compiled.noise(theta, X))
+    ]
+    assert all(moved) == stationary
 
 
 def test_slots_read_theta_or_hold_their_values():

@@ -67,7 +67,7 @@ class Table:
 
         Numbers far from zero, such as times in seconds, would lose their digits in float32.
         """
-        if kernel.stationary_terms() is None:
+        if not kernel.stationary:
             return self
         return replace(self, origin=self.X.mean(axis=0))
 

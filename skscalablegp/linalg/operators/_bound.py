@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...kernels import StationaryTerm, TorchKernel
+from ...kernels import Stationary, Term, TorchKernel
 
 
 class BoundKernel(ABC):
@@ -62,7 +63,7 @@ class AutodiffKernel(BoundKernel):
 
 
 class StationaryRows:
-    """Scaled rows of each term with their squared norms folded in.
+    """Scaled rows of each kernel with their squared norms folded in.
 
     For scaled rows a and b, ``[a, |a|^2, 1] . [-2 b, 1, |b|^2] = |a - b|^2``: one matrix product
     gives squared distances without a second pass over the tile.
@@ -90,49 +91,51 @@ class StationaryRows:
 # matrix product of a few columns, against exp over the whole tile.
 _SINGLE_PRECISION_NORM = 32.0
 
-# Factor on the scaled distance, so that every profile below is a function of a**2 alone.
-_SCALE = {"rbf": 0.5, "matern12": 1.0, "matern32": 3.0, "matern52": 5.0, "rq": 0.5}
+# A product of more kernels is cheaper as autograd has it, which raises powers of one of them.
+_MAX_FACTORS = 3
 
 
 class StationaryKernel(BoundKernel):
-    """Sums of constant x stationary terms in closed form: one product and five passes per tile.
+    """Sums of products of constants and profiles of scaled distances, in closed form.
 
-    With a^2 the distance in units of the length scale times the family's factor,
-    dk/dlog(l_j) = h(a^2) (a_j)^2 with h = -2 dk/d(a^2); the sum over a tile against weights W
-    needs G = W h, its row and column sums, and one product G B, whatever the number of columns.
+    With a^2 = u the squared distance in units of the length scale times the profile's factor,
+    dk/dlog(l_j) = h(u) (a_j)^2 with the slope h = -2 dk/du; the sum over a tile against weights W
+    needs G = W h, its row and column sums, and one product G B, whatever the number of columns. A
+    kernel that is multiplied by others has W times their values for W. A tile costs one matrix
+    product and about five passes a kernel.
     """
 
     def __init__(
         self,
         kernel: TorchKernel,
         theta: Float[Tensor, " p"],
-        terms: Sequence[StationaryTerm],
+        terms: Sequence[Term],
         center: Float[Tensor, " d"],
         spread: Float[Tensor, " d"],
     ):
         super().__init__(kernel, theta)
-        self.terms = terms
         self.center = center
-        self.amplitudes = [float(term.amplitude(theta)) for term in terms]
-        self.shapes = [float(t.shape.value(theta)) if t.shape is not None else 0.0 for t in terms]
-        self.scales = [None if t.length_scale is None else self._scale(t, spread) for t in terms]
+        self.leaves = list(dict.fromkeys(leaf for term in terms for leaf in term.leaves))
+        self.scales = [self._scale(leaf, spread) for leaf in self.leaves]
+        self.shapes = [[float(s.value(theta)) for s in leaf.shape] for leaf in self.leaves]
+        # Constants, what their product is, and the places of the leaves.
+        self.terms = [
+            (t.constants, float(t.amplitude(theta)), [self.leaves.index(leaf) for leaf in t.leaves])
+            for t in terms
+        ]
 
-    def _scale(self, term: StationaryTerm, spread: Tensor) -> Float[Tensor, " size"]:
+    def _scale(self, leaf: Stationary, spread: Tensor) -> Float[Tensor, " size"]:
         """What rows are multiplied by; its precision is that of the distances."""
-        scale = _SCALE[term.family] ** 0.5 / term.length_scale.value(self.theta).to(spread.device)
-        # exp(-|a|) has a kink at zero, where an error in |a|^2 is felt as its square root.
-        limit = 0.0 if term.family == "matern12" else _SINGLE_PRECISION_NORM
+        scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta).to(spread.device)
+        # A function with a kink at zero feels an error in |a|^2 there as its square root.
+        limit = 0.0 if leaf.profile.kink else _SINGLE_PRECISION_NORM
         mean_norm = float((scale.square() * spread.double()).sum())
         return scale if mean_norm > limit else scale.to(self.center.dtype)
 
     def prepare(self, X: Float[Tensor, "n d"]) -> StationaryRows:
         left, right = [], []
         for scale in self.scales:
-            # A constant term has no distance: keep the two columns so that slicing is uniform.
-            if scale is None:
-                A = X[:, :0]
-            else:
-                A = (X.to(scale.dtype) - self.center.to(scale.dtype)) * scale
+            A = (X.to(scale.dtype) - self.center.to(scale.dtype)) * scale
             q = A.square().sum(1, keepdim=True)
             one = torch.ones_like(q)
             left.append(torch.cat([A, q, one], 1))
@@ -141,92 +144,72 @@ class StationaryKernel(BoundKernel):
 
     def tile(self, left: StationaryRows, right: StationaryRows) -> Float[Tensor, "a b"]:
         total = None
-        for t in range(len(self.terms)):
-            value = self._values(t, left, right)
+        for _, amplitude, places in self.terms:
+            value = None
+            for i in places:
+                apart = self._apart(i, left, right)
+                factor = self.leaves[i].profile.value(apart, *self.shapes[i])
+                value = factor if value is None else value.mul_(factor)
+            if value is None:
+                value = self.center.new_full((len(left), len(right)), amplitude)
+            elif amplitude != 1.0:
+                value.mul_(amplitude)
             total = value if total is None else total.add_(value)
-        if total is None:
-            total = self.center.new_zeros(len(left), len(right))
-        return total
+        return self.center.new_zeros(len(left), len(right)) if total is None else total
 
-    def _squared(self, t: int, left: StationaryRows, right: StationaryRows) -> Tensor:
-        """Squared scaled distances; rounding may leave them below zero, never truly."""
-        squared = torch.mm(left.left[t], right.right[t].T)
-        return squared.to(self.center.dtype).clamp_min_(0)
+    def _apart(self, i: int, left: StationaryRows, right: StationaryRows) -> Tensor:
+        """What the profile takes: squared scaled distances, or with a kink their roots."""
+        squared = torch.mm(left.left[i], right.right[i].T)
+        # Rounding may leave them below zero, never truly.
+        squared = squared.to(self.center.dtype).clamp_min_(0)
+        return squared.sqrt_() if self.leaves[i].profile.kink else squared
 
-    def _values(self, t: int, left: StationaryRows, right: StationaryRows) -> Tensor:
-        family, c = self.terms[t].family, self.amplitudes[t]
-        if family == "constant":
-            return self.center.new_full((len(left), len(right)), c)
-        a2 = self._squared(t, left, right)
-        if family == "rbf":
-            return a2.neg_().exp_().mul_(c)
-        if family == "rq":
-            return a2.div_(self.shapes[t]).log1p_().mul_(-self.shapes[t]).exp_().mul_(c)
-        if family == "matern52":
-            poly = a2.div(3)
-            a = a2.sqrt_()
-            e = torch.neg(a).exp_().mul_(c)
-            return poly.add_(a).add_(1).mul_(e)
-        a = a2.sqrt_()
-        e = torch.neg(a).exp_()
-        if family == "matern32":
-            e.addcmul_(e, a)
-        return e if c == 1.0 else e.mul_(c)
-
-    def _value_and_slope(
-        self, t: int, left: StationaryRows, right: StationaryRows
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """k, h = -2 dk/d(a^2) and, for the rational quadratic, dk/dlog(shape)."""
-        family, c = self.terms[t].family, self.amplitudes[t]
-        a2 = self._squared(t, left, right)
-        if family == "rbf":
-            k = a2.neg_().exp_().mul_(c)
-            return k, k * 2, None
-        if family == "rq":
-            alpha = self.shapes[t]
-            u = a2.div_(alpha)
-            log_base = torch.log1p(u)
-            k = log_base.mul(-alpha).exp_().mul_(c)
-            base = u + 1
-            d_shape = k * alpha * (u / base - log_base)
-            return k, k * 2 / base, d_shape
-        a = a2.sqrt() if family == "matern52" else a2.sqrt_()
-        e = torch.neg(a).exp_().mul_(c)
-        if family == "matern12":
-            # The slope's pole is cancelled by a vanishing difference: below the resolution of the
-            # distance itself both are left out.
-            close = a < torch.finfo(a.dtype).eps ** 0.5
-            return e, (e / a).masked_fill_(close, 0.0), None
-        if family == "matern32":
-            return torch.addcmul(e, e, a), e, None
-        slope = torch.addcmul(e, e, a).div_(3)
-        return slope.mul(3).addcmul_(e, a2, value=1 / 3), slope, None
+    def _value_and_slope(self, i: int, left: StationaryRows, right: StationaryRows) -> tuple:
+        """k, -2 dk/du and the derivatives by shape."""
+        a, profile = self._apart(i, left, right), self.leaves[i].profile
+        if not profile.kink:
+            k, slope, *by_shape = profile.value_and_slope(a, *self.shapes[i])
+            return k, slope, by_shape
+        k, slope, *by_shape = profile.value_and_slope(a.clone(), *self.shapes[i])
+        # -2 dk/du = -dk/da / a, whose pole is cancelled by a vanishing difference: below the
+        # resolution of the distance itself both are left out.
+        slope.div_(a).masked_fill_(a < torch.finfo(a.dtype).eps ** 0.5, 0.0)
+        return k, slope, by_shape
 
     def tile_grad(
         self, left: StationaryRows, right: StationaryRows, W: Float[Tensor, "a b"]
     ) -> Float[Tensor, " p"]:
         grad = torch.zeros(len(self.theta), dtype=torch.float64, device=W.device)
-        last = len(self.terms) - 1
-        for t, term in enumerate(self.terms):
-            if term.family == "constant":
-                k, slope, d_shape = None, None, None
-                amplitude = W.sum(dtype=torch.float64) * self.amplitudes[t]
-            else:
-                k, slope, d_shape = self._value_and_slope(t, left, right)
-                amplitude = _dot(W, k)
-            for slot in term.constants:
-                if slot.index is not None:
-                    grad[slot.index] += amplitude
-            if d_shape is not None and term.shape.index is not None:
-                grad[term.shape.index] += _dot(W, d_shape)
-            if slope is not None and term.length_scale.index is not None:
-                G = slope.mul_(W) if t < last else W.mul_(slope)
-                per_column = _squared_difference_sums(left.left[t], right.left[t], G)
-                size = term.length_scale.index.stop - term.length_scale.index.start
-                grad[term.length_scale.index] += (
-                    per_column if size == len(per_column) else per_column.sum()
+        for constants, amplitude, places in self.terms:
+            parts = [self._value_and_slope(i, left, right) for i in places]
+            free = [slot.index for slot in constants if slot.index is not None]
+            if free:
+                value = (
+                    _dot(W, _product([k for k, _, _ in parts]))
+                    if parts
+                    else W.sum(dtype=torch.float64)
                 )
+                for index in free:
+                    grad[index] += amplitude * value
+            for f, i in enumerate(places):
+                leaf, (_, slope, by_shape) = self.leaves[i], parts[f]
+                others = [k for k, _, _ in parts[:f] + parts[f + 1 :]]
+                weights = W * _product(others) if others else W
+                for slot, d in zip(leaf.shape, by_shape, strict=True):
+                    if slot.index is not None:
+                        grad[slot.index] += amplitude * _dot(weights, d)
+                index = leaf.length_scale.index
+                if index is not None:
+                    G = slope.mul_(weights)
+                    sums = _squared_difference_sums(left.left[i], right.left[i], G)
+                    size = index.stop - index.start
+                    grad[index] += amplitude * (sums if size == len(sums) else sums.sum())
         return grad
+
+
+def _product(tiles: list[Tensor]) -> Tensor:
+    """Their product, as a new tensor unless there is only one."""
+    return reduce(torch.mul, tiles)
 
 
 def _dot(A: Tensor, B: Tensor) -> Tensor:
@@ -259,7 +242,7 @@ def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"
         and their dtype and device are those of the products.
     """
     terms = kernel.stationary_terms()
-    if terms is None:
+    if terms is None or any(len(term.leaves) > _MAX_FACTORS for term in terms):
         return AutodiffKernel(kernel, theta)
     center = X.mean(0)
     return StationaryKernel(kernel, theta, terms, center, (X - center).square().mean(0))

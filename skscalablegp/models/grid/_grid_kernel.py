@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..._validation import check_memory
-from ...kernels import MAX_POWER, Constant, Linear, Node, PowerNode, Stationary, TorchKernel
+from ...kernels import MAX_POWER, Node, Term, TorchKernel
 from ...linalg.operators import Kronecker, Toeplitz
 from ._grid import Grid, keys_weights
 
-# Leaves that are products over columns of one stationary function a column.
-_SEPARABLE_FAMILIES = ("rbf",)
 # Pairs of rows whose covariances are worked out at a time.
 _BLOCK_PAIRS = 2**18
 # Eigenvalues below this fraction of the largest are mostly rounding.
@@ -51,7 +48,7 @@ class GridKernel:
     ----------
     kernel : TorchKernel
         A sum of products of constants and stationary kernels. With more than one axis in a
-        component each must be a product over columns: RBF, or a leaf with ``separable = True``.
+        component each must be separable, a product over columns such as RBF.
     grid : Grid
         Where.
     memory_budget : float or None, default=None
@@ -69,11 +66,11 @@ class GridKernel:
         self._budget = memory_budget
         self._products = kernel.node.products()
         # Also what only the noise is multiplied by, which no product shows.
-        for leaf in _leaves(kernel.node):
+        for leaf in kernel.node.leaves():
             _check_stationary(leaf)
         joint = max(len(axes) for axes in grid.components) > 1
-        for leaf in {leaf for factors in self._products for leaf in factors}:
-            _check_leaf(leaf, joint)
+        for leaf in (leaf for term in self._products for leaf in term.leaves):
+            _check_factor(leaf, joint)
 
     @property
     def n_points(self) -> int:
@@ -90,12 +87,10 @@ class GridKernel:
     def _terms(self, theta: Tensor, axes: tuple, lags: list[np.ndarray]) -> list[list[Tensor]]:
         """k at lags along each axis, by term; the amplitude is in the first axis."""
         terms = []
-        for factors in self._products:
-            values = [self._along(theta, factors, a.column, r)
+        for term in self._products:
+            values = [self._along(theta, term, a.column, r)
                       for a, r in zip(axes, lags, strict=True)]  # fmt: skip
-            for leaf in factors:
-                if isinstance(leaf, Constant):
-                    values[0] = values[0] * leaf.constant.value(theta)
+            values[0] = values[0] * term.amplitude(theta)
             terms.append(values)
         if not terms:
             return [[torch.zeros(r.shape, dtype=torch.float64) for r in lags]]
@@ -103,13 +98,12 @@ class GridKernel:
             return [[sum(values[0] for values in terms)]]
         return terms
 
-    def _along(self, theta: Tensor, factors: tuple[Node, ...], column: int, lags: np.ndarray):
+    def _along(self, theta: Tensor, term: Term, column: int, lags: np.ndarray) -> Tensor:
         X = torch.zeros(lags.size, self.kernel.n_features, dtype=torch.float64)
         X[:, column] = torch.from_numpy(lags.ravel())
         value = torch.ones(lags.size, dtype=torch.float64)
-        for leaf in factors:
-            if not isinstance(leaf, Constant):
-                value = value * leaf.smooth(theta, X, torch.zeros_like(X[:1]))[:, 0]
+        for leaf in term.leaves:
+            value = value * leaf.smooth(theta, X, torch.zeros_like(X[:1]))[:, 0]
         return value.reshape(lags.shape)
 
     def noise(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
@@ -327,17 +321,8 @@ def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
     return order[:count], sizes[:count]
 
 
-def _leaves(node: Node) -> Iterator[Node]:
-    """All kernels without parts in an expression."""
-    parts = [part for part in vars(node).values() if isinstance(part, Node)]
-    if not parts:
-        yield node
-    for part in parts:
-        yield from _leaves(part)
-
-
 def _check_stationary(leaf: Node) -> None:
-    if isinstance(leaf, Linear):
+    if not leaf.stationary:
         raise ValueError(
             f"{leaf.label} is not stationary, and on a grid only functions of the difference of "
             "two rows have fast products, with one noise variance for all. Use RBF, Matern, "
@@ -345,21 +330,16 @@ def _check_stationary(leaf: Node) -> None:
         )
 
 
-def _check_leaf(leaf: Node, joint: bool) -> None:
-    if isinstance(leaf, Constant):
-        return
-    if isinstance(leaf, PowerNode):
+def _check_factor(factor: Node, joint: bool) -> None:
+    if factor.parts:
         raise ValueError(
-            f"{leaf.label} is supported on a grid only where it expands to a few products, with "
+            f"{factor.label} is supported on a grid only where it expands to a few products, with "
             f"whole numbers up to {MAX_POWER} as exponents. Write it without a power "
             "(RBF(l) ** 0.5 is RBF(2 ** 0.5 * l)), or use IterativeGPRegressor."
         )
-    separable = getattr(leaf, "separable", False) or (
-        isinstance(leaf, Stationary) and leaf.family in _SEPARABLE_FAMILIES
-    )
-    if joint and not separable:
+    if joint and not factor.separable:
         raise ValueError(
-            f"{leaf.label} is not a product over columns, which a product grid needs. Use RBF or "
+            f"{factor.label} is not a product over columns, which a product grid needs. Use RBF or "
             "SpectralMixture, structure='additive' (any stationary kernel, one column at a time), "
             "or IterativeGPRegressor."
         )

@@ -168,8 +168,7 @@ class SparseMixin:
             kernel = clone(self.kernel)
         if network is not None:
             return kernel, scaling
-        stationary = compile_kernel(kernel, d).stationary_terms() is not None
-        shift = scaling.x_mean if stationary else np.zeros(d)
+        shift = scaling.x_mean if compile_kernel(kernel, d).stationary else np.zeros(d)
         return kernel, replace(scaling, x_mean=shift, x_scale=np.ones(d))
 
     def _default_kernel(self, width: int, spread: Any, unit: float) -> Kernel:

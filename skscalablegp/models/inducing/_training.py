@@ -128,10 +128,10 @@ def choose_points(
 
 def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
     """How far points move along each column: length scales, where the kernel has some."""
-    terms = [t for t in kernel.stationary_terms() or [] if t.length_scale is not None]
-    if not terms:
+    slots = [leaf.length_scale for t in kernel.stationary_terms() or [] for leaf in t.leaves]
+    if not slots:
         return spread
-    scales = torch.stack([t.length_scale.value(theta).expand(len(spread)) for t in terms])
+    scales = torch.stack([slot.value(theta).expand(len(spread)) for slot in slots])
     scale = scales.min(0).values.to(spread)
     return torch.minimum(torch.maximum(scale, 0.05 * spread), 4 * spread)
 

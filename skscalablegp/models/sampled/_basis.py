@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import Constant, TorchKernel, find_draw, no_spectral_density
+from ...kernels import TorchKernel, no_spectral_density
 
 # Units that are drawn together: enough to be one call, few enough for small draws.
 _BLOCK_UNITS = 256
@@ -135,7 +135,7 @@ class SeededFourier(SampledBasis):
     Raises
     ------
     NoSpectralDensity
-        For kernels without one, and for linear factors.
+        For kernels without one, and for factors that are not stationary.
     """
 
     kernel: TorchKernel
@@ -146,11 +146,11 @@ class SeededFourier(SampledBasis):
     device: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
-        for factors in self.kernel.node.products():
-            draws = [find_draw(leaf) for leaf in factors if not isinstance(leaf, Constant)]
-            if not draws or None in draws:
-                label = " * ".join(leaf.label for leaf in factors)
-                raise no_spectral_density(label, "is not a product of stationary kernels")
+        for term in self.kernel.node.products():
+            if not term.leaves or not all(leaf.stationary for leaf in term.leaves):
+                raise no_spectral_density(term.label, "is not a product of stationary kernels")
+        # One frequency, so that a kernel without a sampler is refused before training.
+        sample_prior_features(self.kernel, self.kernel.n_features, 1, torch.Generator())
 
     @cached_property
     def per_unit(self) -> int:

@@ -31,8 +31,11 @@ STATIONARY = {
     "constant": C(0.8),
     "isotropic": C(1.3) * Matern(0.9, nu=2.5),
     "sum": (C(2.0) + C(0.3)) * Matern([0.6, 1.1, 2.0]) + C(0.5) * RationalQuadratic() + C(0.2),
+    "product": C(1.3) * Matern([0.6, 1.1, 2.0], nu=0.5) * RationalQuadratic(0.9, alpha=0.4),
+    "three": RBF(1.4, "fixed") * Matern(0.9, nu=2.5) * (C(0.5) * RBF([0.6, 1.1, 2.0]) + C(0.3)),
+    "square": (C(0.7) * Matern(0.9) + RBF()) ** 2,
 }
-AUTODIFF = [ExpSineSquared(1.2, 2.5) * RBF(1.5), DotProduct(0.7) + RBF(), RBF() ** 2]
+AUTODIFF = [ExpSineSquared(1.2, 2.5) * RBF(1.5), DotProduct(0.7) + RBF(), RBF() ** 4]
 
 
 @pytest.fixture

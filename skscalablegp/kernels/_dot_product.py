@@ -1,0 +1,40 @@
+"""sigma_0^2 + x'z."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from sklearn.gaussian_process import kernels as sk
+from torch import Tensor
+
+from ._nodes import Node
+from ._registry import register_kernel
+from ._slots import Slot
+
+
+class Linear(Node):
+    """Not stationary, so the rows are not centred."""
+
+    label = "DotProduct"
+    stationary = False
+
+    def __init__(self, sigma_0: Slot):
+        self.sigma_0 = sigma_0
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        return X @ Z.T + self.sigma_0.value_like(theta, X) ** 2
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor:
+        return X.square().sum(1) + self.sigma_0.value_like(theta, X) ** 2
+
+    def n_exact_features(self, n_columns: int) -> int:
+        return 1 + n_columns
+
+    def exact_features(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n q"]:
+        """(sigma_0, x)."""
+        return torch.cat([self.sigma_0.value_like(theta, X).expand(len(X), 1), X], dim=1)
+
+
+register_kernel(sk.DotProduct, lambda k, layout: Linear(**layout.slots(k)))

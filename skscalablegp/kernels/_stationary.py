@@ -1,0 +1,138 @@
+"""Functions of the scaled distance between two rows: what a stationary family has to say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from sklearn.gaussian_process import kernels as sk
+from torch import Tensor
+
+from ._distances import centre, distance, squared_distance
+from ._frequencies import Draws, Frequencies, no_spectral_density
+from ._nodes import Node
+from ._registry import Layout
+from ._slots import Slot
+
+
+class Profile(ABC):
+    """A stationary family: k(x, z) = f(u) with u = factor * |(x - z) / length_scale|^2, f(0) = 1.
+
+    A subclass with `value_and_slope` is a kernel with closed-form tiles and gradients; with
+    `frequencies` it has random features as well.
+
+    Attributes
+    ----------
+    factor : float
+        Chosen so that f needs no multiplication: 1/2 where k = exp(-r^2 / 2).
+    shape : tuple of str
+        Names of the positive hyperparameters besides ``length_scale``, in the order in which the
+        functions take them.
+    kink : bool
+        Whether f has a kink at zero distance, as exp(-r): then its functions take a, the root of u,
+        in place of u, and the slope is -df/da.
+    separable : bool
+        Whether k is a product over columns of one function of each column's difference.
+    """
+
+    factor: float = 1.0
+    shape: tuple[str, ...] = ()
+    kink: bool = False
+    separable: bool = False
+
+    @abstractmethod
+    def value_and_slope(self, u: Float[Tensor, "a b"], *shape: float) -> tuple[Tensor, ...]:
+        """f(u), -2 df/du and, for each shape, df/dlog(shape), all of u's shape.
+
+        ``slope * u`` (with a kink ``slope * a``) is the derivative in the logarithm of the length
+        scale. The results are different tensors, one of which may be u itself, overwritten.
+        """
+
+    def value(self, u: Float[Tensor, "a b"], *shape: float) -> Float[Tensor, "a b"]:
+        """f(u) alone, where that is cheaper; it may overwrite u."""
+        return self.value_and_slope(u, *shape)[0]
+
+    def frequencies(self, leaf: Stationary, draws: Draws) -> Frequencies:
+        """Frequencies from the spectral density, which follow the leaf's hyperparameters."""
+        raise no_spectral_density(leaf.label, "has no spectral density to draw from")
+
+    def build(self, kernel: sk.Kernel, layout: Layout) -> Stationary:
+        """The compiled kernel: the builder to give to `register_kernel`."""
+        slots, name = layout.slots(kernel), type(kernel).__name__
+        length_scale = slots.pop("length_scale")
+        if length_scale.size not in (1, layout.n_features):
+            raise ValueError(
+                f"{name} has {length_scale.size} length scales, but the data have "
+                f"{layout.n_features} columns; give one length scale, or one per column."
+            )
+        if set(slots) != set(self.shape) or any(slot.size != 1 for slot in slots.values()):
+            raise ValueError(
+                f"{name} has the hyperparameters {sorted(slots)} besides length_scale; its profile "
+                f"takes {sorted(self.shape)}, one number each."
+            )
+        return Stationary(self, length_scale, tuple(slots[s] for s in self.shape), name)
+
+
+class Stationary(Node):
+    """A kernel without parts that is a profile of the scaled distance.
+
+    Parameters
+    ----------
+    profile : Profile
+        Which function.
+    length_scale : Slot
+        One value, or one per column.
+    shape : tuple of Slot
+        The profile's other hyperparameters.
+    label : str
+        The scikit-learn class.
+    """
+
+    stationary = True
+
+    def __init__(self, profile: Profile, length_scale: Slot, shape: tuple[Slot, ...], label: str):
+        self.profile, self.length_scale, self.shape = profile, length_scale, shape
+        self.label, self.separable = label, profile.separable
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        scale = self.profile.factor**0.5 / self.length_scale.value_like(theta, X)
+        X, Z = centre(X, Z)
+        X, Z = X * scale, Z * scale
+        # A kink feels the rounding of a product form, and so does its derivative.
+        apart = distance(X, Z) if self.profile.kink else squared_distance(X, Z)
+        shape = [slot.value(theta) for slot in self.shape]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (apart, *shape)):
+            return _Profiled.apply(apart, self.profile, *shape)
+        return self.profile.value(apart, *map(float, shape))
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor:
+        return X.new_ones(1)
+
+    def frequencies(self, draws: Draws) -> Frequencies:
+        return self.profile.frequencies(self, draws)
+
+
+class _Profiled(torch.autograd.Function):
+    """A profile with its closed-form derivative, which is finite at zero.
+
+    Autograd through the square root inside a Matern function would give 0 * inf there.
+    """
+
+    @staticmethod
+    def forward(ctx, apart: Tensor, profile: Profile, *shape: Tensor) -> Tensor:
+        k, slope, *by_shape = profile.value_and_slope(apart.clone(), *map(float, shape))
+        derivative = slope.mul_(-1.0 if profile.kink else -0.5)
+        ctx.save_for_backward(derivative, *shape, *by_shape)
+        return k
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        derivative, *rest = ctx.saved_tensors
+        shape, by_shape = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        in_shape = [
+            (grad * d).sum(dtype=s.dtype).to(s.device) / s
+            for s, d in zip(shape, by_shape, strict=True)
+        ]
+        return grad * derivative, None, *in_shape
