@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from .training import (
     restart_points,
     train,
 )
+
+if TYPE_CHECKING:
+    from ._run import FitRun
 
 # Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
 _EXACT_STEPS = 100
@@ -51,13 +54,16 @@ class StageSettings:
     Attributes
     ----------
     optimizer : "auto", str, object or callable
-    learning_rate : "auto" or float
     max_iter : "auto" or int
         Steps on all rows.
+    learning_rate : "auto" or float
     n_restarts : int
     n_iter_no_change : int or None
     tol : float
         Movement of the log hyperparameters below which Adam has converged.
+    max_epochs : "auto", float or None
+        Solver epochs of the training on all rows. "auto" is 600 where a subset has given the
+        curvature and `max_iter` is "auto" too, else None, which sets no limit.
     subset_size : int or None
         Rows of the smallest initialising fit.
     n_subsets : int
@@ -71,38 +77,42 @@ class StageSettings:
     """
 
     optimizer: Any
-    learning_rate: Any
-    max_iter: Any
-    n_restarts: int
-    n_iter_no_change: int | None
-    tol: float
-    subset_size: int | None
-    n_subsets: int
-    exact_rows: int
-    adapt_dtype: bool
-    factor_if_ill_conditioned: bool
+    max_iter: Any = "auto"
+    learning_rate: Any = "auto"
+    n_restarts: int = 0
+    n_iter_no_change: int | None = 5
+    tol: float = 1e-3
+    max_epochs: Any = "auto"
+    subset_size: int | None = None
+    n_subsets: int = 1
+    exact_rows: int = 0
+    adapt_dtype: bool = False
+    factor_if_ill_conditioned: bool = False
 
 
 @dataclass(frozen=True)
 class Run:
-    """What every stage of one fit shares."""
+    """What every stage of one training shares; a `FitRun` has the same."""
 
-    settings: StageSettings
-    bounds: np.ndarray
     monitor: Monitor
     generator: torch.Generator
     random_state: np.random.RandomState
 
 
 def fit_hyperparameters(
-    problem: GPProblem, estimator: GradientEstimator, theta: np.ndarray, run: Run
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    theta: np.ndarray,
+    settings: StageSettings,
+    run: Run | FitRun,
 ) -> TrainingResult:
     """Exact fits on growing subsets, then all rows with `estimator`, then restarts.
 
     Returns
     -------
     result : TrainingResult
-        The best of all starts where values are exact; else the first's.
+        The best of all starts where values are exact; else the first's. `planned` says whether
+        steps that ran out were meant to.
 
     Raises
     ------
@@ -110,27 +120,28 @@ def fit_hyperparameters(
         For an unknown optimiser, or one that needs values that `estimator` does not give; before
         any work.
     """
-    settings = run.settings
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
         # Not gradients over parts of the table, whose rows a subset does not have.
         exact = estimator if isinstance(estimator, ExactGradient) else ExactGradient()
-        start = _initialise(problem, exact, theta, run, _SUBSET_TOL[estimator.exact])
+        start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
         if start.stop_reason not in _DONE:
             return start
     starts = [theta]
     if estimator.exact:
-        starts += restart_points(run.bounds, settings.n_restarts, run.random_state)
+        bounds = problem.kernel.bounds.numpy()
+        starts += restart_points(bounds, settings.n_restarts, run.random_state)
     best = start
     for k, point in enumerate(starts):
         try:
-            result = _train_all_rows(problem, estimator, point, run, metric if k == 0 else None)
+            at = metric if k == 0 else None
+            result = _train_all_rows(problem, estimator, point, settings, run, at)
         except KeyboardInterrupt:
             if best is None:
                 raise
-            return replace(best, n_iter=n_iter, stop_reason="interrupted")
+            return replace(best, n_iter=n_iter, stop_reason=run.monitor.end("interrupted"))
         except torch.linalg.LinAlgError:
             if k == 0:
                 raise
@@ -147,10 +158,10 @@ def _train_all_rows(
     problem: GPProblem,
     estimator: GradientEstimator,
     theta: np.ndarray,
+    settings: StageSettings,
     run: Run,
     metric: np.ndarray | None,
 ) -> TrainingResult:
-    settings = run.settings
     initialised = settings.subset_size is not None
     optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
     steps = settings.max_iter
@@ -162,7 +173,13 @@ def _train_all_rows(
             # Iterative solvers would need thousands of epochs; a factorisation does not care.
             estimator = ExactGradient()
             optimizer = _optimizer(settings, True, len(problem.X), metric is not None)
-    return _stage("full", problem, estimator, optimizer, theta, run, steps, metric)
+    result = _stage("full", problem, estimator, optimizer, theta, settings, run, steps, metric)
+    patient = hasattr(optimizer, "learning_rate")
+    planned = {
+        "max_iter": settings.max_iter == "auto" and (initialised or patient),
+        "max_epochs": settings.max_epochs == "auto",
+    }
+    return replace(result, planned=planned.get(result.stop_reason, False))
 
 
 def _stage(
@@ -171,26 +188,31 @@ def _stage(
     estimator: GradientEstimator,
     optimizer: Optimizer,
     theta: np.ndarray,
+    settings: StageSettings,
     run: Run,
     steps: int,
     metric: np.ndarray | None,
 ) -> TrainingResult:
     run.monitor.begin(name, steps)
     patient = hasattr(optimizer, "learning_rate")
+    epochs = None if name != "full" else settings.max_epochs
+    if epochs == "auto":
+        refines = metric is not None and settings.max_iter == "auto"
+        epochs = _REFINING_EPOCHS if refines else None
     return train(
         problem,
         estimator,
         optimizer,
         theta,
-        run.bounds,
+        problem.kernel.bounds.numpy(),
         max_iter=steps,
         monitor=run.monitor,
         generator=run.generator,
-        n_iter_no_change=run.settings.n_iter_no_change if patient else None,
-        tol=run.settings.tol,
+        n_iter_no_change=settings.n_iter_no_change if patient else None,
+        tol=settings.tol,
         average=5 if patient else 1,
         metric=metric,
-        max_epochs=_REFINING_EPOCHS if metric is not None else None,
+        max_epochs=epochs,
     )
 
 
@@ -225,12 +247,17 @@ def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
 
 
 def _initialise(
-    problem: GPProblem, exact: GradientEstimator, theta: np.ndarray, run: Run, tol: float
+    problem: GPProblem,
+    exact: GradientEstimator,
+    theta: np.ndarray,
+    settings: StageSettings,
+    run: Run,
+    tol: float,
 ) -> TrainingResult:
     """Exact maximum likelihood on nested random subsets, or averaged over neighbourhoods."""
-    settings, n = run.settings, len(problem.X)
+    n = len(problem.X)
     if settings.n_subsets > 1:
-        return _average_neighbourhoods(problem, exact, theta, run, tol)
+        return _average_neighbourhoods(problem, exact, theta, settings, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
     while result is None or (size * 1.5 < n and size <= settings.exact_rows):
@@ -239,12 +266,14 @@ def _initialise(
         try:
             part = problem.subset(order[:size].sort().values)
             part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
-            result = _stage(f"{size}", part, exact, optimizer, theta, run, steps, metric)
+            result = _stage(
+                f"{size}", part, exact, optimizer, theta, settings, run, steps, metric
+            )
         except KeyboardInterrupt:
             if result is None:
                 raise
             # Nothing was evaluated on these rows: what fewer rows gave stands.
-            result = replace(result, n_iter=0, stop_reason="interrupted")
+            result = replace(result, n_iter=0, stop_reason=run.monitor.end("interrupted"))
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter
         if result.stop_reason not in _DONE:
@@ -258,20 +287,26 @@ def _initialise(
 
 
 def _average_neighbourhoods(
-    problem: GPProblem, exact: GradientEstimator, theta: np.ndarray, run: Run, tol: float
+    problem: GPProblem,
+    exact: GradientEstimator,
+    theta: np.ndarray,
+    settings: StageSettings,
+    run: Run,
+    tol: float,
 ) -> TrainingResult:
-    settings = run.settings
     subsets = centroid_subsets(problem.X, settings.n_subsets, settings.subset_size, run.generator)
     results = []
     for k, idx in enumerate(subsets):
         name = f"neighbourhood {k + 1}"
         try:
             part = problem.subset(idx).to(torch.float64)
-            result = _stage(name, part, exact, QuasiNewton(tol), theta, run, _EXACT_STEPS, None)
+            result = _stage(
+                name, part, exact, QuasiNewton(tol), theta, settings, run, _EXACT_STEPS, None
+            )
         except KeyboardInterrupt:
             if not results:
                 raise
-            results[-1] = replace(results[-1], stop_reason="interrupted")
+            results[-1] = replace(results[-1], stop_reason=run.monitor.end("interrupted"))
             break
         results.append(result)
         if result.stop_reason not in _DONE:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core.posteriors import (
+    KernelPosterior,
     Posterior,
     explained_weights,
     joint_normal,
@@ -32,7 +33,7 @@ _SAMPLE_PAIRS = 1000
 _BLOCK_BYTES = 2**26
 
 
-class LOVEPosterior(Posterior):
+class LOVEPosterior(KernelPosterior):
     """The mean of another posterior with variances from k Lanczos vectors.
 
     ``variance(x) = k(x, x) - |B' k(X, x)|^2`` with B B' the Galerkin approximation of H^-1 in a
@@ -95,7 +96,7 @@ class LOVEPosterior(Posterior):
         return self.mean(X)[:, :, None] + at_new.reshape(len(X), t, n_samples)
 
 
-class LOVEWeights(Posterior):
+class LOVEWeights(KernelPosterior):
     """The mean of a posterior over weights with variances from k Lanczos vectors.
 
     ``variance(x) = prior(x) - |Y' phi(x)|^2``, O(q k) a row beside the features themselves.

@@ -1,6 +1,7 @@
 """Frozen objects that answer predictions."""
 
-from ._base import Posterior, joint_normal, reported_variance
+from ._base import KernelPosterior, Posterior, joint_normal, reported_variance
+from ._cache import forget, remember, remembered
 from ._exact import ExactPosterior
 from ._feature_weights import FeatureWeights
 from ._features import FeatureMap, FeaturePosterior
@@ -8,6 +9,10 @@ from ._krylov import explained_weights, krylov_basis, whitened
 from ._weights import WeightForm
 
 __all__ = [
+    "KernelPosterior",
+    "forget",
+    "remember",
+    "remembered",
     "ExactPosterior",
     "FeatureMap",
     "FeaturePosterior",

@@ -10,10 +10,70 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...linalg.operators import CrossOperator, KernelOperator
+from ...linalg.solvers import SolveSummary
+from ._weights import WeightForm
 
 
 class Posterior(ABC):
-    """A frozen posterior over noise-free functions: weights, an operator, never raw training data.
+    """A frozen posterior over noise-free functions."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the rows that it takes."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it answers."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Numbers held for each row of a prediction."""
+
+    @abstractmethod
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """The posterior mean; never pays for variances."""
+
+    @abstractmethod
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The latent posterior variance, the same for every target."""
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        """Both; one evaluation of what they share, where a subclass says how."""
+        return self.mean(X), self.variance(X)
+
+    @abstractmethod
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        """The latent posterior covariance of the rows of X."""
+
+    @abstractmethod
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Joint draws of the latent functions plus the kernel's own white noise at X.
+
+        A new tensor, which the caller may overwrite.
+        """
+
+    @abstractmethod
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """What the kernel's white noise adds to a new observation's variance."""
+
+    def weight_form(self) -> WeightForm | None:
+        """Features and a precision of their weights, where the posterior is made of such."""
+        return None
+
+    def take_unfinished(self) -> list[SolveSummary]:
+        """The solves since the last call that ended above their tolerance; forgets them."""
+        return []
+
+
+class KernelPosterior(Posterior):
+    """A posterior that is made of k(X, training rows).
 
     Parameters
     ----------
@@ -29,7 +89,6 @@ class Posterior(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows that it takes."""
         return self.operator.dtype
 
     @property
@@ -38,7 +97,6 @@ class Posterior(ABC):
 
     @property
     def width(self) -> int:
-        """Numbers held for each row of a prediction."""
         return self.operator.shape[0]
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
@@ -46,28 +104,9 @@ class Posterior(ABC):
         return self.operator.cross(X)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        """The posterior mean; O(m n (d + t)), never pays for variances."""
         return self.cross(X).matmul(self.weights)
 
-    @abstractmethod
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The latent posterior variance, the same for every target."""
-
-    @abstractmethod
-    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        """The latent posterior covariance of the rows of X."""
-
-    @abstractmethod
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
-        """Joint draws of the latent functions plus the kernel's own white noise at X.
-
-        A new tensor, which the caller may overwrite.
-        """
-
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """What the kernel's white noise adds to a new observation's variance."""
         return self.cross(X).prior_noise()
 
 

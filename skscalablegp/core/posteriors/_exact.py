@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...linalg.operators import KernelOperator
-from ._base import Posterior, joint_normal, reported_variance
+from ._base import KernelPosterior, joint_normal, reported_variance
 
 
-class ExactPosterior(Posterior):
+class ExactPosterior(KernelPosterior):
     """Mean, variance and covariance by triangular solves.
 
     Parameters
@@ -39,17 +39,23 @@ class ExactPosterior(Posterior):
         operator.leave_workspace()
         self.factor = factor
 
-    def _whitened(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-        cross = self.cross(X).to_dense()
-        return torch.linalg.solve_triangular(self.factor, cross.T, upper=False)
+    def _whitened(self, K: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
+        return torch.linalg.solve_triangular(self.factor, K.T, upper=False)
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        cross = self.cross(X)
+        K, prior = cross.to_dense(), cross.prior_diag()
+        explained = self._whitened(K).square().sum(0)
+        return K @ self.weights, reported_variance(prior - explained, prior)
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        prior = self.cross(X).prior_diag()
-        return reported_variance(prior - self._whitened(X).square().sum(0), prior)
+        return self.mean_and_variance(X)[1]
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        V = self._whitened(X)
-        covariance = self.cross(X).prior_covariance()
+        cross = self.cross(X)
+        V, covariance = self._whitened(cross.to_dense()), cross.prior_covariance()
         return covariance.addmm_(V.T, V, alpha=-1)
 
     def sample(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import Posterior
+from ._base import KernelPosterior
 from ._feature_weights import FeatureWeights
 from ._weights import WeightForm
 
@@ -39,7 +39,7 @@ class FeatureMap(ABC):
         """What white noise adds to a new observation's variance."""
 
 
-class FeaturePosterior(Posterior):
+class FeaturePosterior(KernelPosterior):
     """f(x) = phi(x)' w with w ~ N(mean, (L L')^-1); holds no training rows.
 
     Parameters

@@ -38,6 +38,8 @@ class TrainingResult:
         Whether values and gradients were exact.
     dtype : torch.dtype
         Of the products.
+    planned : bool
+        Whether steps or epochs that ran out were a schedule that was meant to.
     """
 
     theta: np.ndarray
@@ -48,6 +50,7 @@ class TrainingResult:
     metric: np.ndarray | None = None
     exact: bool = False
     dtype: torch.dtype = torch.float64
+    planned: bool = False
 
 
 class _Run:
@@ -194,6 +197,8 @@ def train(
     )
     reason = "max_iter"
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
+    if monitor.stopped is not None:
+        return run.result(start, monitor.stopped, average, metric)
     try:
         optimum = optimizer.maximize(run.evaluate, start, bounds, max_iter, metric)
         metric = optimum.metric
@@ -210,7 +215,7 @@ def train(
         if not run.iterates:
             raise
         reason = "interrupted"
-    return run.result(start, reason, average, metric)
+    return run.result(start, monitor.end(reason), average, metric)
 
 
 def restart_points(

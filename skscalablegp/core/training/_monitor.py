@@ -12,6 +12,11 @@ from tqdm import tqdm
 from ...linalg.gradients import GradientEstimate
 from ...linalg.solvers import SolveSummary
 
+# Ends of a stage after which no other stage begins.
+STOPPED = ("interrupted", "callback", "max_seconds")
+
+LOG_LIKELIHOOD = "log marginal likelihood"
+
 
 class StopTraining(Exception):
     """Ends an optimiser from inside an evaluation; carries the reason."""
@@ -19,22 +24,24 @@ class StopTraining(Exception):
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a callback sees after each evaluation of the objective.
+    """What a callback sees after each step or score.
 
     Attributes
     ----------
     stage : str
         The number of rows ("2000"), "neighbourhood 1" or "start" while initialising, "full"
-        afterwards; "expert 1" for separate experts; "batches" where every step sees a random batch.
+        afterwards; "expert 1" for separate experts; "batches" where every step sees a random batch;
+        "network" while a network is trained before the kernel.
     iteration : int
-        Evaluations so far in this stage, from 1.
+        Steps so far in this stage, from 1.
     theta : ndarray of shape (p,)
         Log hyperparameters at which the objective was evaluated.
     grad : ndarray of shape (p,)
-        The (estimated) gradient of the log marginal likelihood.
+        The (estimated) gradient of the objective; empty where it is not known.
     objective : float
-        The log marginal likelihood, NaN where the estimator does not know it; with random batches
-        the score, which is minimised.
+        What is maximised; NaN where it is not known.
+    objective_name : str
+        What it is, such as "log marginal likelihood".
     residual : float
         Largest relative residual of the linear solve, 0 for direct methods.
     epochs : float
@@ -48,9 +55,22 @@ class TrainingStep:
     theta: np.ndarray
     grad: np.ndarray
     objective: float
+    objective_name: str
     residual: float
     epochs: float
     seconds: float
+
+
+HISTORY = (
+    "stage",
+    "iteration",
+    "theta",
+    "objective",
+    "objective_name",
+    "residual",
+    "epochs",
+    "seconds",
+)
 
 
 @dataclass
@@ -65,6 +85,13 @@ class Monitor:
         Time budget from the monitor's creation.
     verbose : int
         0 silent, 1 a progress bar.
+
+    Attributes
+    ----------
+    stopped : str or None
+        Why no further stage of training may begin: "max_seconds", "callback" or "interrupted".
+    stage_seconds : dict of str to float
+        Wall time of every stage that has ended.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
@@ -73,63 +100,77 @@ class Monitor:
     steps: list[TrainingStep] = field(default_factory=list)
     solutions: list[SolveSummary] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
+    stopped: str | None = None
+    stage_seconds: dict[str, float] = field(default_factory=dict)
     _bar: tqdm | None = None
-    _stage: str = "full"
+    _stage: str | None = None
+    _stage_started: float = 0.0
+    _objective: str = LOG_LIKELIHOOD
     _iteration: int = 0
 
-    def begin(self, stage: str, total: int) -> None:
-        """Start a stage of at most `total` evaluations."""
+    def begin(self, stage: str, total: int | None = None, objective: str = LOG_LIKELIHOOD) -> None:
+        """Start a stage of at most `total` steps (None: no steps to count)."""
         self.close()
-        self._stage, self._iteration = stage, 0
-        if self.verbose:
-            self._bar = tqdm(total=total, desc=f"fit ({stage} rows)", unit="step", leave=True)
+        self._stage, self._iteration, self._objective = stage, 0, objective
+        self._stage_started = time.perf_counter()
+        if self.verbose and total is not None:
+            self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
     def record(self, theta: np.ndarray, estimate: GradientEstimate) -> None:
         """Append one evaluation; raises StopTraining when a budget or a callback says so."""
-        self._iteration += 1
         solution = estimate.solution
-        step = TrainingStep(
-            stage=self._stage,
-            iteration=self._iteration,
-            theta=theta.copy(),
+        self.note(estimate)
+        self._announce(
+            theta,
             grad=estimate.grad.cpu().numpy().copy(),
             objective=float("nan") if estimate.value is None else float(estimate.value),
             residual=0.0 if solution is None else float(solution.residuals.max()),
             epochs=0.0 if solution is None else float(solution.epochs),
-            seconds=time.perf_counter() - self.started,
         )
-        self.note(estimate)
-        self._announce(step, self._summary(step))
 
-    def _announce(self, step: TrainingStep, summary: dict[str, str]) -> None:
+    def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
+        """Append one value of what is maximised; raises StopTraining as `record` does."""
+        self._announce(theta, np.empty(0), float(objective), 0.0, epochs)
+
+    def _announce(
+        self,
+        theta: np.ndarray,
+        grad: np.ndarray,
+        objective: float,
+        residual: float,
+        epochs: float,
+    ) -> None:
+        self._iteration += 1
+        step = TrainingStep(
+            stage=self._stage or "full",
+            iteration=self._iteration,
+            theta=np.array(theta),
+            grad=grad,
+            objective=objective,
+            objective_name=self._objective,
+            residual=residual,
+            epochs=epochs,
+            seconds=self.seconds,
+        )
         self.steps.append(step)
         if self._bar is not None:
-            self._bar.set_postfix(summary, refresh=False)
+            self._bar.set_postfix(_summary(step), refresh=False)
             self._bar.update()
         if any([callback(step) for callback in self.callbacks]):
             raise StopTraining("callback")
         self.check_time()
-
-    def record_score(self, theta: np.ndarray, score: float, epochs: float) -> None:
-        """Append one score of a run of random batches; raises StopTraining as `record` does."""
-        self._iteration += 1
-        step = TrainingStep(
-            stage=self._stage,
-            iteration=self._iteration,
-            theta=theta.copy(),
-            grad=np.empty(0),
-            objective=score,
-            residual=0.0,
-            epochs=epochs,
-            seconds=self.seconds,
-        )
-        self._announce(step, {"score": f"{score:.4g}"})
 
     def note(self, estimate: GradientEstimate) -> None:
         """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""
         solution = estimate.solution
         if solution is not None:
             self.solutions.append(solution.summary())
+
+    def end(self, reason: str) -> str:
+        """Keep why a stage ended if no other may follow it; returns the reason."""
+        if reason in STOPPED:
+            self.stopped = self.stopped or reason
+        return reason
 
     def check_time(self) -> None:
         """Raise StopTraining when the time budget is spent."""
@@ -149,17 +190,22 @@ class Monitor:
         """Of the time budget, at least 0; None where there is none."""
         return None if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds)
 
-    def _summary(self, step: TrainingStep) -> dict[str, str]:
-        if np.isnan(step.objective):
-            return {"gradient": f"{np.abs(step.grad).max():.2g}", "epochs": f"{step.epochs:.0f}"}
-        return {"log likelihood": f"{step.objective:.4g}"}
-
     def close(self) -> None:
+        """End the stage under way."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+        if self._stage is not None:
+            passed = time.perf_counter() - self._stage_started
+            self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + passed
+            self._stage = None
 
     def history(self) -> dict[str, list]:
         """One list a quantity, one entry a step."""
-        fields = ("stage", "theta", "objective", "residual", "epochs", "seconds")
-        return {name: [getattr(step, name) for step in self.steps] for name in fields}
+        return {name: [getattr(step, name) for step in self.steps] for name in HISTORY}
+
+
+def _summary(step: TrainingStep) -> dict[str, str]:
+    if np.isnan(step.objective):
+        return {"gradient": f"{np.abs(step.grad).max():.2g}", "epochs": f"{step.epochs:.0f}"}
+    return {step.objective_name: f"{step.objective:.4g}"}

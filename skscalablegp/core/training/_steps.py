@@ -15,7 +15,14 @@ class Stepper(ABC):
     """Parameters and the rule that changes them; the driver owns budgets, stopping and the best.
 
     A step may end in non-finite parameters; the driver then goes back to the best ones.
+
+    Attributes
+    ----------
+    objective_name : str
+        What minus the score is; the history shows it, since it always shows what is maximised.
     """
+
+    objective_name: str = "minus the score"
 
     @abstractmethod
     def step(self) -> None:
@@ -104,9 +111,11 @@ def train_steps(
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
     run = _Run(stepper, monitor, tol, keep_best, retreat)
-    reason, done = "max_iter", 0
+    reason, done = monitor.stopped or "max_iter", 0
     try:
         run.check(0.0)
+        if monitor.stopped is not None:
+            max_steps = 0
         while done < max_steps:
             for _ in range(min(check_every, max_steps - done)):
                 stepper.step()
@@ -123,7 +132,7 @@ def train_steps(
             raise
         reason = "interrupted"
     run.finish(done * epochs_per_step, reason)
-    return StepsResult(run.best, done, reason)
+    return StepsResult(run.best, done, monitor.end(reason))
 
 
 class _Run:
@@ -146,7 +155,7 @@ class _Run:
         score = float(self.stepper.score())
         if self._retreats(score):
             self.stepper.restore(self.kept)
-            self.monitor.record_score(self.stepper.theta(), score, epochs)
+            self.monitor.record_score(self.stepper.theta(), -score, epochs)
             return
         if not np.isfinite(score):
             raise StopTraining("diverged")
@@ -154,7 +163,7 @@ class _Run:
         self.current = score < self.best or not self.keep_best
         if self.current:
             self.best, self.kept = score, self.stepper.snapshot()
-        self.monitor.record_score(self.stepper.theta(), score, epochs)
+        self.monitor.record_score(self.stepper.theta(), -score, epochs)
 
     def _retreats(self, score: float) -> bool:
         if self.retreat is None or self.kept is None or score <= self.best + self.retreat:

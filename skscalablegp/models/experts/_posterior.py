@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import ExactPosterior, Posterior, joint_normal
+from ...core.posteriors import ExactPosterior, KernelPosterior, joint_normal
 
 
 class Combination(NamedTuple):
@@ -197,7 +197,7 @@ def _product(
     return Combination(weighted / precision[:, None], 1 / precision, beta)
 
 
-class ExpertsPosterior(Posterior):
+class ExpertsPosterior(KernelPosterior):
     """Exact posteriors of parts of a table under one combination rule.
 
     Parameters

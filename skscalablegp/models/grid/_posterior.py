@@ -10,7 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import Posterior, explained_weights, joint_normal, reported_variance
+from ...core.posteriors import (
+    KernelPosterior,
+    explained_weights,
+    joint_normal,
+    reported_variance,
+)
 from ._grid_kernel import GridKernel
 from ._objective import GridEvaluation
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
@@ -29,7 +34,7 @@ _CUT_SHARE = 1e-6
 _SAMPLE_BLOCK = 2**18
 
 
-class GridPosterior(Posterior):
+class GridPosterior(KernelPosterior):
     """Mean, variance and samples by interpolation of the posterior on the grid.
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of

@@ -160,16 +160,8 @@ def train_on_grid(
         return None
     settings = StageSettings(
         optimizer=estimator.optimizer,
-        learning_rate="auto",
         max_iter=estimator.max_iter,
         n_restarts=estimator.n_restarts_optimizer,
-        n_iter_no_change=5,
-        tol=1e-3,
-        subset_size=None,
-        n_subsets=0,
-        exact_rows=0,
-        adapt_dtype=False,
-        factor_if_ill_conditioned=False,
     )
-    run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
-    return fit_hyperparameters(problem, GridGradient(), kernel.theta0.numpy(), run)
+    run = Run(monitor, generator, random_state)
+    return fit_hyperparameters(problem, GridGradient(), kernel.theta0.numpy(), settings, run)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...core import Gaussian, Likelihood
-from ...core.posteriors import Posterior, WeightForm, reported_variance
+from ...core.posteriors import KernelPosterior, WeightForm, reported_variance
 from ...kernels import TorchKernel
 from ._bound import WhitenedBelief, Whitening
 
@@ -51,7 +51,7 @@ class InducingSpace:
             return self.transform(X)
 
 
-class InducingPosterior(Posterior):
+class InducingPosterior(KernelPosterior):
     """f(x) given a belief about whitened inducing values; holds no training rows.
 
     Parameters

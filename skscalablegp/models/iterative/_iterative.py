@@ -485,8 +485,8 @@ class IterativeGPRegressor(GPRegressorBase):
             adapt_dtype=self.dtype == "auto",
             factor_if_ill_conditioned=plan.factor_if_ill_conditioned,
         )
-        run = Run(settings, kernel.bounds.numpy(), monitor, generator, random_state)
-        return fit_hyperparameters(problem, estimator, kernel.theta0.numpy(), run)
+        run = Run(monitor, generator, random_state)
+        return fit_hyperparameters(problem, estimator, kernel.theta0.numpy(), settings, run)
 
     # ------------------------------------------------------------------ after training
 

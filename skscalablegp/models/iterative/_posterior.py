@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import Posterior, joint_normal, reported_variance
+from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
 from ...features import PriorFeatures
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, resolve_preconditioner
@@ -37,7 +37,7 @@ class PathwiseSamples:
     representer_weights: Float[Tensor, "n s"]
 
 
-class IterativePosterior(Posterior):
+class IterativePosterior(KernelPosterior):
     """Mean from solved weights, variances from pathwise samples or from further solves.
 
     Parameters

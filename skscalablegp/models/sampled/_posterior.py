@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ...core.posteriors import Posterior, joint_normal, reported_variance
+from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
 from ...kernels import TorchKernel
 from ._basis import SampledBasis
 
@@ -78,7 +78,7 @@ class SupportVariance:
         return self.scale * out.to(X)
 
 
-class ChevronPosterior(Posterior):
+class ChevronPosterior(KernelPosterior):
     """f(x) = phi(x)'w; nothing of the training rows is kept but what the basis itself is made of.
 
     Parameters

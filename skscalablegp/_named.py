@@ -1,0 +1,69 @@
+"""Settings that may be named by a string, such as solver="cg", and searched into all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from sklearn.base import BaseEstimator
+
+
+class NamedSettings(BaseEstimator):
+    """Parameters whose strings stand for objects: ``truncation__rate`` works from a string, too.
+
+    A subclass lists them in `_named`, each with the function that makes an object of a string; a
+    string that stands for no object yet, such as "auto", is left alone (ValueError or None).
+    """
+
+    _named: ClassVar[dict[str, Callable[[str], Any]]] = {}
+
+    def _object(self, name: str, value: Any) -> Any:
+        """The object that a string stands for, else the value itself."""
+        if not isinstance(value, str):
+            return value
+        try:
+            made = self._named[name](value)
+        except ValueError:
+            return value
+        return value if made is None else made
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; with `deep` also those of objects, named by strings or given.
+
+        Parameters
+        ----------
+        deep : bool, default=True
+            Whether ``solver__preconditioner`` and the like are among them.
+
+        Returns
+        -------
+        params : dict
+        """
+        params = super().get_params(deep=deep)
+        if deep:
+            for name in self._named:
+                made = self._object(name, params.get(name))
+                if made is not params.get(name) and hasattr(made, "get_params"):
+                    inner = made.get_params(deep=True)
+                    params |= {f"{name}__{key}": value for key, value in inner.items()}
+        return params
+
+    def set_params(self, **params: Any):
+        """Set parameters; one of an object that a string names makes the object first.
+
+        Parameters
+        ----------
+        **params : dict
+            Such as ``solver="cg"`` and ``solver__preconditioner__rank=100``.
+
+        Returns
+        -------
+        self : estimator
+        """
+        nested = {key.partition("__")[0] for key in params if "__" in key}
+        for name in nested & set(self._named):
+            value = params.get(name, getattr(self, name))
+            made = self._object(name, value)
+            if made is not value:
+                params[name] = made
+        return super().set_params(**params)

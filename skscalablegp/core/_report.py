@@ -1,0 +1,83 @@
+"""How a fit went, for people and programs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sklearn.utils import Bunch
+
+# How a fit can end.
+STATUSES = (
+    "converged",
+    "completed",
+    "max_iter",
+    "max_seconds",
+    "callback",
+    "interrupted",
+    "stagnated",
+    "diverged",
+)
+
+
+class Choice(NamedTuple):
+    """What a parameter that was left to the estimator became, and why."""
+
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.reason})"
+
+
+class FitReport(Bunch):
+    """How a fit went; ``print(model.fit_report_)`` reads as text.
+
+    Its entries are also attributes.
+
+    Parameters
+    ----------
+    status : str
+        "converged"; "completed" (a planned schedule of steps ran out, as it should); "max_iter" (a
+        limit cut an optimisation that had not ended); "max_seconds"; "callback"; "interrupted";
+        "stagnated" (linear solves ended above their tolerance with nothing left to gain);
+        "diverged".
+    stop_reason : str
+        The same as a sentence.
+    choices : dict of str to Choice
+        What each parameter that was "auto" became, and why.
+    ignored : dict of str to str
+        Parameters that had no effect in this fit, and why.
+    n_iter : int
+        Training steps, all stages together.
+    epochs : float
+        Solver epochs in all, n^2 kernel entries each; for random batches, passes over the rows.
+    seconds : dict of str to float
+        Wall time of each stage, and "total".
+    residuals : ndarray or None
+        Relative residuals of the last linear solve, where one was made.
+    n_unconverged : int
+        Linear solves that ended above their tolerance.
+    jitter : float
+        What had to be added to a diagonal before it could be factorised.
+    summary : str
+        The method in words.
+    """
+
+    def __str__(self) -> str:
+        lines = [f"{self.status}: {self.stop_reason}"]
+        if self.get("summary"):
+            lines.append(self.summary)
+        total = self.seconds.get("total", 0.0)
+        stages = ", ".join(
+            f"{name} {seconds:.2g} s" for name, seconds in self.seconds.items() if name != "total"
+        )
+        lines.append(f"{total:.2g} s in all" + (f": {stages}" if stages else ""))
+        for name, choice in self.choices.items():
+            lines.append(f"{name} = {choice}")
+        for name, reason in self.ignored.items():
+            lines.append(f"{name} had no effect: {reason}")
+        if self.n_unconverged:
+            lines.append(f"{self.n_unconverged} linear solves ended above their tolerance")
+        if self.jitter:
+            lines.append(f"jitter {self.jitter:.1e}")
+        return "\n".join(lines)

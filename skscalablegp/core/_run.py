@@ -1,0 +1,366 @@
+"""One fit: what every estimator promises about it, written once.
+
+A model's training reads top to bottom inside the context::
+
+    with FitRun(self) as run:
+        table = self._read_table(X, y, noise_variance)
+        run.begin(table.X, table.y)
+        run.chose("solver", "cholesky", "4,000 rows: a factorisation is cheaper than solves")
+        run.check_memory(need, "Exact training on 4,000 rows", "use solver='cg'")
+        run.preview = lambda model, step: model._finish(step.theta, ...)
+        result = train(..., monitor=run.monitor)
+        run.ended(result.stop_reason, n_iter=result.n_iter)
+        with run.stage("final solve"):
+            self._finish(result.theta, ...)
+    return self
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from .._compat import FitEvents
+from .._validation import check_memory, resolve_device
+from ..linalg.solvers import Solution, SolveSummary, Status
+from ._report import STATUSES, Choice, FitReport
+from .posteriors import forget, remember
+from .training import Monitor, TrainingStep
+
+# How a solve's end counts where nothing else ended the fit.
+_OF_SOLVES = {
+    Status.MAX_EPOCHS: "max_iter",
+    Status.MAX_ITER: "max_iter",
+    Status.MAX_SECONDS: "max_seconds",
+    Status.STAGNATED: "stagnated",
+    Status.BREAKDOWN: "diverged",
+}
+
+
+class FitRun:
+    """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
+
+    If the body raises, whatever it raises, the estimator is what it was before, its old model
+    included. If it ends, `fit_report_` and `history_` are set, callbacks hear of it, and at most
+    one ConvergenceWarning says what to change.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Being fitted; has the parameters callbacks, max_seconds, verbose, memory_budget, device and
+        random_state.
+
+    Attributes
+    ----------
+    monitor : Monitor
+        For the drivers of training.
+    device : torch.device
+        What `device=` means here.
+    random_state, generator
+        The two kinds of generator that `random_state=` seeds.
+    preview : callable or None
+        ``preview(model, step)`` gives `model`, a copy of the estimator, the fitted attributes of
+        the model as it is at a `TrainingStep`, without touching the fit. Called only where a
+        scikit-learn callback asks for a fitted estimator.
+    """
+
+    preview: Callable[[Any, TrainingStep], None] | None = None
+
+    def __init__(self, estimator: Any):
+        self.estimator = estimator
+        self.device = resolve_device(estimator.device)
+        self.monitor = Monitor(
+            _checked_callbacks(estimator.callbacks), estimator.max_seconds, int(estimator.verbose)
+        )
+        self._choices: dict[str, Choice] = {}
+        self._ignored: dict[str, str] = {}
+        self._facts: dict[str, Any] = {}
+        self._messages: list[str] = []
+        self._events: FitEvents | None = None
+        self._status, self._reason, self._n_iter = "converged", "there was nothing to train", 0
+        self._final: SolveSummary | None = None
+
+    # ------------------------------------------------------------------ the context
+
+    def __enter__(self) -> FitRun:
+        est = self.estimator
+        self._before = dict(vars(est))
+        self._old_posterior = forget(est)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.monitor.close()
+        if error is None:
+            try:
+                self._commit()
+            except BaseException:
+                self._restore()
+                raise
+            self._warn()
+            return False
+        self._restore()
+        if isinstance(error, KeyboardInterrupt):
+            old = "the model of the last fit is unchanged" if self._fitted_before else "no model"
+            error.add_note(
+                f"{type(self.estimator).__name__}: interrupted before there was anything to keep; "
+                f"{old}."
+            )
+        return False
+
+    @property
+    def _fitted_before(self) -> bool:
+        return "n_iter_" in self._before
+
+    def _restore(self) -> None:
+        """The estimator as it was, in one assignment."""
+        self.estimator.__dict__ = self._before
+        if self._old_posterior is not None:
+            remember(self.estimator, self._old_posterior)
+
+    def _commit(self) -> None:
+        est = self.estimator
+        est.n_iter_ = self._n_iter
+        est.history_ = self.monitor.history()
+        est.fit_report_ = self._report()
+        est.device_ = str(self.device)
+        if self._events is not None:
+            self._events.end()
+
+    # ------------------------------------------------------------------ seeds and memory
+
+    @cached_property
+    def random_state(self) -> np.random.RandomState:
+        return check_random_state(self.estimator.random_state)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(int(self.random_state.randint(2**31 - 1)))
+
+    @property
+    def memory_budget(self) -> float | None:
+        """In bytes; None is what the machine has."""
+        return budget_of(self.estimator.memory_budget)
+
+    def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
+        """Refuse work that does not fit on the fit's device, before it starts.
+
+        Raises
+        ------
+        MemoryError
+            Names the need, the limit and the remedy.
+        """
+        check_memory(need_bytes, what, remedy, self.memory_budget, device=self.device)
+
+    # ------------------------------------------------------------------ what is announced
+
+    def begin(self, X: Any, y: Any) -> None:
+        """Tell scikit-learn's callbacks that a fit on these validated arrays begins."""
+        self._events = FitEvents(self.estimator, X, y)
+        self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
+
+    def _tell(self, step: TrainingStep) -> bool:
+        return self._events.step(None if self.preview is None else lambda: self._attributes(step))
+
+    def _attributes(self, step: TrainingStep) -> dict[str, Any]:
+        model = copy(self.estimator)
+        state = self.generator.get_state()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.preview(model, step)
+        self.generator.set_state(state)
+        model.n_iter_ = step.iteration
+        parameters = model.get_params(deep=False)
+        return {name: value for name, value in vars(model).items() if name not in parameters}
+
+    def chose(self, parameter: str, value: Any, reason: str) -> Any:
+        """Report what a parameter that was left open became, and why; returns the value."""
+        self._choices[parameter] = Choice(value, reason)
+        return value
+
+    def ignores(self, parameter: str, reason: str) -> None:
+        """Report a parameter that has no effect in this fit, if the user has set it."""
+        self._ignored[parameter] = reason
+
+    def reports(self, **facts: Any) -> None:
+        """Further entries of the report: jitter, epochs, summary and what a model adds."""
+        self._facts |= facts
+
+    # ------------------------------------------------------------------ how it goes
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a budget, a callback or an interrupt has ended training: no stage may follow."""
+        return self.monitor.stopped is not None
+
+    @contextmanager
+    def stage(self, name: str, optional: bool = False) -> Iterator[None]:
+        """Time a part of the fit that is no training: a calibration, the final solve.
+
+        Parameters
+        ----------
+        name : str
+            In the report.
+        optional : bool, default=False
+            Whether the model is whole without it: an interrupt, or a spent time budget that
+            `Monitor.check_time` notices, then only ends this part.
+        """
+        from .training import StopTraining
+
+        self.monitor.begin(name)
+        try:
+            yield
+        except (KeyboardInterrupt, StopTraining) as end:
+            if not optional:
+                raise
+            self.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
+        finally:
+            self.monitor.close()
+
+    def ended(
+        self, reason: str, *, n_iter: int, planned: bool = False, limit: str = "max_iter"
+    ) -> None:
+        """Keep how training ended.
+
+        Parameters
+        ----------
+        reason : str
+            Of a `TrainingResult` or `StepsResult`.
+        n_iter : int
+            Steps of all stages together.
+        planned : bool, default=False
+            Whether the steps that ran out were a schedule that was planned to run out, rather than
+            a limit that cut an optimisation.
+        limit : str, default="max_iter"
+            The parameter that would have to be raised.
+        """
+        self._n_iter = n_iter
+        reason = self.monitor.stopped or reason
+        if reason in ("max_iter", "max_epochs"):
+            reason = "completed" if planned else "max_iter"
+        self._status = reason
+        self._reason = self._sentence(reason, limit)
+        if reason not in ("converged", "completed", "callback"):
+            self._messages.insert(0, self._reason[0].upper() + self._reason[1:] + ".")
+
+    def solved(self, solution: Solution | SolveSummary) -> None:
+        """Keep the last linear solve, from which predictions are made."""
+        summary = solution.summary() if isinstance(solution, Solution) else solution
+        self._final = summary
+        if isinstance(solution, Solution):
+            self._facts["residuals"] = solution.residuals.cpu().numpy()
+
+    def warn(self, message: str) -> None:
+        """Add a sentence to the fit's one ConvergenceWarning."""
+        self._messages.append(message)
+
+    # ------------------------------------------------------------------ its end
+
+    def _sentence(self, status: str, limit: str) -> str:
+        est, steps = self.estimator, f"{self._n_iter} steps"
+        kept = "the best state so far is kept"
+        asked = getattr(est, limit, "auto")
+        if status == "converged":
+            return f"training converged after {steps}"
+        if status == "completed":
+            return f"the planned {steps} are done"
+        if status == "max_iter":
+            return (
+                f"{limit}={asked!r} ended training after {steps} before it had converged, {kept}: "
+                f"raise {limit}"
+            )
+        if status == "max_seconds":
+            return (
+                f"the time budget max_seconds={est.max_seconds:g} ended training after {steps}, "
+                f"{kept}: raise max_seconds"
+            )
+        if status == "callback":
+            return f"a callback ended training after {steps}, {kept}"
+        if status == "interrupted":
+            return f"training was interrupted after {steps}, {kept}: fit again to go to the end"
+        broken = any(s.status is Status.BREAKDOWN for s in self.monitor.solutions)
+        if broken:
+            return (
+                f"training stopped after {steps} at a linear solve that broke down, {kept}: raise "
+                "alpha, or use dtype='float64'"
+            )
+        rate = getattr(est, "learning_rate", None)
+        smaller = "" if rate is None else f": try a learning_rate below {self._rate(rate)}"
+        return f"training diverged after {steps}, {kept}{smaller}"
+
+    def _rate(self, rate: Any) -> Any:
+        choice = self._choices.get("learning_rate")
+        return choice.value if choice is not None and isinstance(rate, str) else rate
+
+    def _report(self) -> FitReport:
+        solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
+        failed = [s for s in solves if s.status is not Status.CONVERGED]
+        if self._final is not None and self._final.status is not Status.CONVERGED:
+            if self._status in ("converged", "completed"):
+                self._status = _OF_SOLVES[self._final.status]
+                self._reason = "the final linear solve did not reach its tolerance"
+        if failed:
+            last = failed[-1]
+            self._messages.append(
+                f"{len(failed)} linear solves did not reach their tolerance: the last ended at a "
+                f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
+                f"{last.status.remedy}"
+            )
+        assert self._status in STATUSES, self._status
+        facts = {
+            "epochs": float(sum(s.epochs for s in solves)),
+            "residuals": None,
+            "jitter": 0.0,
+            "summary": "",
+        } | self._facts
+        settings = self.estimator.get_params(deep=False)
+        return FitReport(
+            status=self._status,
+            stop_reason=self._reason,
+            choices=self._choices,
+            ignored={name: why for name, why in self._ignored.items() if name in settings},
+            n_iter=self._n_iter,
+            seconds=self.monitor.stage_seconds | {"total": self.monitor.seconds},
+            n_unconverged=len(failed),
+            **facts,
+        )
+
+    def _warn(self) -> None:
+        warn_once(self._messages)
+
+
+def budget_of(memory_budget: Any) -> float | None:
+    """`memory_budget` as bytes, None for what the machine has."""
+    return None if memory_budget == "auto" else float(memory_budget)
+
+
+def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:
+    listed = [] if callbacks is None else [callbacks] if callable(callbacks) else list(callbacks)
+    for callback in listed:
+        if not callable(callback):
+            raise TypeError(f"callbacks must be callable, got {callback!r}.")
+    return listed
+
+
+def warn_once(messages: list[str]) -> None:
+    """One ConvergenceWarning, attributed to the user's line that led to it."""
+    if not messages:
+        return
+    level, frame = 2, sys._getframe(1)
+    # warnings.warn can skip files by itself only from Python 3.12 on.
+    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=level - 1)
+
+
+def _ours(module: str) -> bool:
+    return module.split(".")[0] in (__name__.split(".")[0], "sklearn")
