@@ -4,14 +4,11 @@ from ._arrays import to_numpy, to_torch
 from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
 from ._fitting import (
     PARAMETERS,
-    STOPPED,
-    budget_of,
     make_monitor,
     seeded,
     shared_parameters,
     stop_after,
     unfinished,
-    warn_once,
 )
 from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._minibatch import (
@@ -21,11 +18,27 @@ from ._minibatch import (
     old_model_kept,
     training_device,
 )
+from ._model import GPModel
+from ._parameters import PARAMETERS as PARAMETER_TABLE
+from ._parameters import Parameter, constraints
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase
-from ._stages import Run, StageSettings, fit_hyperparameters, well_conditioned
+from ._report import STATUSES, Choice, FitReport
+from ._run import FitRun, Run, budget_of, warn_once
+from ._stages import StageSettings, fit_hyperparameters, well_conditioned
+from ._subset import exact_start, random_rows
 
 __all__ = [
+    "exact_start",
+    "random_rows",
+    "Choice",
+    "FitReport",
+    "FitRun",
+    "GPModel",
+    "PARAMETER_TABLE",
+    "Parameter",
+    "STATUSES",
+    "constraints",
     "Bernoulli",
     "GPClassifierBase",
     "GPPredictionBase",
@@ -37,7 +50,6 @@ __all__ = [
     "MinibatchGPRegressorBase",
     "PARAMETERS",
     "Run",
-    "STOPPED",
     "Softmax",
     "StageSettings",
     "StudentT",

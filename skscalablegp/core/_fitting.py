@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from .._compat import HasMethods, Interval, StrOptions
-from .training import Monitor
+from .training import STOPPED, Monitor
 
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _COUNT = Interval(Integral, 1, None, closed="left")
@@ -74,15 +71,6 @@ def seeded(random_state: Any) -> tuple[np.random.RandomState, torch.Generator]:
     return random_state, torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
 
 
-def budget_of(memory_budget: Any) -> float | None:
-    """`memory_budget` as bytes, None for what the machine has."""
-    return None if memory_budget == "auto" else float(memory_budget)
-
-
-# Ends of a stage after which no other stage begins.
-STOPPED = ("max_seconds", "callback", "interrupted")
-
-
 def stop_after(reason: str) -> str | None:
     """The end of a stage if no other stage may follow it, else None."""
     return reason if reason in STOPPED else None
@@ -115,18 +103,3 @@ def unfinished(reason: str, estimator: Any, steps: str, breakdown: bool = False)
     if reason == "diverged" and rate != "auto" and not breakdown:
         text += f" (try a learning_rate below {rate!r})"
     return [f"{text} after {steps}; what it had reached is kept."]
-
-
-def warn_once(messages: list[str]) -> None:
-    """One ConvergenceWarning a fit, attributed to the user's line that led to it."""
-    if not messages:
-        return
-    level, frame = 2, sys._getframe(1)
-    # warnings.warn can skip files by itself only from Python 3.12 on.
-    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=level - 1)
-
-
-def _ours(module: str) -> bool:
-    return module.split(".")[0] in (__name__.split(".")[0], "sklearn")

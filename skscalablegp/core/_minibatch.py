@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import CallbackMixin
 from .._validation import check_n_targets, resolve_device
+from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, RowSource, Scaling, column_moments
 
@@ -89,7 +89,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         return self._scaling.inputs(X, posterior.dtype, posterior.device)
 
 
-class GPClassifierBase(CallbackMixin, ClassifierMixin, BaseEstimator):
+class GPClassifierBase(ClassifierMixin, GPModel):
     """Labels in, probabilities out; a subclass answers `_probabilities` for scaled rows."""
 
     def _read_rows(

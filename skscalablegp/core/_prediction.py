@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import CallbackMixin
 from .._validation import check_memory, check_return_flags
-from ._fitting import budget_of
-from .posteriors import Posterior
-
-# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
-_POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
+from ._model import GPModel
+from ._run import budget_of, warn_once
 
 # Bytes of k(X_new, X_train) evaluated at a time.
 _CHUNK_BYTES = 2**27
 
 
-class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEstimator, ABC):
+class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     """Prediction and sampling over a posterior, in the target's own units.
 
     A subclass trains (``fit``), sets ``_y_train_mean`` and ``_y_train_std`` of shape () or (t,),
@@ -38,23 +32,6 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
     def _n_outputs(self) -> int:
         """t, the number of targets."""
         return np.size(self._y_train_mean)
-
-    @abstractmethod
-    def _build_posterior(self) -> Posterior:
-        """The posterior from fitted attributes alone."""
-
-    def _posterior(self) -> Posterior:
-        check_is_fitted(self, "n_iter_")
-        if self not in _POSTERIORS:
-            _POSTERIORS[self] = self._build_posterior()
-        return _POSTERIORS[self]
-
-    def _remember(self, posterior: Posterior | None) -> None:
-        """Keep what fit already computed; None forgets it."""
-        if posterior is None:
-            _POSTERIORS.pop(self, None)
-        else:
-            _POSTERIORS[self] = posterior
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
@@ -89,8 +66,14 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         return self._scaled(means) + squeeze(np.atleast_1d(self._y_train_mean))
 
     def _mean_and_std(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means and deviations of noisy targets, for models that find both at once."""
-        return self._mean(X), self._std(X, include_noise=True)
+        """Means and standard deviations of noisy targets, from one look at the kernel."""
+        posterior, t = self._posterior(), self._n_outputs()
+        means, variance = np.empty((len(X), t)), np.empty(len(X))
+        for part, rows in self._chunks(X):
+            mean, v = posterior.mean_and_variance(rows)
+            means[part] = mean.cpu().numpy()
+            variance[part] = (v + posterior.noise(rows)).cpu().numpy()
+        return self._own_units(means), self._deviations(variance)
 
     def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
         posterior = self._posterior()
@@ -100,8 +83,25 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
             if include_noise:
                 v = v + posterior.noise(rows)
             variance[part] = v.cpu().numpy()
-        t = self._n_outputs()
-        return self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
+        return self._deviations(variance)
+
+    def _deviations(self, variance: np.ndarray) -> np.ndarray:
+        """Standard deviations of every target in its own units; warns of failed solves."""
+        self._warn_of_solves()
+        return self._scaled(np.repeat(np.sqrt(variance)[:, None], self._n_outputs(), axis=1))
+
+    def _warn_of_solves(self) -> None:
+        """One ConvergenceWarning a prediction whose linear solves ended above their tolerance."""
+        failed = self._posterior().take_unfinished()
+        if failed:
+            last = failed[-1]
+            warn_once(
+                [
+                    f"{len(failed)} linear solves behind these variances ended above their "
+                    f"tolerance, the last at a relative residual of {last.residual:.1e}: the "
+                    f"standard deviations may be too large. {last.status.remedy}"
+                ]
+            )
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
         """Predict the mean of y, and on request its standard deviation or covariance.
@@ -165,11 +165,6 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         """
         return self._std(self._rows(X), include_noise)
 
-    def _fit_device(self) -> torch.device:
-        """The device of the fit where there still is one, else the CPU."""
-        device = torch.device(getattr(self, "device_", "cpu"))
-        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
-
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Refuse m x m and m x n blocks that do not fit, before any work."""
         m, n = len(X), self._posterior().width
@@ -187,6 +182,7 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         covariance = posterior.covariance(rows)
         covariance.diagonal().add_(posterior.noise(rows))
         covariance = covariance.cpu().double().numpy()
+        self._warn_of_solves()
         return squeeze(covariance[:, :, None] * np.square(self._y_train_std))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
@@ -222,6 +218,7 @@ class GPPredictionBase(CallbackMixin, MultiOutputMixin, RegressorMixin, BaseEsti
         draws = posterior.sample(rows, n_samples, check_random_state(random_state))
         # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
         draws = draws.cpu().double().numpy()
+        self._warn_of_solves()
         if np.any(self._y_train_std != 1):
             draws *= np.atleast_1d(self._y_train_std)[:, None]
         if np.any(self._y_train_mean != 0):

@@ -35,7 +35,7 @@ from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._report import STATUSES, Choice, FitReport
 from .posteriors import forget, remember
-from .training import Monitor, TrainingStep
+from .training import Monitor, StopTraining, TrainingStep
 
 # How a solve's end counts where nothing else ended the fit.
 _OF_SOLVES = {
@@ -46,8 +46,29 @@ _OF_SOLVES = {
     Status.BREAKDOWN: "diverged",
 }
 
+# Whose lines are not the user's.
+_INNER = ("skscalablegp", "sklearn", "jaxtyping")
 
-class FitRun:
+
+class Run:
+    """What every stage of one training shares.
+
+    Parameters
+    ----------
+    monitor : Monitor
+    generator : torch.Generator
+        Of what torch draws.
+    random_state : RandomState
+        Of what NumPy and scikit-learn draw.
+    """
+
+    def __init__(
+        self, monitor: Monitor, generator: torch.Generator, random_state: np.random.RandomState
+    ):
+        self.monitor, self.generator, self.random_state = monitor, generator, random_state
+
+
+class FitRun(Run):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
     If the body raises, whatever it raises, the estimator is what it was before, its old model
@@ -139,12 +160,20 @@ class FitRun:
     # ------------------------------------------------------------------ seeds and memory
 
     @cached_property
-    def random_state(self) -> np.random.RandomState:
-        return check_random_state(self.estimator.random_state)
+    def _seeds(self) -> tuple[np.random.RandomState, torch.Generator]:
+        random_state = check_random_state(self.estimator.random_state)
+        seed = int(random_state.randint(2**31 - 1))
+        return random_state, torch.Generator().manual_seed(seed)
 
-    @cached_property
+    @property
+    def random_state(self) -> np.random.RandomState:
+        """For what NumPy and scikit-learn draw."""
+        return self._seeds[0]
+
+    @property
     def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(int(self.random_state.randint(2**31 - 1)))
+        """For what torch draws."""
+        return self._seeds[1]
 
     @property
     def memory_budget(self) -> float | None:
@@ -183,8 +212,10 @@ class FitRun:
         return {name: value for name, value in vars(model).items() if name not in parameters}
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
-        """Report what a parameter that was left open became, and why; returns the value."""
-        self._choices[parameter] = Choice(value, reason)
+        """Report what a parameter became, and why, if it was left open; returns the value."""
+        given = getattr(self.estimator, parameter, None)
+        if given is None or (isinstance(given, str) and given == "auto"):
+            self._choices[parameter] = Choice(value, reason)
         return value
 
     def ignores(self, parameter: str, reason: str) -> None:
@@ -214,8 +245,6 @@ class FitRun:
             Whether the model is whole without it: an interrupt, or a spent time budget that
             `Monitor.check_time` notices, then only ends this part.
         """
-        from .training import StopTraining
-
         self.monitor.begin(name)
         try:
             yield
@@ -250,7 +279,7 @@ class FitRun:
         self._status = reason
         self._reason = self._sentence(reason, limit)
         if reason not in ("converged", "completed", "callback"):
-            self._messages.insert(0, self._reason[0].upper() + self._reason[1:] + ".")
+            self._messages.insert(0, f"{type(self.estimator).__name__}: {self._reason}.")
 
     def solved(self, solution: Solution | SolveSummary) -> None:
         """Keep the last linear solve, from which predictions are made."""
@@ -355,12 +384,14 @@ def warn_once(messages: list[str]) -> None:
     """One ConvergenceWarning, attributed to the user's line that led to it."""
     if not messages:
         return
-    level, frame = 2, sys._getframe(1)
-    # warnings.warn can skip files by itself only from Python 3.12 on.
-    while frame.f_back is not None and _ours(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(" ".join(messages), ConvergenceWarning, stacklevel=level - 1)
-
-
-def _ours(module: str) -> bool:
-    return module.split(".")[0] in (__name__.split(".")[0], "sklearn")
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        " ".join(messages),
+        ConvergenceWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__", "unknown"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
+from ._run import Run
 from .data import centroid_subsets
 from .training import (
-    Monitor,
     Optimizer,
     QuasiNewton,
     TrainingResult,
@@ -19,9 +19,6 @@ from .training import (
     restart_points,
     train,
 )
-
-if TYPE_CHECKING:
-    from ._run import FitRun
 
 # Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
 _EXACT_STEPS = 100
@@ -90,21 +87,12 @@ class StageSettings:
     factor_if_ill_conditioned: bool = False
 
 
-@dataclass(frozen=True)
-class Run:
-    """What every stage of one training shares; a `FitRun` has the same."""
-
-    monitor: Monitor
-    generator: torch.Generator
-    random_state: np.random.RandomState
-
-
 def fit_hyperparameters(
     problem: GPProblem,
     estimator: GradientEstimator,
     theta: np.ndarray,
     settings: StageSettings,
-    run: Run | FitRun,
+    run: Run,
 ) -> TrainingResult:
     """Exact fits on growing subsets, then all rows with `estimator`, then restarts.
 
@@ -266,9 +254,7 @@ def _initialise(
         try:
             part = problem.subset(order[:size].sort().values)
             part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
-            result = _stage(
-                f"{size}", part, exact, optimizer, theta, settings, run, steps, metric
-            )
+            result = _stage(f"{size}", part, exact, optimizer, theta, settings, run, steps, metric)
         except KeyboardInterrupt:
             if result is None:
                 raise

@@ -43,7 +43,7 @@ def test_the_best_parameters_stay():
     walk, monitor = Walk([5.0, 3.0, 1.0, 2.0, 4.0]), Monitor()
     result = run(walk, monitor, epochs_per_step=0.5)
     assert (walk.at, result.score, result.n_steps, result.stop_reason) == (2, 1.0, 4, "max_iter")
-    assert monitor.history()["objective"] == walk.scores
+    assert monitor.history()["objective"] == [-score for score in walk.scores]
     assert monitor.history()["epochs"] == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
@@ -87,7 +87,7 @@ def test_worse_scores_send_steps_back_and_make_them_smaller():
     walk, monitor = Slowing(), Monitor()
     result = run(walk, monitor, max_steps=3, retreat=0.5)
     # From 0 to 3 and back; half of that to 1.5; back to 0, which is not so much worse.
-    assert monitor.history()["objective"] == [1.0, 2.0, 0.5, 1.0]
+    assert monitor.history()["objective"] == [-1.0, -2.0, -0.5, -1.0]
     assert (walk.at, walk.length, result.score, result.stop_reason) == (1.5, 1.5, 0.5, "max_iter")
 
 

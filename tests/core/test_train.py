@@ -316,7 +316,7 @@ def test_a_progress_bar_only_where_asked_for(capsys):
     monitor.begin("full", 2)
     run(Hill(), max_iter=2, monitor=monitor)
     monitor.close()
-    assert "fit (full rows)" in capsys.readouterr().err
+    assert "fit (full)" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- restarts

@@ -101,14 +101,8 @@ def train_expert(
     """Hyperparameters of one part, from a starting point."""
     problem = table.problem()
     monitor = Monitor(max_seconds=seconds)
-    run = Run(
-        settings,
-        problem.kernel.bounds.numpy(),
-        monitor,
-        torch.Generator().manual_seed(seed),
-        np.random.RandomState(seed),
-    )
-    result = fit_hyperparameters(problem, ExactGradient(), theta, run)
+    run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
+    result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
     return TrainedExpert(
         result.theta, result.value, result.n_iter, result.stop_reason, monitor.steps
     )
@@ -142,10 +136,13 @@ def train_separately(
     if joblib.effective_n_jobs(n_jobs) == 1:
         trained: list[TrainedExpert] = []
         for task in tasks:
-            interrupted = bool(trained) and trained[-1].stop_reason == "interrupted"
-            trained.append(untrained(*task[:2]) if interrupted else train_expert(*task))
+            stopped = monitor.stopped is not None
+            trained.append(untrained(*task[:2]) if stopped else train_expert(*task))
+            monitor.end(trained[-1].stop_reason)
     else:
         trained = joblib.Parallel(n_jobs=n_jobs)(job(*task) for task in tasks)
+    for expert in trained:
+        monitor.end(expert.stop_reason)
     begun = monitor.seconds
     for k, expert in enumerate(trained):
         monitor.steps += [

@@ -6,52 +6,27 @@ Longer than most files here: half of it documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..._compat import FitEvents, Interval, StrOptions, fit_context
-from ..._validation import check_memory, resolve_device
+from ..._compat import fit_context
+from ..._validation import resolve_dtype
 from ...core import (
-    STOPPED,
+    FitRun,
     GPRegressorBase,
-    Run,
     StageSettings,
-    budget_of,
+    constraints,
     fit_hyperparameters,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    stop_after,
-    unfinished,
-    warn_once,
 )
 from ...core.posteriors import Posterior
-from ...core.training import Monitor, resolve_optimizer
+from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientState
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
-from ._posterior import COMBINATIONS, ExpertsPosterior
-
-_SHARED = (
-    "kernel",
-    "alpha",
-    "optimizer",
-    "n_restarts_optimizer",
-    "normalize_y",
-    "copy_X_train",
-    "n_targets",
-    "random_state",
-    "max_iter",
-    "memory_budget",
-    "device",
-    "callbacks",
-    "max_seconds",
-    "verbose",
-)
+from ._posterior import ExpertsPosterior
 
 
 class PoERegressor(GPRegressorBase):
@@ -174,13 +149,30 @@ class PoERegressor(GPRegressorBase):
 
     _fast_products = False
 
-    _parameter_constraints = shared_parameters(*_SHARED) | {
-        "combination": [StrOptions(set(COMBINATIONS))],
-        "expert_size": [Interval(Integral, 1, None, closed="left")],
-        "partition": [StrOptions({"random", "kmeans"})],
-        "share_hyperparameters": ["boolean"],
-        "n_jobs": [Integral, None],
-    }
+    _parameter_constraints = constraints(
+        "kernel",
+        "combination",
+        "expert_size",
+        "partition",
+        "share_hyperparameters",
+        "n_jobs",
+        "alpha",
+        "optimizer",
+        "n_restarts_optimizer",
+        "learning_rate",
+        "max_iter",
+        "n_iter_no_change",
+        "normalize_y",
+        "copy_X_train",
+        "n_targets",
+        "random_state",
+        "memory_budget",
+        "device",
+        "dtype",
+        "callbacks",
+        "max_seconds",
+        "verbose",
+    )
 
     def __init__(
         self,
@@ -194,13 +186,16 @@ class PoERegressor(GPRegressorBase):
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,
+        learning_rate: Any = "auto",
+        max_iter: Any = "auto",
+        n_iter_no_change: Any = 5,
         normalize_y: Any = False,
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
-        max_iter: Any = "auto",
         memory_budget: Any = "auto",
         device: Any = "auto",
+        dtype: Any = "auto",
         callbacks: Any = None,
         max_seconds: Any = None,
         verbose: Any = 0,
@@ -214,13 +209,16 @@ class PoERegressor(GPRegressorBase):
         self.alpha = alpha
         self.optimizer = optimizer
         self.n_restarts_optimizer = n_restarts_optimizer
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.n_iter_no_change = n_iter_no_change
         self.normalize_y = normalize_y
         self.copy_X_train = copy_X_train
         self.n_targets = n_targets
         self.random_state = random_state
-        self.max_iter = max_iter
         self.memory_budget = memory_budget
         self.device = device
+        self.dtype = dtype
         self.callbacks = callbacks
         self.max_seconds = max_seconds
         self.verbose = verbose
@@ -253,31 +251,32 @@ class PoERegressor(GPRegressorBase):
             When the experts would not fit, before any work.
         """
         self._check_rule()
-        monitor = make_monitor(self)
-        device = resolve_device(self.device)
-        table = self._read_table(X, y, noise_variance)
-        kernel = self._compile_kernel(table)
-        table.check_separable(kernel)
-        random_state, generator = seeded(self.random_state)
-        parts = self._parts(table.X, random_state)
-        self._check_factors(parts, device)
-        events = FitEvents(self, table.X, table.y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        problem = table.problem(kernel, torch.float64, device, keep=True)
-        run = Run(
-            self._stage_settings(parts), kernel.bounds.numpy(), monitor, generator, random_state
-        )
-        try:
-            thetas, value, n_iter, reason = self._train(problem, parts, run)
-        finally:
-            monitor.close()
-        self._remember(None)
-        self._keep_table(table)
-        self._finish(kernel, thetas, parts, monitor, device)
-        self.log_marginal_likelihood_value_, self.n_iter_ = value, n_iter
-        self.solver_info_["stop_reason"] = reason
-        warn_once(unfinished(reason, self, f"{n_iter} gradient evaluations"))
-        events.end()
+        with FitRun(self) as run:
+            table = self._read_table(X, y, noise_variance)
+            kernel = self._compile_kernel(table)
+            table.check_separable(kernel)
+            dtype = resolve_dtype(self.dtype, 0, threshold=0)
+            run.chose("dtype", str(dtype).removeprefix("torch."), "parts are small")
+            parts = self._parts(table.X, run.random_state)
+            self._check_factors(parts, run)
+            run.begin(table.X, table.y)
+            problem = table.problem(kernel, dtype, run.device, keep=True)
+            self._keep_table(table)
+            self.experts_ = self._known(parts)
+            self._rule = self.combination
+            self.dtype_ = str(dtype).removeprefix("torch.")
+            run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
+            thetas, result = self._train(problem, parts, run)
+            self._finish(kernel, thetas, result.value)
+            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+            with run.stage("factors"):
+                posterior, jitter = self._built()
+            self._remember(posterior)
+            run.reports(
+                jitter=jitter,
+                summary=f"{len(parts)} experts of up to {max(map(len, parts))} rows, combined by "
+                f"{self.combination!r}",
+            )
         return self
 
     def _check_rule(self) -> None:
@@ -299,15 +298,12 @@ class PoERegressor(GPRegressorBase):
             return random_parts(len(X), size, random_state)
         return kmeans_parts(X, size, random_state)
 
-    def _check_factors(self, parts: list[np.ndarray], device: torch.device) -> None:
+    def _check_factors(self, parts: list[np.ndarray], run: FitRun) -> None:
         rows = sorted((len(part) for part in self._known(parts)), reverse=True)
-        size = int(self.expert_size)
-        check_memory(
+        run.check_memory(
             8 * sum(b * b for b in rows) + 24 * rows[0] ** 2,
-            f"{len(rows)} experts of up to {rows[0]} rows (a float64 factor each)",
-            f"use an expert_size below {size}: the factors take bytes in proportion to it",
-            budget_of(self.memory_budget),
-            device=device,
+            f"{len(rows)} experts of up to {rows[0]} rows (a factor each)",
+            f"use an expert_size below {self.expert_size}: the factors take bytes in proportion",
         )
 
     def _known(self, parts: list[np.ndarray]) -> list[np.ndarray]:
@@ -316,39 +312,40 @@ class PoERegressor(GPRegressorBase):
             return parts
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
-    def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
+    def _stage_settings(self, parts: list[np.ndarray], run: FitRun) -> StageSettings:
         """One random part's worth of rows initialises; then all parts."""
         size = max(len(part) for part in parts)
+        several = len(parts) > 1
+        run.chose("optimizer", "bfgs", "values and gradients are exact")
+        run.chose("max_iter", 25 if several else 100, "a part gives the start" if several else "")
+        if self.optimizer != "adam":
+            for name in ("learning_rate", "n_iter_no_change"):
+                run.ignores(name, "only Adam takes steps of a given size")
         return StageSettings(
             optimizer=self.optimizer,
-            learning_rate="auto",
+            learning_rate=self.learning_rate,
             max_iter=self.max_iter,
             n_restarts=self.n_restarts_optimizer,
-            n_iter_no_change=5,
-            tol=1e-3,
-            subset_size=size if len(parts) > 1 else None,
-            n_subsets=1,
+            n_iter_no_change=self.n_iter_no_change,
+            subset_size=size if several else None,
             exact_rows=size,
-            adapt_dtype=False,
-            factor_if_ill_conditioned=False,
         )
 
     def _train(
-        self, problem: GPProblem, parts: list[np.ndarray], run: Run
-    ) -> tuple[list[np.ndarray], float, int, str]:
-        """One theta for each part, the experts' likelihood, evaluations, why it ended."""
-        kernel, theta = problem.kernel, problem.kernel.theta0.numpy()
-        estimator = ExpertsGradient(parts, self.n_jobs)
-        reason, n_iter = "nothing to train", 0
-        if self.optimizer is not None and kernel.n_params > 0:
+        self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
+    ) -> tuple[list[np.ndarray], TrainingResult]:
+        """One theta for each part, and how training ended, with the experts' likelihood."""
+        theta = problem.kernel.theta0.numpy()
+        settings = self._stage_settings(parts, run)
+        result = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+        if self.optimizer is not None and problem.kernel.n_params > 0:
             if len(parts) > 1 and not self.share_hyperparameters:
-                return self._train_separately(problem, parts, run)
-            result = fit_hyperparameters(problem, estimator, theta, run)
-            theta, n_iter, reason = result.theta, result.n_iter, result.stop_reason
-            if np.isfinite(result.value):
-                return [theta] * len(parts), result.value, n_iter, reason
-        value = self._likelihood(problem, parts, theta)
-        return [theta] * len(parts), value, n_iter, reason
+                return self._train_separately(problem, parts, settings, run)
+            gradient = ExpertsGradient(parts, self.n_jobs)
+            result = fit_hyperparameters(problem, gradient, theta, settings, run)
+        if not np.isfinite(result.value):
+            result = replace(result, value=self._likelihood(problem, parts, result.theta))
+        return [result.theta] * len(parts), result
 
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
         """Of all parts, where training ended before it was known."""
@@ -358,65 +355,64 @@ class PoERegressor(GPRegressorBase):
         return float(estimate.value)
 
     def _train_separately(
-        self, problem: GPProblem, parts: list[np.ndarray], run: Run
-    ) -> tuple[list[np.ndarray], float, int, str]:
+        self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
+    ) -> tuple[list[np.ndarray], TrainingResult]:
+        """The first part's optimum is where every expert starts."""
         first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
-        settings = replace(run.settings, subset_size=None)
-        start = fit_hyperparameters(
-            first,
-            ExactGradient(),
-            problem.kernel.theta0.numpy(),
-            replace(run, settings=settings),
-        )
-        if stop_after(start.stop_reason):
+        settings = replace(settings, subset_size=None)
+        theta = problem.kernel.theta0.numpy()
+        start = fit_hyperparameters(first, ExactGradient(), theta, settings, run)
+        if run.stopped:
             value = self._likelihood(problem, parts, start.theta)
-            return [start.theta] * len(parts), value, start.n_iter, start.stop_reason
-        tables = [ExpertTable.of(problem, part) for part in parts]
-        settings = replace(settings, n_restarts=0)
+            return [start.theta] * len(parts), replace(start, value=value)
         experts = train_separately(
-            tables, start.theta, settings, run.monitor, run.random_state, self.n_jobs
+            [ExpertTable.of(problem, part) for part in parts],
+            start.theta,
+            replace(settings, n_restarts=0),
+            run.monitor,
+            run.random_state,
+            self.n_jobs,
         )
-        reasons = {start.stop_reason, *(expert.stop_reason for expert in experts)}
-        reason = next((r for r in ("interrupted", *STOPPED) if r in reasons), "converged")
-        return (
-            [expert.theta for expert in experts],
-            float(sum(expert.value for expert in experts)),
-            start.n_iter + max(expert.n_iter for expert in experts),
-            reason,
+        result = replace(
+            start,
+            value=float(sum(expert.value for expert in experts)),
+            n_iter=start.n_iter + sum(expert.n_iter for expert in experts),
+            stop_reason=run.monitor.stopped
+            or ("max_iter" if any(e.stop_reason == "max_iter" for e in experts) else "converged"),
         )
+        return [expert.theta for expert in experts], result
 
-    def _finish(
-        self,
-        kernel: TorchKernel,
-        thetas: list[np.ndarray],
-        parts: list[np.ndarray],
-        monitor: Monitor,
-        device: torch.device,
-    ) -> None:
-        """Set the fitted attributes, the posterior included."""
+    def _finish(self, kernel: TorchKernel, thetas: list[np.ndarray], value: float) -> None:
+        """The kernels that predictions are made with."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(np.mean(thetas, axis=0)))
-        self.kernels_ = [self.kernel_] * len(parts)
-        if not self.share_hyperparameters and len(parts) > 1:
+        self.kernels_ = [self.kernel_] * len(thetas)
+        if not self.share_hyperparameters and len(thetas) > 1:
             self.kernels_ = [kernel.to_sklearn(torch.as_tensor(theta)) for theta in thetas]
-        self.experts_ = self._known(parts)
-        self._rule = self.combination
-        self.history_ = monitor.history()
-        self.device_ = str(device)
-        posterior, jitter = self._built()
-        self.solver_info_ = {"jitter": jitter}
-        self._remember(posterior)
+        self.log_marginal_likelihood_value_ = value
+
+    def _preview(
+        self, kernel: TorchKernel, problem: GPProblem, parts: list[np.ndarray], step: TrainingStep
+    ) -> None:
+        """The model with the hyperparameters of one step in all its experts."""
+        value = step.objective
+        if step.stage != "full" or not np.isfinite(value):
+            value = self._likelihood(problem, parts, step.theta)
+        self._finish(kernel, [step.theta] * len(parts), value)
 
     # ------------------------------------------------------------------ prediction
 
     def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
         """The fitted table's parts, each with its expert's kernel."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
+        problem = self._table().problem(kernel, self._dtype(), self._fit_device(), keep=True)
         tables = [ExpertTable.of(problem, part) for part in parts]
         return [
             replace(table, kernel=kernel)
             for table, kernel in zip(tables, self.kernels_, strict=True)
         ]
+
+    def _dtype(self) -> torch.dtype:
+        return resolve_dtype(self.dtype_, 0, threshold=0)
 
     def _built(self) -> tuple[ExpertsPosterior, float]:
         tables = self._tables(self.experts_)
@@ -425,16 +421,6 @@ class PoERegressor(GPRegressorBase):
 
     def _build_posterior(self) -> Posterior:
         return self._built()[0]
-
-    def _mean_and_std(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both from one look at the experts."""
-        posterior, t = self._posterior(), self._n_outputs()
-        mean, variance = np.empty((len(X), t)), np.empty(len(X))
-        for part, rows in self._chunks(X):
-            combined = posterior.combine(rows)
-            mean[part] = combined.mean.cpu().numpy()
-            variance[part] = (combined.variance + posterior.noise(rows)).cpu().numpy()
-        return self._own_units(mean), self._scaled(np.repeat(np.sqrt(variance)[:, None], t, axis=1))
 
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import ExactPosterior, KernelPosterior, joint_normal
+from ...core.posteriors import ExactPosterior, Posterior, joint_normal
 
 
 class Combination(NamedTuple):
@@ -197,7 +197,7 @@ def _product(
     return Combination(weighted / precision[:, None], 1 / precision, beta)
 
 
-class ExpertsPosterior(KernelPosterior):
+class ExpertsPosterior(Posterior):
     """Exact posteriors of parts of a table under one combination rule.
 
     Parameters
@@ -233,8 +233,8 @@ class ExpertsPosterior(KernelPosterior):
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
         """Mean and latent variance together, for the price of either."""
-        means = torch.stack([expert.mean(X) for expert in self.experts])
-        variances = torch.stack([expert.variance(X) for expert in self.experts])
+        both = [expert.mean_and_variance(X) for expert in self.experts]
+        means, variances = (torch.stack(part) for part in zip(*both, strict=True))
         if len(self.experts) == 1:
             return Combination(means[0], variances[0], torch.ones_like(variances))
         priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
@@ -244,6 +244,12 @@ class ExpertsPosterior(KernelPosterior):
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.combine(X).mean
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        combined = self.combine(X)
+        return combined.mean, combined.variance
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self.combine(X).variance

@@ -155,7 +155,7 @@ def test_likelihood_is_the_sum_over_disjoint_parts(combination):
 def test_training_ends_at_a_maximum_of_the_sum():
     X, y, _ = table(240)
     model = poe(expert_size=60).fit(X, y)
-    assert model.solver_info_["stop_reason"] == "converged"
+    assert model.fit_report_.status == "converged"
     best = model.log_marginal_likelihood_value_
     for step in 0.3 * np.vstack([np.eye(4), -np.eye(4)]):
         assert model.log_marginal_likelihood(model.kernel_.theta + step) < best
@@ -364,7 +364,7 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
     model = poe(share_hyperparameters=False, combination="gpoe", callbacks=press)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model.fit(X, y)
-    assert model.solver_info_["stop_reason"] == "interrupted"
+    assert model.fit_report_.status == "interrupted"
     assert len(seen) == (0 if at == "start" else 2)
     parts = zip(model.kernels_, model.experts_, strict=True)
     exact = [GaussianProcessRegressor(k, optimizer=None).fit(X[p], y[p]) for k, p in parts]

@@ -1,0 +1,43 @@
+"""What every estimator of the package is: parameters, a posterior outside __dict__."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from .._compat import CallbackMixin
+from .._named import NamedSettings
+from .posteriors import Posterior, forget, remember, remembered
+
+
+class GPModel(CallbackMixin, NamedSettings, ABC):
+    """A posterior that is made of fitted NumPy arrays, and made again where it is missing.
+
+    `fit` runs inside a `FitRun`; ``n_iter_``, which that sets, says that there is a model.
+    """
+
+    @abstractmethod
+    def _build_posterior(self) -> Posterior:
+        """The posterior from fitted attributes alone."""
+
+    def _posterior(self) -> Posterior:
+        check_is_fitted(self, "n_iter_")
+        posterior = remembered(self)
+        if posterior is None:
+            posterior = self._build_posterior()
+            remember(self, posterior)
+        return posterior
+
+    def _remember(self, posterior: Posterior | None) -> None:
+        """Keep what fit has computed already; None forgets it."""
+        if posterior is None:
+            forget(self)
+        else:
+            remember(self, posterior)
+
+    def _fit_device(self) -> torch.device:
+        """The device of the fit where there still is one, else the CPU."""
+        device = torch.device(getattr(self, "device_", "cpu"))
+        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")

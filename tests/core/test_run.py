@@ -1,0 +1,190 @@
+"""One fit: its commit, what it undoes, what it reports and warns of."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+
+from skscalablegp.core import FitRun, GPModel
+from skscalablegp.core.posteriors import Posterior, remember, remembered
+from skscalablegp.core.training import StopTraining
+from skscalablegp.linalg.solvers import SolveSummary, Status
+
+
+class Model(RegressorMixin, GPModel):
+    """The smallest estimator that fits inside a run."""
+
+    def __init__(
+        self,
+        max_iter=5,
+        learning_rate="auto",
+        memory_budget="auto",
+        device="cpu",
+        random_state=0,
+        callbacks=None,
+        max_seconds=None,
+        verbose=0,
+    ):
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.memory_budget = memory_budget
+        self.device = device
+        self.random_state = random_state
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    def _build_posterior(self):
+        raise NotImplementedError
+
+    def fit(self, value, body=None, **ended):
+        with FitRun(self) as run:
+            self.value_ = value
+            if body is not None:
+                body(run)
+            run.ended(**({"reason": "converged", "n_iter": 3} | ended))
+        return self
+
+
+class Constant(Posterior):
+    """One that the cache can hold."""
+
+    dtype, device, width = torch.float64, torch.device("cpu"), 1
+
+    def mean(self, X):
+        return X[:, :1]
+
+    variance = covariance = sample = noise = mean
+
+
+def failing(error):
+    def body(run):
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError("no"), KeyboardInterrupt()])
+def test_a_failed_refit_leaves_the_old_model_whole(error):
+    model = Model().fit(1)
+    old = Constant()
+    remember(model, old)
+    before = dict(vars(model))
+    with pytest.raises(type(error)):
+        model.fit(2, failing(error))
+    assert vars(model) == before and remembered(model) is old
+
+
+def test_a_failed_first_fit_leaves_nothing():
+    model = Model()
+    with pytest.raises(ValueError, match="no"):
+        model.fit(1, failing(ValueError("no")))
+    assert set(vars(model)) == set(model.get_params())
+
+
+def test_a_refit_forgets_the_old_posterior():
+    model = Model().fit(1)
+    remember(model, Constant())
+    model.fit(2)
+    assert remembered(model) is None and model.value_ == 2
+
+
+@pytest.mark.parametrize(
+    "reason, planned, status, words",
+    [
+        ("converged", False, "converged", None),
+        ("max_iter", True, "completed", None),
+        ("max_epochs", True, "completed", None),
+        ("max_iter", False, "max_iter", "Model: max_iter=5 ended training .* raise max_iter"),
+        ("callback", False, "callback", None),
+        ("interrupted", False, "interrupted", "interrupted after 3 steps"),
+        ("diverged", False, "diverged", "learning_rate below 0.5"),
+    ],
+)
+def test_how_training_ended_is_said_once(reason, planned, status, words):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Model(learning_rate=0.5).fit(1, reason=reason, planned=planned)
+    assert model.fit_report_.status == status and model.fit_report_["n_iter"] == model.n_iter_ == 3
+    assert len(caught) == (words is not None)
+    if words:
+        assert caught[0].category is ConvergenceWarning
+        assert caught[0].filename == __file__
+        with pytest.warns(ConvergenceWarning, match=words):
+            Model(learning_rate=0.5).fit(1, reason=reason, planned=planned)
+
+
+def test_several_complaints_are_one_warning():
+    def body(run):
+        run.warn("Something else.")
+        run.solved(SolveSummary(Status.MAX_EPOCHS, 0.3, 10.0))
+
+    with pytest.warns(ConvergenceWarning) as caught:
+        model = Model().fit(1, body, reason="max_iter")
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert "raise max_iter" in text and "Something else." in text and "residual of 0.3" in text
+    assert model.fit_report_.n_unconverged == 1 and model.fit_report_.epochs == 10
+
+
+def test_a_failed_last_solve_is_no_convergence():
+    with pytest.warns(ConvergenceWarning):
+        model = Model().fit(1, lambda run: run.solved(SolveSummary(Status.STAGNATED, 0.3, 10.0)))
+    assert model.fit_report_.status == "stagnated"
+
+
+def test_the_report_has_choices_and_ignored_parameters():
+    def body(run):
+        assert run.chose("learning_rate", 0.1, "few rows") == 0.1
+        run.chose("max_iter", 7, "the user has chosen")
+        run.ignores("max_iter", "there is nothing to train")
+        run.ignores("gradient", "no parameter of this class")
+        with run.stage("factor"):
+            pass
+
+    report = Model().fit(1, body).fit_report_
+    assert set(report.choices) == {"learning_rate"} and report.choices["learning_rate"].value == 0.1
+    assert set(report.ignored) == {"max_iter"}
+    assert set(report.seconds) == {"factor", "total"}
+    assert "learning_rate = 0.1 (few rows)" in str(report)
+    assert "max_iter had no effect: there is nothing to train" in str(report)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StopTraining("max_seconds")])
+def test_only_optional_stages_end_early(error):
+    def optional(run):
+        with run.stage("calibration", optional=True):
+            raise error
+        assert run.stopped
+
+    expected = "interrupted" if isinstance(error, KeyboardInterrupt) else "max_seconds"
+    with pytest.warns(ConvergenceWarning):
+        assert Model(max_seconds=100.0).fit(1, optional).fit_report_.status == expected
+
+    def needed(run):
+        with run.stage("factor"):
+            raise error
+
+    with pytest.raises(type(error)):
+        Model().fit(1, needed)
+
+
+def test_both_generators_come_from_one_seed():
+    drawn = []
+
+    def body(run):
+        drawn.append((run.random_state.rand(), float(torch.rand(1, generator=run.generator))))
+
+    for seed in (0, 0, 1):
+        Model(random_state=seed).fit(1, body)
+    assert drawn[0] == drawn[1] and not np.isclose(drawn[0], drawn[2]).any()
+
+
+def test_memory_is_refused_within_the_budget():
+    with pytest.raises(MemoryError, match="A table needs .* budget is 100 bytes: use fewer rows"):
+        Model(memory_budget=100).fit(
+            1, lambda run: run.check_memory(1e3, "A table", "use fewer rows")
+        )
