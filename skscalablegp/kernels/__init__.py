@@ -1,16 +1,12 @@
 """scikit-learn kernel objects as differentiable torch functions.
 
-Every module named after a kernel registers it: importing them here fills the registry.
+Importing this package imports every module in it, so that a kernel is one file: the one that
+registers it.
 """
 
-from . import (  # noqa: F401
-    _dot_product,
-    _exp_sine_squared,
-    _matern,
-    _rational_quadratic,
-    _rbf,
-    _white,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from ._compile import TorchKernel, compile_kernel, default_kernel
 from ._frequencies import (
     Draws,
@@ -44,3 +40,6 @@ __all__ = [
     "no_spectral_density",
     "register_kernel",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -185,18 +185,15 @@ class PowerNode(Node):
     def __init__(self, base: Node, exponent: float):
         self.parts, self.exponent = (base,), exponent
 
-    @property
-    def base(self) -> Node:
-        return self.parts[0]
-
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
-        return _power(self.base.smooth(theta, X, Z), self.exponent)
+        return _power(self.parts[0].smooth(theta, X, Z), self.exponent)
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        return _power(self.base.diag(theta, X), self.exponent)
+        return _power(self.parts[0].diag(theta, X), self.exponent)
 
     def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        D, s, p = self.base.noise(theta, X), self.base.diag(theta, X), self.exponent
+        (base,), p = self.parts, self.exponent
+        D, s = base.noise(theta, X), base.diag(theta, X)
         if D is None or s is None:
             return _power(D, p)
         if p != int(p) or p > MAX_POWER:
