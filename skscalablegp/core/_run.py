@@ -192,8 +192,12 @@ class FitRun(Run):
 
     # ------------------------------------------------------------------ what is announced
 
-    def begin(self, X: Any, y: Any) -> None:
-        """Tell scikit-learn's callbacks that a fit on these validated arrays begins."""
+    def begin(self, X: Any, y: Any, seen: int = 0) -> None:
+        """Tell scikit-learn's callbacks that a fit on these validated arrays begins.
+
+        Counts their rows, beside those `seen` by earlier calls, in ``n_samples_seen_``.
+        """
+        self.estimator.n_samples_seen_ = seen + len(X)
         self._events = FitEvents(self.estimator, X, y)
         self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
 

@@ -1,6 +1,6 @@
 """What every public estimator keeps: one table, one suite.
 
-A new estimator joins with one `Row` in ``ROWS`` of ``tests/estimators/test_contract.py``; what it
+A new estimator joins with one `Row` in ``ROWS`` of ``tests/contracts/test_contract.py``; what it
 cannot do is said in the row, never in a test. scikit-learn's own checks run over the same table.
 """
 
@@ -64,6 +64,10 @@ class Row:
         Whether scikit-learn's own checks run over this row; some row of each class has them.
     search : mapping
         Parameters for a grid search, two values each.
+    limit : mapping
+        One parameter and a value of it that cuts the training short of convergence.
+    no_limit : str
+        Why there is no such parameter.
     """
 
     name: str
@@ -79,6 +83,8 @@ class Row:
     std_rtol: float = 1e-4
     scikit_learn_checks: bool = True
     search: Mapping[str, list[Any]] = field(default_factory=dict)
+    limit: Mapping[str, Any] = field(default_factory=dict)
+    no_limit: str = ""
 
     def needs(self, capability: str) -> None:
         """Skip a test of something that this estimator does not offer."""

@@ -79,6 +79,7 @@ ROWS = [
         "poe-experts",
         PoERegressor(expert_size=10, max_iter=10),
         search={"expert_size": [5, 10]},
+        limit={"max_iter": 1},
     ),
     # Rules that divide by a prior are densities of single rows: no joint covariance, no samples.
     Row(

@@ -40,54 +40,67 @@ class PoERegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel; bounds, "fixed" included, are honoured. None means
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
         starting at the scale of the data.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
-        How predictions are multiplied. "gpoe" errs on the side of caution; "poe" is overconfident
-        everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a common random part
-        beside its own: training costs the same, factors and predictions two to four times as much,
-        and deviations fit errors best.
+        How the experts' predictions become one. "gpoe" errs on the side of caution; "poe" is
+        overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
+        common random part beside its own: training costs the same, factors and predictions two to
+        four times as much, and its standard deviations fit the errors best.
     expert_size : int, default=1024
-        Most rows of a part. Tables of no more rows have one expert: the exact Gaussian process,
+        Rows of an expert. Tables of no more rows have one expert: the exact Gaussian process,
         whatever the combination.
     partition : {"kmeans", "random"}, default="kmeans"
-        Neighbourhoods of equal size (bisecting k-means on standardised columns), or parts drawn at
-        random. In a neighbourhood rows are as close as in the whole table, so that an expert knows
-        as much there as an exact process; "poe" alone is better off with random parts.
+        How rows become parts. "kmeans" makes neighbourhoods of equal size (bisecting k-means on
+        standardised columns), "random" draws rows at random. In a neighbourhood rows are as close
+        as in the whole table, so that an expert knows as much there as an exact process; "poe"
+        alone is better off with random parts.
     share_hyperparameters : bool, default=True
-        One kernel for all experts, which maximises the sum of their log marginal likelihoods; or
-        one for each, for which "bcm", "rbcm" and "grbcm" are not defined: they divide by the prior
-        that experts have in common.
+        Whether all experts have the same hyperparameters. If so, they maximise the sum of the
+        experts' log marginal likelihoods. Experts with a kernel each cannot be combined by "bcm",
+        "rbcm" and "grbcm", which divide by a prior that all have in common.
     n_jobs : int or None, default=None
-        Experts that are trained and factorised at once, by any of joblib's backends; None is 1
+        Experts that are worked on at a time, as in joblib. Any of its backends will do; None is 1
         unless in a :class:`joblib.parallel_config` context. Predictions use one process.
     alpha : float or array-like of shape (n,), default=1e-10
-        Added to the diagonal, in the units of the (normalised) target squared.
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
-        "auto" is a quasi-Newton method with exact values and gradients; None keeps the kernel's
-        hyperparameters.
+        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton
+        method with exact values and gradients.
     n_restarts_optimizer : int, default=0
-        Further starts, uniform within the bounds.
+        Further starts of the optimiser, drawn uniformly within the bounds.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
+        rows and 0.03 above.
+    max_iter : int or "auto", default="auto"
+        Most steps of training. They are counted over all experts; "auto" is 25 after a start on
+        one part, and 100 for a single expert.
+    n_iter_no_change : int or None, default=5
+        Training ends after so many steps or scores without progress; None never ends it so. For
+        Adam, where no log hyperparameter moves by more than 1e-3.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     copy_X_train : bool, default=True
-        Keep a copy of X.
+        Keep a copy of X rather than X itself.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of the parts and restarts. None draws a new one at each fit.
-    max_iter : int or "auto", default="auto"
-        Optimiser steps over all experts; "auto" is 25, and 100 for a single one.
+        Seed of all that is random in a fit; None draws a new one each time. Here the parts and the
+        restarts.
     memory_budget : float or "auto", default="auto"
-        Bytes that the experts' factors may take; "auto" looks at the machine.
+        Bytes that matrices may take; "auto" looks at the machine. The experts' factors are the
+        largest.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. Predictions have the same; "auto" is float64, since
+        parts are small.
     callbacks : callable, list of callable or None, default=None
-        Called after each evaluation with a `TrainingStep`; a true value stops the training. What
+        Called after each step or score with a `TrainingStep`; a true value ends training. What
         experts do by themselves (``share_hyperparameters=False``) is in `history_` only.
     max_seconds : float or None, default=None
-        Time budget of the hyperparameters' training; the best state so far is kept.
+        Time budget of the whole fit; the best state so far is kept.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -102,15 +115,17 @@ class PoERegressor(GPRegressorBase):
     X_train_, y_train_ : ndarray
         What predictions are made from; the target normalised.
     log_marginal_likelihood_value_ : float
-        Summed over the parts, in normalised units.
+        Of independent experts: summed over the parts, in normalised units.
     n_iter_ : int
-        Gradient evaluations; with separate hyperparameters, of the expert with the most.
+        Training steps, all stages together; with separate hyperparameters, of all experts.
+    n_samples_seen_ : int
+        Training rows.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each evaluation.
-    solver_info_ : dict
-        Why training stopped, and the largest jitter.
-    device_ : str
-        Where training ran.
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, seconds by stage, the largest jitter.
+    device_, dtype_ : str
+        Where and in what precision training ran.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
@@ -123,12 +138,11 @@ class PoERegressor(GPRegressorBase):
     Notes
     -----
     With b rows an expert, a training step costs O(n b^2), the factors O(n b) memory, and a
-    predicted row O(n b), mean or deviation. Single precision is not offered: at these sizes it
-    saves little.
+    predicted row O(n b), mean or standard deviation.
 
     A joint covariance, and joint samples, exist where the powers of the product do not divide by a
-    prior ("poe" and "gpoe"): it is that of a sum of independent experts, see
-    the posterior of a product of experts. The other rules raise a ValueError.
+    prior ("poe" and "gpoe"): it is that of a sum of independent experts. The other rules raise
+    a ValueError.
 
     References
     ----------

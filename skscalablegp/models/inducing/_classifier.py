@@ -5,7 +5,6 @@ Longer than most files here: more than half of it documents the parameters.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from ._stepper import SparseModel, SparseRows
 from ._training import SparseFit, exact_start, left_out
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
-_POSTERIORS: weakref.WeakKeyDictionary[Any, InducingPosterior] = weakref.WeakKeyDictionary()
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"bernoulli": Bernoulli, "softmax": Softmax}
 
@@ -349,12 +347,10 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         return theta.clamp(bounds[:, 0], bounds[:, 1]), result
 
     def _forget(self) -> None:
-        _POSTERIORS.pop(self, None)
+        self._remember(None)
 
-    def _posterior(self) -> InducingPosterior:
-        if self not in _POSTERIORS:
-            _POSTERIORS[self] = self._sparse_posterior()
-        return _POSTERIORS[self]
+    def _build_posterior(self) -> InducingPosterior:
+        return self._sparse_posterior()
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)

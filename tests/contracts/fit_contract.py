@@ -1,0 +1,249 @@
+"""One fit: what every estimator keeps at every stage, on the path that larger tables take.
+
+Each row is an estimator whose settings reach its real path on a small table.
+"""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from contracts.estimator_contract import Row, assert_sane, table
+from numpy.testing import assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
+
+from skscalablegp._compat import HAS_CALLBACKS
+from skscalablegp.core import STATUSES
+
+# Rows of the table; larger than the contract's, so that subsets and batches are proper ones.
+N = 60
+
+HISTORY = {
+    "stage",
+    "iteration",
+    "theta",
+    "objective",
+    "objective_name",
+    "residual",
+    "epochs",
+    "seconds",
+}
+REPORT = {
+    "status",
+    "stop_reason",
+    "choices",
+    "ignored",
+    "n_iter",
+    "epochs",
+    "seconds",
+    "residuals",
+    "n_unconverged",
+    "jitter",
+    "summary",
+}
+
+
+class Injected(Exception):
+    """A fault of ours."""
+
+
+def data(row: Row, seed: int = 0):
+    X, y, X_new = table(seed, n=N)
+    return X, row.target(y), X_new
+
+
+def fit(row: Row, model=None, seed: int = 0, **params):
+    """The fitted model, new rows, and the ConvergenceWarnings of the fit."""
+    X, y, X_new = data(row, seed)
+    model = row.new() if model is None else model
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.set_params(**params).fit(X, y)
+    ours = [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
+    return model, X_new, ours
+
+
+def answers(row: Row, model, X):
+    return [model.predict_proba(X)] if row.classifier else [*model.predict(X, return_std=True)]
+
+
+def stages(row: Row):
+    """The name of every training stage, in order."""
+    model, _, _ = fit(row)
+    return list(dict.fromkeys(model.history_["stage"]))
+
+
+def at_stage(stage, act):
+    """A callback that acts at the second step of a stage, or its only one."""
+    seen = []
+
+    def callback(step):
+        if step.stage == stage:
+            seen.append(step)
+            if len(seen) == 1:
+                return act()
+        return None
+
+    return callback
+
+
+def raising(error):
+    def act():
+        raise error
+
+    return act
+
+
+class FitContract:
+    """Mixed into a test class that parametrises ``row``."""
+
+    # ------------------------------------------------------------ what a fit leaves
+
+    def test_report(self, row):
+        model, _, warned = fit(row)
+        report = model.fit_report_
+        assert set(report) >= REPORT
+        assert report.status in STATUSES and report.stop_reason
+        assert report.n_iter == model.n_iter_
+        assert report.seconds["total"] > 0 and len(report.seconds) > 1
+        assert report.status in ("converged", "completed") or len(warned) == 1
+        left_open = {
+            name
+            for name, value in model.get_params(deep=False).items()
+            if isinstance(value, str) and value == "auto"
+        }
+        # What a machine has is not a choice.
+        left_open -= {"memory_budget", "device"}
+        assert left_open <= set(report.choices) | set(report.ignored)
+        assert all(choice.reason for choice in report.choices.values())
+        assert all(report.ignored.values())
+        assert set(report.ignored) <= set(model.get_params(deep=False))
+        assert report.status in str(report)
+        assert str(pickle.loads(pickle.dumps(report))) == str(report)
+
+    def test_history(self, row):
+        model, _, _ = fit(row)
+        history = model.history_
+        assert set(history) == HISTORY
+        lengths = {len(column) for column in history.values()}
+        assert len(lengths) == 1 and lengths != {0}
+        assert all(history["objective_name"])
+        assert (np.diff(history["seconds"]) >= 0).all()
+        for stage in set(history["stage"]):
+            own = [k for k, name in enumerate(history["stage"]) if name == stage]
+            values = np.array([history["objective"][k] for k in own], dtype=float)
+            known = values[np.isfinite(values)]
+            # What is maximised does not fall over a stage.
+            assert len(known) < 3 or known.max() >= known[0]
+
+    def test_attributes(self, row):
+        model, _, _ = fit(row)
+        check_is_fitted(model, "kernel_")
+        own = vars(model)
+        assert "log_marginal_likelihood_value_" in own or "lower_bound_" in own
+        assert model.n_samples_seen_ == N
+        assert model.device_ and model.dtype_ in ("float32", "float64")
+        assert not [name for name in own if name in ("solver_info_", "coef_cholesky_")]
+
+    # ------------------------------------------------------------ what may end it
+
+    def test_a_callback_ends_it(self, row):
+        model, X_new, warned = fit(row, callbacks=lambda step: True)
+        assert model.fit_report_.status == "callback" and not warned
+        assert_sane(row, model, X_new)
+
+    def test_time_ends_it(self, row):
+        model, X_new, warned = fit(row, max_seconds=1e-9)
+        assert model.fit_report_.status == "max_seconds"
+        assert len(warned) == 1 and "max_seconds" in warned[0]
+        assert_sane(row, model, X_new)
+
+    def test_an_interrupt_keeps_the_best(self, row):
+        for stage in stages(row):
+            callback = at_stage(stage, raising(KeyboardInterrupt()))
+            model, X_new, warned = fit(row, callbacks=callback)
+            assert model.fit_report_.status == "interrupted", stage
+            assert len(warned) == 1 and "interrupted" in warned[0]
+            assert_sane(row, model, X_new)
+
+    def test_a_limit_is_named(self, row):
+        assert row.limit or row.no_limit, "say what limits it, or why nothing does"
+        if not row.limit:
+            pytest.skip(row.no_limit)
+        model, X_new, warned = fit(row, **row.limit)
+        assert model.fit_report_.status == "max_iter"
+        (name,) = row.limit
+        assert len(warned) == 1 and f"raise {name}" in warned[0]
+        assert type(model).__name__ in warned[0]
+        assert_sane(row, model, X_new)
+
+    # ------------------------------------------------------------ what a failure leaves
+
+    def test_a_failed_refit_leaves_the_old_model(self, row):
+        model, X_new, _ = fit(row)
+        before, state = answers(row, model, X_new), dict(vars(model))
+        for stage in stages(row):
+            model.callbacks = at_stage(stage, raising(Injected(stage)))
+            with pytest.raises(Injected):
+                fit(row, model, seed=1)
+            model.callbacks = None
+            assert vars(model) == state | {"callbacks": None}
+            for old, new in zip(before, answers(row, model, X_new), strict=True):
+                assert_array_equal(old, new)
+            again = pickle.loads(pickle.dumps(model))
+            for old, new in zip(before, answers(row, again, X_new), strict=True):
+                assert_array_equal(old, new)
+
+    def test_a_failed_first_fit_leaves_nothing(self, row):
+        model = row.new(callbacks=lambda step: raising(Injected())())
+        with pytest.raises(Injected):
+            fit(row, model)
+        assert set(vars(model)) == set(model.get_params(deep=False))
+
+    # ------------------------------------------------------------ who is told
+
+    @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
+    def test_scikit_learn_callbacks_see_a_working_model(self, row):
+        plain, X_new, _ = fit(row)
+        watch = Watch(row, X_new)
+        model = row.new().set_callbacks(watch)
+        fit(row, model)
+        assert watch.events[0] == "setup" and watch.events[-1] == "teardown"
+        ended = watch.events.count("end iteration")
+        assert ended == len(plain.history_["stage"])
+        assert watch.sane == ended
+        # Looking on changes nothing.
+        for old, new in zip(answers(row, plain, X_new), answers(row, model, X_new), strict=True):
+            assert_array_equal(old, new)
+        assert not [name for name in vars(model) if "context" in name]
+
+    def test_progress_is_shown(self, row, capsys):
+        fit(row, verbose=1)
+        assert "fit (" in capsys.readouterr().err
+        fit(row, verbose=0)
+        assert not capsys.readouterr().err
+
+
+class Watch:
+    """A scikit-learn callback that asks every intermediate model for predictions."""
+
+    def __init__(self, row, X_new):
+        self.row, self.X_new = row, X_new
+        self.events, self.sane = [], 0
+
+    def setup(self, estimator, context):
+        self.events.append("setup")
+
+    def teardown(self, estimator, context):
+        self.events.append("teardown")
+
+    def on_fit_task_begin(self, estimator, context):
+        self.events.append(f"begin {context.task_name}")
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+        self.events.append(f"end {context.task_name}")
+        if context.task_name == "iteration":
+            assert_sane(self.row, fitted_estimator, self.X_new)
+            self.sane += 1
+        return False

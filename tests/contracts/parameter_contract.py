@@ -1,0 +1,66 @@
+"""Names, constraints, defaults and docstrings of every public estimator, against the one table."""
+
+import inspect
+import re
+
+from skscalablegp.core import PARAMETER_TABLE
+
+# What every estimator has, whatever it is.
+EVERYWHERE = (
+    "random_state",
+    "memory_budget",
+    "device",
+    "dtype",
+    "callbacks",
+    "max_seconds",
+    "verbose",
+)
+
+
+def documented(cls):
+    """name -> (type line, first words) of the Parameters section, in order."""
+    doc = inspect.getdoc(cls)
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n)", doc, re.M | re.S)[1]
+    # A type may go on behind a backslash.
+    section = re.sub(r"\s*\\\n\s+", " ", section)
+    entries = re.findall(r"^(\w+) : (.*)\n((?:    .*\n|\n)*)", section, re.M)
+    return {name: (kind, " ".join(text.split())) for name, kind, text in entries}
+
+
+class ParameterContract:
+    """Mixed into a test class that parametrises ``cls`` over the public classes."""
+
+    def signature(self, cls):
+        return {
+            name: parameter.default
+            for name, parameter in inspect.signature(cls).parameters.items()
+            if name != "self"
+        }
+
+    def test_every_name_is_in_the_table_with_its_rule(self, cls):
+        names = list(self.signature(cls))
+        assert not [name for name in names if name not in PARAMETER_TABLE]
+        assert set(cls._parameter_constraints) == set(names)
+        for name in names:
+            assert cls._parameter_constraints[name] is PARAMETER_TABLE[name].rule, name
+
+    def test_what_all_have(self, cls):
+        given = self.signature(cls)
+        assert not [name for name in EVERYWHERE if name not in given]
+        assert given["random_state"] is None and given["device"] == given["dtype"] == "auto"
+        assert given["callbacks"] is None and given["max_seconds"] is None
+
+    def test_no_class_attribute_poses_as_a_parameter(self, cls):
+        own = self.signature(cls)
+        posing = [name for name in PARAMETER_TABLE if name not in own and hasattr(cls, name)]
+        assert not posing
+
+    def test_docstrings_are_the_tables(self, cls):
+        given, written = self.signature(cls), documented(cls)
+        assert list(written) == list(given)
+        for name, default in given.items():
+            kind, text = written[name]
+            shown = f'"{default}"' if isinstance(default, str) else repr(default)
+            assert kind.endswith(f", default={shown}"), (name, kind)
+            meaning = PARAMETER_TABLE[name].meaning
+            assert text.startswith(meaning), f"{name}: {text[:100]!r} does not begin {meaning!r}"

@@ -1,0 +1,21 @@
+"""The contracts of parameters and of one fit, over all public estimators."""
+
+import pytest
+from contracts.fit_contract import FitContract
+from contracts.parameter_contract import ParameterContract
+from contracts.test_contract import ROWS
+
+# The rows whose settings reach an estimator's real path; every public class has one.
+REAL_PATHS = ("poe-experts",)
+FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
+CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+class TestParameters(ParameterContract):
+    pass
+
+
+@pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
+class TestFits(FitContract):
+    pass
