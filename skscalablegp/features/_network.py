@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,16 @@ class DenseNetwork(Network):
         return X
 
 
+class _Copies:
+    """Makes copies of a module that the user has given, on the CPU; that one is never trained."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = deepcopy(module).cpu()
+
+    def __call__(self, n_columns: int) -> torch.nn.Module:
+        return deepcopy(self.module)
+
+
 @dataclass(frozen=True)
 class ModuleNetwork(Network):
     """Any `torch.nn.Module`, its tensors taken out of it.
@@ -126,10 +137,10 @@ class ModuleNetwork(Network):
             module = self.factory(self.n_features_in)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
-                f"network must return a torch.nn.Module for a number of columns, but {self.factory}"
-                f" returned {type(module).__name__} for {self.n_features_in}."
+                "feature_extractor must return a torch.nn.Module for a number of columns, but "
+                f"{self.factory} returned {type(module).__name__} for {self.n_features_in}."
             )
-        return module.train()
+        return module
 
     @staticmethod
     def _tensors(module: torch.nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -162,23 +173,21 @@ class ModuleNetwork(Network):
 
 
 def make_network(
-    n_features_in: int,
-    hidden_layer_sizes: Any = (128, 128),
-    activation: str = "relu",
-    factory: Any = None,
+    n_columns: int, feature_extractor: Any = (128, 128), activation: str = "relu"
 ) -> Network:
     """The network that an estimator's parameters describe.
 
     Parameters
     ----------
-    n_features_in : int
+    n_columns : int
         Columns of X.
-    hidden_layer_sizes : int or sequence of int, default=(128, 128)
-        Widths of fully connected layers; () is the identity.
+    feature_extractor : int, sequence of int, callable, torch.nn.Module or None, \
+            default=(128, 128)
+        Widths of fully connected layers; a function that makes a module for so many columns; or a
+        module, of which a copy is trained, from the weights that it has. () and None are the
+        identity.
     activation : str, default="relu"
-        After each layer; a key of `ACTIVATIONS`.
-    factory : callable, optional
-        ``factory(n_features_in)`` returns a `torch.nn.Module`; takes the place of the layers.
+        After each layer that is given by its width; a key of `ACTIVATIONS`.
 
     Returns
     -------
@@ -187,22 +196,19 @@ def make_network(
     Raises
     ------
     TypeError
-        For a factory that is none, a module itself among them.
+        For a function that returns something else.
     ValueError
         For widths that are not positive whole numbers, an unknown activation, or a module whose
         output depends on the other rows of a batch, is random, has the wrong shape or is NaN.
     """
-    if factory is None:
-        return DenseNetwork((n_features_in, *_widths(hidden_layer_sizes)), _activation(activation))
-    if isinstance(factory, torch.nn.Module) or not callable(factory):
-        raise TypeError(
-            "network must be a function that takes the number of columns and returns a new "
-            f"torch.nn.Module, for example lambda d: torch.nn.Linear(d, 2); got {factory!r}."
-        )
-    draft = ModuleNetwork(factory, n_features_in)
+    if not callable(feature_extractor):
+        widths = _widths(() if feature_extractor is None else feature_extractor)
+        return DenseNetwork((n_columns, *widths), _activation(activation))
+    given = isinstance(feature_extractor, torch.nn.Module)
+    factory = _Copies(feature_extractor) if given else feature_extractor
+    draft = ModuleNetwork(factory, n_columns)
     trained, _ = draft._tensors(draft.make())
-    q = _try_module(draft)
-    return ModuleNetwork(factory, n_features_in, q, len(trained))
+    return ModuleNetwork(factory, n_columns, _try_module(draft), len(trained))
 
 
 def check_features(phi: Tensor, what: str = "The network") -> None:
@@ -243,8 +249,8 @@ def _widths(sizes: Any) -> tuple[int, ...]:
         return ()
     if widths.ndim != 1 or widths.dtype.kind not in "iu" or widths.min() < 1:
         raise ValueError(
-            f"hidden_layer_sizes must list positive whole numbers, such as (128, 128), got "
-            f"{sizes!r}."
+            "feature_extractor must be positive whole numbers, such as (128, 128), a function that "
+            f"makes a torch.nn.Module for a number of columns, or a module; got {sizes!r}."
         )
     return tuple(int(width) for width in widths)
 
@@ -259,7 +265,8 @@ def _activation(name: Any) -> str:
 def _try_module(network: ModuleNetwork) -> int:
     """The width of a module's output, after a look at what it does with a few rows.
 
-    Modules run in training mode, where batch norm and dropout show what they are.
+    New modules are in training mode, where batch norm and dropout show what they are; after
+    ``module.eval()`` both are functions of a row.
     """
     generator = torch.Generator().manual_seed(0)
     params = network.initial(generator, torch.float64)

@@ -287,9 +287,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return _resident(RowSource(X, Y, scaling, settings.dtype, training_device(self.device)))
 
     def _make_features(self, source: RowSource, generator: torch.Generator) -> DeepFeatures:
-        network = make_network(
-            source.X.shape[1], self.hidden_layer_sizes, self.activation, self.network
-        )
+        extractor = self.hidden_layer_sizes if self.network is None else self.network
+        network = make_network(source.X.shape[1], extractor, self.activation)
         kernel = self._compiled(network.n_features)
         try:
             features = make_deep_features(network, kernel, self.n_features, generator)

@@ -138,11 +138,7 @@ class SparseMixin:
 
     def _network(self, d: int) -> Network | None:
         extractor = self.feature_extractor
-        if extractor is None:
-            return None
-        if callable(extractor):
-            return make_network(d, factory=extractor)
-        return make_network(d, hidden_layer_sizes=extractor)
+        return None if extractor is None else make_network(d, extractor)
 
     def _check_sizes(self, m: int, n_factors: int, batch: int) -> None:
         check_memory(
