@@ -61,11 +61,12 @@ class BlockCG(CG):
         state.R.addmm_(HD, alpha, alpha=-1)
         state.iteration += 1
         state.since_refresh += 1
+        state.since_lower += 1
         interval = self._interval(D.dtype)
         if interval is not None and state.since_refresh >= interval:
             _refresh(operator, state)
         else:
-            _record(state, relative_norms(state.R, state.b_norms))
+            _record(state, relative_norms(state.R, state.b_norms), looked=interval is None)
             state.exact = False
         Z = state.preconditioner.solve(state.R)
         beta = torch.cholesky_solve((HD.mT @ Z).double(), factor).to(D.dtype)

@@ -22,6 +22,10 @@ from ._base import (
     true_residual,
 )
 
+# In exact arithmetic n steps solve any system: a residual that has not fallen by a tenth for n
+# steps, or for so many where there are fewer rows, has nothing more to gain.
+_PATIENT_STEPS, _A_TENTH = 250, 0.9
+
 
 @dataclass(eq=False)
 class CGState(SolverState):
@@ -44,6 +48,11 @@ class CGState(SolverState):
         Columns whose next direction forgets the last one.
     best_norms, strikes : Tensor of shape (s,)
         Smallest true residual seen, and how often in a row rounding kept it from falling.
+    lowest, since_lower : Tensor of shape (s,)
+        The residual that the last fall by a tenth led to, and the steps since. True residuals are
+        looked at where they are computed now and then, else the updated ones.
+    patience : float
+        Steps without such a fall after which a column has stagnated.
     since_refresh : int
         Steps since the residual was last computed as B - H x.
     intact : bool
@@ -62,6 +71,9 @@ class CGState(SolverState):
     restart: Tensor = None
     best_norms: Tensor = None
     strikes: Tensor = None
+    lowest: Tensor = None
+    since_lower: Tensor = None
+    patience: float = float("inf")
     gammas: list = field(default_factory=list)
     betas: list = field(default_factory=list)
     since_refresh: int = 0
@@ -112,7 +124,7 @@ class CG(Solver):
             x=x,
             b_norms=b_norms,
             residual_norms=norms,
-            columns=_classify(norms, torch.zeros_like(norms, dtype=torch.long), B.dtype),
+            columns=_classify(norms, zeros > 0, B.dtype),
             preconditioner=built,
             trace=float(operator.diag().sum(dtype=torch.float64)),
             R=R,
@@ -122,6 +134,10 @@ class CG(Solver):
             restart=zeros > 0,
             best_norms=norms,
             strikes=torch.zeros_like(norms, dtype=torch.long),
+            lowest=norms,
+            since_lower=torch.zeros_like(norms, dtype=torch.long),
+            # a sequence of plain increments is never judged
+            patience=float("inf") if self.residual_refresh is None else max(len(B), _PATIENT_STEPS),
             stats={"n_refreshes": 0, "preconditioner_rank": built.rank},
         )
         return _prepare(state)
@@ -149,12 +165,13 @@ class CG(Solver):
         state.betas.append(state.beta)
         state.iteration += 1
         state.since_refresh += 1
+        state.since_lower += 1
         state.rz_previous = state.rz
         interval = self._interval(D.dtype)
         if interval is not None and state.since_refresh >= interval:
             _refresh(operator, state)
         else:
-            _record(state, relative_norms(state.R, state.b_norms))
+            _record(state, relative_norms(state.R, state.b_norms), looked=interval is None)
             state.exact = False
             state.restart = torch.zeros_like(state.restart)
         return _prepare(state, HD)
@@ -220,25 +237,30 @@ def _refresh(operator: LinearOperator, state: CGState) -> CGState:
     held_up = state.restart & (norms > 0.9 * state.best_norms)
     state.strikes = torch.where(held_up, state.strikes + 1, 0)
     state.best_norms = torch.minimum(state.best_norms, norms)
-    _record(state, norms)
+    _record(state, norms, looked=True)
     state.exact = True
     state.since_refresh = 0
     state.stats["n_refreshes"] += 1
     return state
 
 
-def _record(state: CGState, norms: Float[Tensor, " s"]) -> None:
+def _record(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> None:
     """Store residual norms and what they say about each column; broken columns keep theirs."""
+    if looked:
+        lower = norms < _A_TENTH * state.lowest
+        state.lowest = torch.where(lower, norms, state.lowest)
+        state.since_lower = torch.where(lower, 0, state.since_lower)
     broken = state.columns == Column.BROKEN
     state.residual_norms = torch.where(broken, state.residual_norms, norms)
-    columns = _classify(norms, state.strikes, state.x.dtype)
+    stuck = (state.strikes >= 3) | (state.since_lower > state.patience)
+    columns = _classify(norms, stuck, state.x.dtype)
     state.columns = torch.where(broken, Column.BROKEN, columns)
 
 
 def _classify(
-    norms: Float[Tensor, " s"], strikes: Int[Tensor, " s"], dtype: torch.dtype
+    norms: Float[Tensor, " s"], stuck: Bool[Tensor, " s"], dtype: torch.dtype
 ) -> Int[Tensor, " s"]:
-    columns = torch.where(strikes >= 3, Column.STAGNATED, Column.ACTIVE)
+    columns = torch.where(stuck, Column.STAGNATED, Column.ACTIVE)
     return torch.where(norms <= 0.1 * torch.finfo(dtype).eps, Column.SETTLED, columns)
 
 

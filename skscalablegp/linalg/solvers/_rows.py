@@ -21,6 +21,8 @@ from ._base import Column, Solver, SolverState, column_norms, relative_norms, st
 _DIVERGED = 100.0
 # So many epochs and steps without a better solution, at a residual so much larger, are as well.
 _PATIENT_EPOCHS, _PATIENT_STEPS, _WORSE = 30, 200, 2.0
+# So many looks, one an epoch, without a residual that is smaller by so much: nothing is gained.
+_STALE, _LOWER = 300, 1e-3
 # Step sizes below 2**-30 of the first one say that the matrix is to blame.
 _MAX_HALVINGS = 30
 
@@ -47,6 +49,8 @@ class RowState(SolverState):
         Smallest true residual seen, and how often in a row rounding kept it from falling.
     since_look, since_better : int
         Rows read since the last look, and since one that found a better solution.
+    lowest, since_lower : float, int
+        The mean relative residual that the last fall worth the name led to, and the looks since.
     intact : bool
         False while a step is under way: after an interruption the next step starts afresh from x.
     """
@@ -62,6 +66,8 @@ class RowState(SolverState):
     strikes: Tensor = None
     since_look: int = 0
     since_better: int = 0
+    lowest: float = float("inf")
+    since_lower: int = 0
     intact: bool = True
 
 
@@ -176,6 +182,9 @@ class RowSolver(Solver):
         if state.since_look < len(state.x):
             return
         state.since_look, norm = 0, _mean(state.residual_norms)
+        state.since_lower += 1
+        if norm < (1 - _LOWER) * state.lowest:
+            state.lowest, state.since_lower = norm, 0
         if norm < state.safe_norm:
             state.safe_norm, state.since_better = norm, 0
             state.safe.copy_(state.x)
@@ -266,6 +275,7 @@ def _record(state: RowState, norms: Float[Tensor, " s"]) -> None:
     """Store residual norms and what they say about each column; broken columns keep theirs."""
     broken = state.columns == Column.BROKEN
     state.residual_norms = torch.where(broken, state.residual_norms, norms)
-    columns = torch.where(state.strikes >= 3, Column.STAGNATED, Column.ACTIVE)
+    stuck = (state.strikes >= 3) | (state.since_lower > _STALE)
+    columns = torch.where(stuck, Column.STAGNATED, Column.ACTIVE)
     columns = torch.where(norms <= _rounding(state.x.dtype), Column.SETTLED, columns)
     state.columns = torch.where(broken, Column.BROKEN, columns)

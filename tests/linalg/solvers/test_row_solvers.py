@@ -97,6 +97,23 @@ def test_a_step_that_diverges_is_halved_and_reported(solver):
     assert float(problem.relative_residuals(solution.value).max()) <= 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "solver", [AP(8), SGD(8, step_size=0.1), SDD(8)], ids=lambda s: repr(s)[:3]
+)
+def test_what_rows_cannot_reach_is_noticed(solver, dtype):
+    """Two equal rows with opposite targets: their residual stays as it is, exactly."""
+    good = spectrum_problem(1e1, n=30, s=2)
+    H = torch.block_diag(good.H, torch.ones(2, 2, dtype=torch.float64))
+    B = torch.cat([good.B, torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 2)])
+    problem = Problem("inconsistent", H, torch.full((32,), 1e-3, dtype=torch.float64), B)
+    stopping = RelativeResidual(1e-2) | MaxEpochs(3000)
+    solution = solve(problem.operator(dtype), B, solver, stopping=stopping)
+    assert solution.status is Status.STAGNATED
+    assert 300 < solution.epochs < 1000
+    assert (solution.residuals < 0.5).all()
+
+
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize("duplicates", [False, True])
 def test_projections_solve_kernel_matrices(duplicates, tol):

@@ -11,7 +11,7 @@ ROWS = [
     SolverRow("cg-pivoted", lambda: CG(PivotedCholesky(rank=10))),
     SolverRow("cg-rpcholesky", lambda: CG(PivotedCholesky(rank=10, randomized=True))),
     SolverRow("cg-nystrom", lambda: CG(Nystrom(rank=10, random_state=0))),
-    SolverRow("cg-refreshed", lambda: CG("pivoted_cholesky", residual_refresh=5)),
+    SolverRow("cg-refreshed", lambda: CG(PivotedCholesky(rank=10), residual_refresh=5)),
     SolverRow("block-cg", lambda: BlockCG()),
     SolverRow("block-cg-rpcholesky", lambda: BlockCG(PivotedCholesky(rank=10, randomized=True))),
     SolverRow("cholesky", lambda: Cholesky(), direct=True),
