@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 
 from ..solvers import Solution, Status
 from ..truncation import (
-    ExponentialTruncation,
     Truncation,
     WeightedColumns,
+    resolve_truncation,
     roulette_cg,
     roulette_weights,
 )
@@ -34,9 +34,10 @@ class TruncatedGradient(GradientEstimator):
 
     Parameters
     ----------
-    truncation : TruncationDistribution or None, default=None
-        Of the number of CG steps; None is ``ExponentialTruncation()``. ``FixedTruncation`` gives
-        plain truncated CG, whose bias is the one that is avoided here.
+    truncation : {"exponential", "geometric", "reciprocal", "fixed"} or TruncationDistribution, \
+            default="exponential"
+        Of the number of CG steps. "fixed" gives plain truncated CG, whose bias is the one that is
+        avoided here.
     preconditioner : str, object or None, default=None
         Of the CG run; it makes increments fall faster, which lowers the variance.
     refresh : float, default=0.2
@@ -60,7 +61,7 @@ class TruncatedGradient(GradientEstimator):
 
     def __init__(
         self,
-        truncation: Any = None,
+        truncation: Any = "exponential",
         *,
         preconditioner: Any = None,
         refresh: float = REFRESH,
@@ -79,7 +80,7 @@ class TruncatedGradient(GradientEstimator):
         """The distribution of the number of steps for n rows; wrong settings fail here."""
         if self.probes not in PROBES:
             raise ValueError(f"probes must be one of {PROBES}; got {self.probes!r}.")
-        return (self.truncation or ExponentialTruncation()).on(n)
+        return resolve_truncation(self.truncation).on(n)
 
     def draw(self, problem: GPProblem, generator: Generator) -> Float[Tensor, "n s"]:
         """Probe vectors with E[z z'] = I."""

@@ -9,6 +9,7 @@ from ._distributions import (
     Truncation,
     TruncationDistribution,
 )
+from ._resolve import resolve_truncation
 from ._roulette import RouletteSum, roulette_weights, single_sample
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "TruncationDistribution",
     "WeightedColumns",
     "cg_stream",
+    "resolve_truncation",
     "roulette_cg",
     "roulette_weights",
     "single_sample",

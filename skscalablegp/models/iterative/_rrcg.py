@@ -265,7 +265,7 @@ class RRCGRegressor(TruncatedGPRegressor):
 
     def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
         estimator = TruncatedGradient(
-            self.truncation,
+            self.truncation or "exponential",
             preconditioner=self._preconditioner(plan.solver),
             n_probes=self.n_probes,
             probes=self.probes,
