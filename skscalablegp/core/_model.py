@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
 from .._named import NamedSettings
+from ._parameters import constraints
 from .posteriors import Posterior, forget, remember, remembered
 
 
 class GPModel(CallbackMixin, NamedSettings, ABC):
     """A posterior that is made of fitted NumPy arrays, and made again where it is missing.
 
-    `fit` runs inside a `FitRun`; ``n_iter_``, which that sets, says that there is a model.
+    `fit` runs inside a `FitRun`; ``n_iter_``, which that sets, says that there is a model. What
+    scikit-learn checks of the parameters comes from the one table.
     """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+            own = vars(cls).get("_parameter_constraints", {})
+            table = constraints(*(name for name in names if name not in own))
+            cls._parameter_constraints = table | own
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:

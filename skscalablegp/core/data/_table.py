@@ -62,6 +62,10 @@ class Table:
         """The normalised targets as (n, t)."""
         return self.y.reshape(len(self.X), -1)
 
+    def rows(self, chosen: np.ndarray) -> Table:
+        """Some of the rows."""
+        return replace(self, X=self.X[chosen], y=self.y[chosen], noise=self.noise[chosen])
+
     def centred(self, kernel: TorchKernel) -> Table:
         """Measured from the columns' means, where the kernel only sees differences.
 

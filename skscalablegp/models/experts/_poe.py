@@ -17,7 +17,6 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
-    constraints,
     fit_hyperparameters,
 )
 from ...core.posteriors import Posterior
@@ -162,31 +161,6 @@ class PoERegressor(GPRegressorBase):
     """
 
     _fast_products = False
-
-    _parameter_constraints = constraints(
-        "kernel",
-        "combination",
-        "expert_size",
-        "partition",
-        "share_hyperparameters",
-        "n_jobs",
-        "alpha",
-        "optimizer",
-        "n_restarts_optimizer",
-        "learning_rate",
-        "max_iter",
-        "n_iter_no_change",
-        "normalize_y",
-        "copy_X_train",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,
