@@ -1,5 +1,23 @@
 """Likelihoods of a target given the latent function: values of ``likelihood=``."""
 
-from .core import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
+from .core.likelihoods import (
+    Bernoulli,
+    Gaussian,
+    Laplace,
+    Likelihood,
+    LikelihoodTerms,
+    Predictive,
+    Softmax,
+    StudentT,
+)
 
-__all__ = ["Bernoulli", "Gaussian", "Likelihood", "LikelihoodTerms", "Softmax", "StudentT"]
+__all__ = [
+    "Bernoulli",
+    "Gaussian",
+    "Laplace",
+    "Likelihood",
+    "LikelihoodTerms",
+    "Predictive",
+    "Softmax",
+    "StudentT",
+]

@@ -10,7 +10,6 @@ from ._fitting import (
     stop_after,
     unfinished,
 )
-from ._likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodTerms, Softmax, StudentT
 from ._minibatch import (
     GPClassifierBase,
     MinibatchGPRegressorBase,
@@ -39,20 +38,14 @@ __all__ = [
     "Parameter",
     "STATUSES",
     "constraints",
-    "Bernoulli",
     "GPClassifierBase",
     "GPPredictionBase",
     "GPRegressorBase",
-    "Gaussian",
     "LARGEST_FEATURE_SIGNAL",
-    "Likelihood",
-    "LikelihoodTerms",
     "MinibatchGPRegressorBase",
     "PARAMETERS",
     "Run",
-    "Softmax",
     "StageSettings",
-    "StudentT",
     "budget_of",
     "data_scaled_kernel",
     "fit_hyperparameters",

@@ -6,6 +6,7 @@ from ._exact import ExactPosterior
 from ._feature_weights import FeatureWeights
 from ._features import FeatureMap, FeaturePosterior
 from ._krylov import explained_weights, krylov_basis, whitened
+from ._observed import ObservedPosterior, observed
 from ._weights import WeightForm
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "FeatureMap",
     "FeaturePosterior",
     "FeatureWeights",
+    "ObservedPosterior",
     "Posterior",
     "WeightForm",
     "explained_weights",
     "joint_normal",
     "krylov_basis",
+    "observed",
     "reported_variance",
     "whitened",
 ]

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import Kernel
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
-from ..._compat import FitEvents, HasMethods, Interval
+from ..._compat import FitEvents, Interval
 from ..._validation import check_inducing, check_memory, resolve_dtype
 from ...core import (
-    Likelihood,
-    StudentT,
     budget_of,
     make_monitor,
     seeded,
@@ -25,6 +23,7 @@ from ...core import (
     warn_once,
 )
 from ...core.data import RowSource, Scaling
+from ...core.likelihoods import Gaussian, Likelihood
 from ...features import Network, make_network, network_from_numpy, network_to_numpy
 from ...kernels import compile_kernel, default_kernel
 from ._bound import WhitenedBelief
@@ -56,35 +55,11 @@ PARAMETERS = shared_parameters(
     "n_inducing": [Interval(Integral, 1, None, closed="left"), str],
     "inducing": [str, "array-like"],
     "optimize_inducing": ["boolean"],
-    "likelihood": [str, HasMethods(["terms"])],
+    "likelihood": [str, Likelihood],
     "feature_extractor": [None, "array-like", callable],
     "optimizer": [str, None],
     "natural_rate": [Interval(Real, 0, 1, closed="right")],
 }
-
-
-def resolve_likelihood(likelihood: Any, known: dict[str, type[Likelihood]]) -> Likelihood:
-    """A name or an object as a Likelihood.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name; the message lists the known ones.
-    """
-    if not isinstance(likelihood, str):
-        return clone(likelihood)
-    if likelihood not in known:
-        raise ValueError(
-            f"Unknown likelihood {likelihood!r}: use one of {sorted(known)}, or an object."
-        )
-    return known[likelihood]()
-
-
-def clipped(Y: torch.Tensor) -> torch.Tensor:
-    """Targets within three robust deviations of their median, for a Gaussian start among tails."""
-    middle = Y.median(0).values
-    spread = 1.4826 * (Y - middle).abs().median(0).values
-    return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)
 
 
 class SparseMixin:
@@ -149,7 +124,7 @@ class SparseMixin:
         )
 
     def _kernel_and_scaling(
-        self, scaling: Scaling, network: Network | None, unit: float
+        self, scaling: Scaling, network: Network | None, unit: float, likelihood: Likelihood
     ) -> tuple[Kernel, Scaling]:
         """The kernel in its own units, and what rows pass through before it.
 
@@ -159,7 +134,7 @@ class SparseMixin:
         d = len(scaling.x_mean)
         width, spread = (d, scaling.x_scale) if network is None else (network.n_features, 1.0)
         if self.kernel is None:
-            kernel = self._default_kernel(width, spread, unit)
+            kernel = self._default_kernel(width, spread, unit, likelihood)
         else:
             kernel = clone(self.kernel)
         if network is not None:
@@ -167,8 +142,12 @@ class SparseMixin:
         shift = scaling.x_mean if compile_kernel(kernel, d).stationary else np.zeros(d)
         return kernel, replace(scaling, x_mean=shift, x_scale=np.ones(d))
 
-    def _default_kernel(self, width: int, spread: Any, unit: float) -> Kernel:
-        return default_kernel(width, spread, unit)
+    def _default_kernel(
+        self, width: int, spread: Any, unit: float, likelihood: Likelihood
+    ) -> Kernel:
+        """With white noise where that is the likelihood's."""
+        kernel = default_kernel(width, spread, unit)
+        return kernel if likelihood.additive else kernel.k1
 
     # ------------------------------------------------------------------ training
 
@@ -187,18 +166,20 @@ class SparseMixin:
         _, generator = seeded(self.random_state)
         n, d = X.shape
         network = self._network(d)
-        noisy = self._noisy_kernel
-        unit = float(np.mean(np.square((Y - scaling.y_mean) / scaling.y_scale))) if noisy else 1.0
+        noisy = likelihood.additive
+        targets = (Y - scaling.y_mean) / scaling.y_scale
+        if not noisy:
+            targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
+        unit = float(np.mean(np.square(targets)))
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
-        kernel, inputs = self._kernel_and_scaling(scaling, network, unit)
+        kernel, inputs = self._kernel_and_scaling(scaling, network, unit, likelihood)
         compiled = compile_kernel(kernel, d if network is None else network.n_features)
         settings = self._sparse_settings(n, inputs)
-        n_factors = likelihood.n_factors(n_outputs)
-        self._check_sizes(settings.n_inducing, n_factors, settings.batch_size)
         dtype = resolve_dtype(self.dtype, n, threshold=_FLOAT64_ROWS)
         source = RowSource(X, Y, inputs, dtype, device).resident()
         rows = SparseRows(source, torch.as_tensor(noise).to(device, dtype))
-        model = SparseModel(compiled, likelihood, n_outputs, network, not noisy)
+        model = SparseModel(compiled, likelihood, n_outputs, network)
+        self._check_sizes(settings.n_inducing, model.n_factors, settings.batch_size)
         self._check_rows(model, rows, X)
         weights = [] if network is None else network.initial(generator, dtype)
         weights = [w.to(device) for w in weights]
@@ -254,18 +235,26 @@ class SparseMixin:
             return kernel.theta0, 0, None
         chosen = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
         X, Y, noise = rows.take(chosen)
-        if isinstance(model.likelihood, StudentT):
-            Y = clipped(Y)
         if whole:
             result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
             return torch.as_tensor(result.theta), result.n_iter, result.stop_reason
-        theta, result = self._subset_theta(model, X, Y, noise, monitor, generator, steps)
+        targets = self._start_targets(model, Y)
+        theta, result = self._subset_theta(model, X, targets, noise, monitor, generator, steps)
         return theta, result.n_iter, stop_after(result.stop_reason)
+
+    def _start_targets(self, model: SparseModel, Y: torch.Tensor) -> torch.Tensor:
+        return model.likelihood.start_targets(Y)
 
     def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
         """Theta of the default kernel from a few rows, and how their training ended."""
-        result = exact_start(model.kernel, X, Y, noise, monitor, generator, steps)
-        return torch.as_tensor(result.theta), result
+        kernel, p = model.kernel, model.kernel.n_params
+        if not model.likelihood.additive:
+            # A regression needs noise, which comes last among its parameters.
+            unit = float(Y.square().mean()) or 1.0
+            noisy = kernel.kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
+            kernel = compile_kernel(noisy, kernel.n_features)
+        result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
+        return torch.as_tensor(result.theta[:p]), result
 
     # ------------------------------------------------------------------ fitted state
 
@@ -323,7 +312,8 @@ class SparseMixin:
         space = InducingSpace(
             kernel, kernel.theta0, self._model_points(), torch.device("cpu"), transform
         )
-        return InducingPosterior(space, self._belief(), self.likelihood_)
+        noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
+        return InducingPosterior(space, self._belief(), noise)
 
     def _absorb(self, X: np.ndarray, Y: np.ndarray, noise: np.ndarray, n_outputs: int) -> None:
         """Further rows into the belief; hyperparameters and inducing points stay."""
@@ -332,7 +322,7 @@ class SparseMixin:
         kernel = compile_kernel(self.kernel_, width)
         source = RowSource(X, Y, self._scaling, torch.float64)
         rows = SparseRows(source, torch.as_tensor(noise))
-        model = SparseModel(kernel, self.likelihood_, n_outputs, network, not self._noisy_kernel)
+        model = SparseModel(kernel, self.likelihood_, n_outputs, network)
         self._check_rows(model, rows, X)
         weights = network_from_numpy(self._weights)
         Z = self._model_points()

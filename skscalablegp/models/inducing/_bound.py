@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ...core import Likelihood
+from ...core.likelihoods import Likelihood
 from ...linalg.solvers import cholesky_with_jitter
 
 # Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular; by
@@ -253,7 +253,7 @@ def variational_bound(
     mean = A.T @ belief.mean.to(A)
     variance = K.diag[:, None] + (K.cross * T).sum(1).T
     variance = variance.clamp_min(torch.finfo(A.dtype).eps * float(K.diag.max()))
-    terms = likelihood.terms(Y, mean, variance, K.noise, generator)
+    terms = likelihood.expected(Y, mean, variance, K.noise, generator)
     value = weight * float(terms.value.sum(dtype=torch.float64)) - belief.divergence()
     g_mean, g_var = weight * terms.d_mean, weight * terms.d_variance
     # Latent functions that share a covariance have equal parts in its derivative. Where log p is

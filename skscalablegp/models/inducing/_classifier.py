@@ -13,20 +13,18 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from ..._compat import fit_context, sobol
 from ..._validation import resolve_device
-from ...core import Bernoulli, GPClassifierBase, Likelihood, Softmax, input_scaling, old_model_kept
+from ...core import GPClassifierBase, input_scaling, old_model_kept
+from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
 from ...kernels import compile_kernel, default_kernel
-from ._base import PARAMETERS, SparseMixin, resolve_likelihood
+from ._base import PARAMETERS, SparseMixin
 from ._posterior import InducingPosterior
 from ._stepper import SparseModel, SparseRows
 from ._training import SparseFit, exact_start, left_out
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {"bernoulli": Bernoulli, "softmax": Softmax}
 
 # Draws of the latent functions in a prediction, a power of two for the Sobol sequence.
 _DRAWS = 256
@@ -62,9 +60,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         points themselves.
     optimize_inducing : bool, default=True
         Whether the points move during training.
-    likelihood : {"auto", "bernoulli", "softmax"} or object, default="auto"
+    likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
         "auto" is ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
-        ``Bernoulli(link="probit")`` is in ``skscalablegp.likelihoods``.
+        ``Bernoulli(link="probit")`` is in ``skscalablegp.likelihoods``, or of your own.
     feature_extractor : sequence of int, callable or None, default=None
         Widths of a ReLU network in front of the kernel, trained with it, or a function of the
         number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
@@ -158,7 +156,6 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     True
     """
 
-    _noisy_kernel = False
     _parameter_constraints = PARAMETERS | {"calibrate": ["boolean"]}
 
     def __init__(
@@ -275,7 +272,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             device = resolve_device(self.device)
             noise = np.zeros(len(X))
             trained = self._train_sparse(X, Y, noise, scaling, likelihood, c, device)
-        self.draws_ = None if isinstance(likelihood, Bernoulli) else self._draw(c)
+        self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
         self.probability_power_ = self._calibrated(*trained) if self.calibrate else 1.0
         return self
 
@@ -288,7 +285,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         mean, variance = mean.cpu(), variance.cpu()
         codes = some.take(slice(None))[1].long().cpu()
         draws = None if self.draws_ is None else torch.tensor(self.draws_)
-        log_p = self._class_probabilities(mean, variance, draws).clamp_min(1e-12).log()
+        p = self.likelihood_.probabilities(mean, variance, model.n_outputs, draws)
+        log_p = p.clamp_min(1e-12).log()
 
         def loss(log_power: float) -> float:
             own = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
@@ -299,11 +297,6 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
         return float(np.exp(found.x))
 
-    def _class_probabilities(self, mean: Tensor, variance: Tensor, draws: Tensor | None) -> Tensor:
-        if isinstance(self.likelihood_, Bernoulli):
-            return self.likelihood_.probabilities(mean, variance)
-        return self.likelihood_.probabilities(mean, variance, draws)
-
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         return ndtri(np.clip(sobol(c, _DRAWS, int(seed)), 1e-12, 1 - 1e-12))
@@ -311,31 +304,22 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def _checked_likelihood(self, c: int) -> Likelihood:
         if isinstance(self.likelihood, str) and self.likelihood == "auto":
             return Bernoulli() if c == 2 else Softmax()
-        likelihood = resolve_likelihood(self.likelihood, LIKELIHOODS)
-        if not isinstance(likelihood, tuple(LIKELIHOODS.values())):
-            raise ValueError(
-                f"likelihood={self.likelihood!r} is not one of classes: use 'auto', 'bernoulli', "
-                "'softmax', Bernoulli(link='probit') or Softmax()."
-            )
-        if isinstance(likelihood, Bernoulli):
-            if c > 2:
-                raise ValueError(
-                    f"A Bernoulli likelihood has two classes, y has {c}: use likelihood='softmax'."
-                )
-            if likelihood.link not in ("logit", "probit"):
-                raise ValueError(f"link must be 'logit' or 'probit', got {likelihood.link!r}.")
-        return likelihood
+        return resolve_likelihood(self.likelihood, c, classes=True)
 
-    def _default_kernel(self, width: int, spread: Any, unit: float) -> Kernel:
+    def _default_kernel(
+        self, width: int, spread: Any, unit: float, likelihood: Likelihood
+    ) -> Kernel:
         """Columns that hardly vary, such as rare words and pixels, are not blown up."""
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
 
+    def _start_targets(self, model: SparseModel, Y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
+
     def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
         """A common factor of the length scales from a regression on the labels."""
         kernel = model.kernel
-        labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
-        labels = labels - labels.mean(0)
+        labels = Y - Y.mean(0)
         labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
         unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
         single = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
@@ -362,7 +346,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             rows = self._scaling.inputs(X[part], posterior.dtype, posterior.device)
             mean, variance = posterior.moments(rows)
             variance = variance + posterior.noise(rows)[:, None]
-            p = self._class_probabilities(mean, variance, draws)
+            p = self.likelihood_.probabilities(mean, variance, c, draws)
             log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
             out[part] = torch.softmax(self.probability_power_ * log_p, 1).numpy()
         return out

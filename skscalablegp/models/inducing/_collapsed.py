@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core import Gaussian
+from ...core.likelihoods import Gaussian
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._bound import (
@@ -152,7 +152,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
         with torch.no_grad():
             T = Q.to(X) @ K.cross
             variance = (K.diag + (K.cross * T).sum(0))[:, None]
-            terms = Gaussian().terms(Y, K.cross.T @ alpha.to(X), variance, K.noise)
+            terms = Gaussian().expected(Y, K.cross.T @ alpha.to(X), variance, K.noise)
             cross = alpha.to(X) @ terms.d_mean.T
             cross.addcmul_(T, terms.d_variance[:, 0], value=2)
         K.backward(KernelGradients(cross, None, terms.d_variance[:, 0], terms.d_noise))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ...core import Gaussian, Likelihood
+from ...core.likelihoods import Gaussian, Likelihood
 from ...core.posteriors import KernelPosterior, WeightForm, reported_variance
 from ...kernels import TorchKernel
 from ._bound import WhitenedBelief, Whitening
@@ -61,7 +61,7 @@ class InducingPosterior(KernelPosterior):
     belief : WhitenedBelief
         q(v). Regressors share one covariance among their targets.
     likelihood : Likelihood, optional
-        For the noise of new observations; Gaussian by default.
+        For the additive noise of new observations; Gaussian by default.
 
     Notes
     -----
@@ -136,7 +136,9 @@ class InducingPosterior(KernelPosterior):
         )
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        return self._scale(self.operator.rows(X)) * self.likelihood.noise_factor()
+        X = self.operator.rows(X)
+        scale = self._scale(X)
+        return self.likelihood.moments(torch.zeros_like(scale), scale)[1]
 
     def _scale(self, X: Tensor) -> Float64[Tensor, " b"]:
         with torch.no_grad():
@@ -149,10 +151,7 @@ class InducingPosterior(KernelPosterior):
         covariance = self.covariance(X).cpu().numpy()
         zero = np.zeros(len(covariance))
         means = self.mean(X).cpu().numpy()
-        shape = (len(means), means.shape[1], n_samples)
         f = random_state.multivariate_normal(zero, covariance, (means.shape[1], n_samples))
-        noise = self.likelihood.draw_noise(shape, random_state)
-        scale = self._scale(self.operator.rows(X)).sqrt().cpu().numpy()
-        return torch.as_tensor(
-            means[:, :, None] + f.transpose(2, 0, 1) + scale[:, None, None] * noise
-        )
+        f = means[:, :, None] + f.transpose(2, 0, 1)
+        scale = self._scale(self.operator.rows(X)).cpu().numpy()
+        return torch.as_tensor(self.likelihood.draw(f, scale[:, None, None], random_state))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ...core import Likelihood
 from ...core.data import RowSource
+from ...core.likelihoods import Likelihood
 from ...core.training import Stepper
 from ...features import Network
 from ...kernels import TorchKernel
@@ -39,15 +39,17 @@ class SparseModel:
         Targets, or classes.
     network : Network or None
         What rows pass through before the kernel.
-    latent_noise : bool
-        Whether white noise is part of the latent function, as for classes, or of the likelihood.
     """
 
     kernel: TorchKernel
     likelihood: Likelihood
     n_outputs: int
     network: Network | None = None
-    latent_noise: bool = False
+
+    @property
+    def n_factors(self) -> int:
+        """Different covariances among the latent functions: conjugate targets share one."""
+        return 1 if self.likelihood.conjugate else self.likelihood.n_latent(self.n_outputs)
 
     def features(self, weights: list[Tensor], X: Tensor) -> Tensor:
         """Rows as the kernel takes them."""
@@ -57,7 +59,8 @@ class SparseModel:
         """The kernel at points and rows, differentiable in all of them."""
         kernel = self.kernel
         diag, noise = kernel.diag(theta, X), kernel.noise(theta, X)
-        if self.latent_noise:
+        if not self.likelihood.additive:
+            # White noise is then part of the latent function.
             diag, noise = diag + noise, torch.zeros_like(noise)
         return KernelValues(
             kernel.cross(theta, Z, Z), kernel.cross(theta, Z, X), diag, noise + extra
@@ -139,7 +142,7 @@ class SparseStepper(Stepper):
         self._bounds = model.kernel.bounds.to(theta.device)
         self.n_steps = 0
         q = model.likelihood.n_latent(model.n_outputs)
-        s = model.likelihood.n_factors(model.n_outputs)
+        s = model.n_factors
         prior = NaturalBelief.prior(len(Z), q, s, Z.device)
         self._prior = self.belief = prior
         if settings.optimizer == "adam":

@@ -13,18 +13,14 @@ import torch
 from ..._compat import fit_context
 from ..._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
 from ...core import (
-    Gaussian,
-    Likelihood,
     MinibatchGPRegressorBase,
-    StudentT,
     input_scaling,
     shared_parameters,
 )
-from ._base import PARAMETERS, SparseMixin, resolve_likelihood
+from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
+from ...core.posteriors import Posterior, observed
+from ._base import PARAMETERS, SparseMixin
 from ._collapsed import check_noise as check_positive
-from ._posterior import InducingPosterior
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian, "student_t": StudentT}
 
 
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
@@ -50,9 +46,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         points themselves.
     optimize_inducing : bool, default=True
         Whether the points move during training.
-    likelihood : {"gaussian", "student_t"} or object, default="gaussian"
-        Of the noise around the function. ``StudentT(df=4)`` ignores wild targets; its squared scale
-        is the kernel's white noise. Objects are in ``skscalablegp.likelihoods``.
+    likelihood : {"gaussian", "student_t", "laplace"} or Likelihood, default="gaussian"
+        Of the target given the function. ``StudentT(df=4)`` ignores wild targets; its squared scale
+        is the kernel's white noise. Objects are in ``skscalablegp.likelihoods``, or of your own.
     feature_extractor : sequence of int, callable or None, default=None
         Widths of a ReLU network in front of the kernel, trained with it, or a function of the
         number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
@@ -146,7 +142,6 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     True
     """
 
-    _noisy_kernel = True
     _parameter_constraints = shared_parameters("alpha", "normalize_y", "n_targets") | PARAMETERS
 
     def __init__(
@@ -224,9 +219,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             When the work would not fit, before it starts.
         """
         X, Y = self._read_rows(X, y)
-        likelihood = self._checked_likelihood(Y.shape[1])
+        likelihood = resolve_likelihood(self.likelihood, Y.shape[1], normalize_y=self.normalize_y)
         scaling = input_scaling(X, Y, self.normalize_y)
-        noise = self._known_noise(noise_variance, len(X), scaling.y_scale)
+        noise = self._known_noise(noise_variance, len(X), scaling.y_scale, likelihood)
         device = resolve_device(self.device)
         self._train_sparse(X, Y, noise, scaling, likelihood, Y.shape[1], device)
         return self
@@ -266,41 +261,27 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             raise ValueError(
                 f"y has {Y.shape[1]} targets, but the model was fitted with {self._n_outputs()}."
             )
-        noise = self._known_noise(noise_variance, len(X), self._scaling.y_scale)
+        noise = self._known_noise(noise_variance, len(X), self._scaling.y_scale, self.likelihood_)
         self._absorb(X, Y, noise, Y.shape[1])
         return self
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
-        robust = self.likelihood == "student_t" or isinstance(self.likelihood, StudentT)
-        tags.target_tags.multi_output = not robust
+        tags.target_tags.multi_output = shares_covariance(self.likelihood)
         return tags
 
-    def _checked_likelihood(self, t: int) -> Likelihood:
-        likelihood = resolve_likelihood(self.likelihood, LIKELIHOODS)
-        if not isinstance(likelihood, tuple(LIKELIHOODS.values())):
-            raise ValueError(
-                f"likelihood={self.likelihood!r} is not one of regression: use "
-                f"{sorted(LIKELIHOODS)}, Gaussian() or StudentT(df=4.0)."
-            )
-        if isinstance(likelihood, StudentT):
-            if not likelihood.df > 2:
-                raise ValueError(
-                    f"StudentT needs df > 2, without which noise has no variance, got "
-                    f"{likelihood.df!r}."
-                )
-            if t > 1:
-                raise ValueError(
-                    f"The Student-t likelihood takes one target, y has {t}: wrap the model in "
-                    "sklearn.multioutput.MultiOutputRegressor."
-                )
-        return likelihood
-
-    def _known_noise(self, noise_variance: Any, n: int, y_scale: np.ndarray) -> np.ndarray:
+    def _known_noise(
+        self, noise_variance: Any, n: int, y_scale: np.ndarray, likelihood: Likelihood
+    ) -> np.ndarray:
         noise = check_noise(self.alpha, n)
         own = check_noise_variance(noise_variance, n)
         if own is None:
             return noise
+        if not likelihood.additive:
+            raise ValueError(
+                f"noise_variance is that of additive noise, which likelihood={likelihood!r} does "
+                "not have."
+            )
         unit = np.unique(np.square(y_scale))
         if len(unit) > 1:
             raise ValueError(
@@ -317,12 +298,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         with torch.no_grad():
             # White noise is the same for every row but for a few exotic products.
             total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
-        if bool((total <= 0).any()):
+        if model.likelihood.additive and bool((total <= 0).any()):
             check_duplicates(X, total.cpu().numpy())
             check_positive(total)
 
     def _forget(self) -> None:
         self._remember(None)
 
-    def _build_posterior(self) -> InducingPosterior:
-        return self._sparse_posterior()
+    def _build_posterior(self) -> Posterior:
+        return observed(self._sparse_posterior(), self.likelihood_)

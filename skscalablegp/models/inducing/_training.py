@@ -233,7 +233,7 @@ def left_out(
         known = torch.stack([((S @ A) * A).sum(0) for S in fit.belief.covariance], 1)
         rest = (values.diag.double() - A.square().sum(0)).clamp_min(0)[:, None]
         mean = A.T @ fit.belief.mean
-        terms = model.likelihood.terms(
+        terms = model.likelihood.expected(
             Y.double(), mean, known + rest, values.noise.double(), generator
         )
         w = (-2 * terms.d_variance).clamp_min(0)

@@ -11,7 +11,7 @@ from ._bounds import (
     mean_estimate,
     optimal_diagonal,
     sampled_squares,
-    sampled_std,
+    sampled_variance,
 )
 from ._classifier import QSGPClassifier
 from ._gradient import sampled_gradient
@@ -21,7 +21,7 @@ from ._optimizers import SparseAdaGrad, SparseAdam, SparseSGD
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
 from ._relevance import RelevanceStepper
-from ._sites import GaussianSite, LaplaceSite, LogisticSite
+from ._site import Site
 from ._stepper import QSGPStepper, StepSizes
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights
@@ -29,10 +29,7 @@ from ._weights import SampledWeights
 __all__ = [
     "BasisDraw",
     "Flattening",
-    "GaussianSite",
     "KernelFunctions",
-    "LaplaceSite",
-    "LogisticSite",
     "Projection",
     "QSGPClassifier",
     "QSGPRegressor",
@@ -42,6 +39,7 @@ __all__ = [
     "SampledHyperparameters",
     "SampledWeights",
     "SeededFourier",
+    "Site",
     "SparseAdaGrad",
     "SparseAdam",
     "SparseSGD",
@@ -56,6 +54,6 @@ __all__ = [
     "optimal_diagonal",
     "sampled_gradient",
     "sampled_squares",
-    "sampled_std",
+    "sampled_variance",
     "support_gram",
 ]

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_array
 from ..._compat import FitEvents, Interval, StrOptions
 from ...core import make_monitor, seeded, shared_parameters, training_device, unfinished, warn_once
 from ...core.data import RowSource, Scaling
+from ...core.likelihoods import Likelihood
 from ...core.training import Monitor
 from ...kernels import compile_kernel
 from ._dual import dual_fit
@@ -19,9 +20,13 @@ from ._exact import exact_fit
 from ._fit import Fit
 from ._optimizers import SPARSE_OPTIMIZERS
 from ._posterior import ChevronPosterior
-from ._start import noise_of, site_of
+from ._site import Site
+from ._start import noise_of
 from ._state import Trained, build_posterior, make_basis, scaling_of
 from ._steps import stochastic_fit
+
+# Rows that the typical curvature of a likelihood comes from.
+_CURVATURE_ROWS = 1000
 
 _AUTO = StrOptions({"auto"})
 _POSITIVE = Interval(Real, 0, None, closed="neither")
@@ -73,7 +78,8 @@ def train_model(fit: Fit, start: Trained | None = None, n_seen: int = 0) -> Trai
     basis = make_basis(
         fit.est, compiled, fit.plan, seed, points, None if start is None else start.block
     )
-    site = site_of(fit.likelihood, noise_of(compiled, compiled.theta0))
+    few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
+    site = Site.of(fit.likelihood, noise_of(compiled, compiled.theta0), few)
     if fit.plan.exact:
         return exact_fit(fit, kernel, basis, site, seed, start, n_seen)
     if points is not None:
@@ -132,7 +138,7 @@ class QSGPMixin:
         self,
         X: np.ndarray,
         Y: np.ndarray,
-        likelihood: str,
+        likelihood: Likelihood,
         normalize_y: bool,
         start: Trained | None,
         n_seen: int = 0,
@@ -150,6 +156,7 @@ class QSGPMixin:
             state = train_model(fit, start, n_seen)
         finally:
             monitor.close()
+        self.likelihood_ = likelihood
         self._keep(state, monitor, scaling)
         warn_once(unfinished(state.stop_reason, self, f"{state.n_steps} steps"))
         events.end()

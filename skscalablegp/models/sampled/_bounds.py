@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._sites import Site
+from ._site import Site
 
 
 @dataclass(frozen=True)
@@ -249,13 +249,13 @@ def optimal_diagonal(squares: Tensor, curvature: Tensor | float, prior: Tensor |
     return torch.rsqrt(curvature * squares + prior)
 
 
-def sampled_std(
+def sampled_variance(
     dense: Float[Tensor, "b c"] | None,
     phi: Float[Tensor, "b u"],
     diagonal: Float[Tensor, "u k"],
     scale: float,
 ) -> Float[Tensor, "b k"]:
-    """Standard deviation, over eps, of the sampled estimate of phi C eps with eps ~ N(0, I).
+    """Variance, over eps, of the sampled estimate of phi C eps with eps ~ N(0, I).
 
     The deviation of f is not linear in the entries of C, so that no sampled value of it is
     unbiased, and the variance that eq. 5 and theorem 3 print in its place has the wrong unit.
@@ -276,14 +276,14 @@ def sampled_std(
     variance = scale**2 * (phi.square() @ diagonal.square())
     if dense is not None:
         variance = variance + dense.square().sum(1, keepdim=True)
-    return variance.clamp_min(0).sqrt()
+    return variance.clamp_min(0)
 
 
 def likelihood_bound(
     site: Site,
     Y: Float[Tensor, "b t"],
     draw: BasisDraw,
-    std: Float[Tensor, "b t"] | Float[Tensor, "b 1"],
+    variance: Float[Tensor, "b 1"],
     n: int,
     control: Projection | None = None,
     other: BasisDraw | None = None,
@@ -299,8 +299,8 @@ def likelihood_bound(
     Y : Tensor of shape (b, t)
     draw : BasisDraw
         Of the mean's weights.
-    std : Tensor of shape (b, t) or (b, 1)
-        See `sampled_std`; of a draw independent of `draw` or the same one.
+    variance : Tensor of shape (b, 1)
+        See `sampled_variance`; of a draw independent of `draw` or the same one.
     n : int
         Rows in all.
     control : Projection or None
@@ -309,4 +309,4 @@ def likelihood_bound(
         A second draw, for an unbiased gradient with a control variate.
     """
     f = draw.function() if control is None else control.function(draw, other)
-    return n / len(Y) * site.expected(Y, f, std.expand_as(f)).sum()
+    return n / len(Y) * site.terms(Y, f, variance).value.sum()

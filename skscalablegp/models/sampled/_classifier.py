@@ -10,12 +10,14 @@ import torch
 
 from ..._compat import StrOptions, fit_context
 from ...core import GPClassifierBase, old_model_kept
+from ...core.likelihoods import Bernoulli
 from ._base import COMMON_CONSTRAINTS, QSGPMixin
 from ._posterior import ChevronPosterior
-from ._sites import LogisticSite
 
 # Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
 _POSTERIORS: weakref.WeakKeyDictionary[Any, ChevronPosterior] = weakref.WeakKeyDictionary()
+# Its latent functions spread widely, for which the quadrature has many nodes.
+_LIKELIHOOD = Bernoulli(n_nodes=101)
 # Rows of one evaluation of the basis.
 _ROWS = 1024
 
@@ -108,6 +110,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Labels, sorted.
     kernel_ : kernel instance
         The trained scikit-learn kernel; its white noise is that of the starting regression only.
+    likelihood_ : Likelihood
+        A logistic one.
     coef_ : ndarray of shape (m, 1) or (m, c)
         Means of the weights, of the second class or of each.
     inference_ : str
@@ -222,11 +226,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     # ------------------------------------------------------------------ fit
 
-    def _signs(self, codes: np.ndarray) -> np.ndarray:
-        """(n, 1) or (n, c) of -1 and 1."""
-        if len(self.classes_) == 2:
-            return np.where(codes == 1, 1.0, -1.0)[:, None]
-        return np.where(codes[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
+    def _labels(self, codes: np.ndarray) -> np.ndarray:
+        """(n, 1) or (n, c) of 0 and 1."""
+        classes = [1] if len(self.classes_) == 2 else np.arange(len(self.classes_))
+        return (codes[:, None] == classes).astype(np.float64)
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any) -> QSGPClassifier:
@@ -253,9 +256,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         old = getattr(self, "classes_", None)
         with old_model_kept(self):
             X, codes = self._read_rows(X, y)
-            signs = self._signs(codes)
-            start = self._past(X, signs.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train_on(X, signs, "logistic", False, start)
+            labels = self._labels(codes)
+            start = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
+            self._train_on(X, labels, _LIKELIHOOD, False, start)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -283,10 +286,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         first = not self._fitted()
         X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
         if first:
-            self._train_on(X, self._signs(codes), "logistic", False, None)
+            self._train_on(X, self._labels(codes), _LIKELIHOOD, False, None)
             return self
         self._check_growing()
-        self._train_on(X, self._signs(codes), "logistic", False, self._state, self._state.n_rows)
+        self._train_on(X, self._labels(codes), _LIKELIHOOD, False, self._state, self._state.n_rows)
         return self
 
     # ------------------------------------------------------------------ predict
@@ -303,18 +306,18 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return _POSTERIORS[self]
 
     def _latent(self, X: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean (r, t) and standard deviation (r, 1) of f, in double precision."""
+        """Mean (r, t) and variance (r, 1) of f, in double precision."""
         posterior = self._posterior()
         means, variances = [], []
         for start in range(0, len(X), _ROWS):
             rows = self._scaling.inputs(X[start : start + _ROWS], posterior.dtype, posterior.device)
             means.append(posterior.mean(rows).double())
             variances.append(posterior.variance(rows).double())
-        return torch.cat(means), torch.cat(variances).sqrt()[:, None]
+        return torch.cat(means), torch.cat(variances)[:, None]
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
-        mean, std = self._latent(X)
-        p = LogisticSite().probability(mean, std.expand_as(mean)).numpy()
+        mean, variance = self._latent(X)
+        p = self.likelihood_.predictive(mean, variance, torch.zeros(len(mean))).mean.numpy()
         if p.shape[1] == 1:
             return np.concatenate([1 - p, p], 1)
         return p / p.sum(1, keepdims=True)
@@ -336,8 +339,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         """
 
         def answer(rows: np.ndarray) -> np.ndarray:
-            mean, std = self._latent(rows)
-            return np.concatenate([mean.numpy(), std.numpy() ** 2], 1)
+            return np.concatenate([part.numpy() for part in self._latent(rows)], 1)
 
         both = self._by_blocks(X, answer)
         mean = both[:, 0] if both.shape[1] == 2 else both[:, :-1]

@@ -11,7 +11,7 @@ from ._basis import KernelFunctions
 from ._bounds import optimal_diagonal
 from ._dual_stepper import DualStepper
 from ._fit import Fit
-from ._sites import Site
+from ._site import Site
 from ._start import support_weights
 from ._state import Trained
 from ._stepper import StepSizes
@@ -36,7 +36,7 @@ def dual_fit(
         K = basis.kernel.cross(theta, support.all_rows.double(), X.double())
         fit.check_range(K)
         batch, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
-        flattening = Flattening.build(support, K, batch, site.typical_curvature, fit.n)
+        flattening = Flattening.build(support, K, batch, site.curvature, fit.n)
         alpha = support_weights(site, K[: len(X)], support.Y.double())
         coef = torch.zeros(fit.n, fit.t).to(X)
         if start is not None:
@@ -60,7 +60,7 @@ def dual_fit(
         stepper.fold()
         squares = fit.squares(basis, support, rng, fit.n)
         prior = basis.kernel.diag(theta, basis.points)
-        diagonal = optimal_diagonal(squares, site.typical_curvature, prior)
+        diagonal = optimal_diagonal(squares, site.curvature, prior)
     return Trained(
         kernel=kernel,
         mean=stepper.coef.cpu().numpy()[None],
@@ -73,7 +73,7 @@ def dual_fit(
         support_X=support.X.cpu().numpy(),
         support_Y=support.Y.cpu().numpy(),
         noise=site.noise,
-        curvature=site.typical_curvature,
+        curvature=site.curvature,
         n_rows=fit.n + n_seen,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
         plan=vars(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")},

@@ -12,7 +12,7 @@ from ...core.training import Stepper
 from ._basis import KernelFunctions
 from ._bounds import BasisDraw, Projection, optimal_diagonal
 from ._optimizers import SparseOptimizer
-from ._sites import Site
+from ._site import Site
 from ._stepper import StepSizes
 from ._support import Flattening, SupportRows
 
@@ -79,7 +79,7 @@ class DualStepper(Stepper):
         s = len(support)
         K, prior = flattening.gram[:s], flattening.gram[:s].diagonal()
         squares = self.n / len(support) * K.square().sum(0)
-        c = optimal_diagonal(squares, site.typical_curvature, prior)
+        c = optimal_diagonal(squares, site.curvature, prior)
         share = self.n / len(support)
         self._std = (share * (flattening.gram[s:].square() @ c.square())).sqrt()[:, None]
 
@@ -93,8 +93,9 @@ class DualStepper(Stepper):
             everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
             cross = everywhere[:, : len(self.support)]
             f = self._function(X, cross)
-            std = self._std.mean().to(f).expand_as(f)
-            gradient = self.n / size * (self.site.residual(Y, f, std) + self.coef[index])
+            variance = self._std.mean().square().to(f).expand(len(f), 1)
+            slope = self.site.terms(Y, f, variance).d_mean
+            gradient = self.n / size * (self.coef[index] - slope)
             gradient = gradient - self._shared_part(index, size)
             scale = 1 / self.flattening.level
             change = self.optimizer.change(index, scale * gradient[None], self.n)[0]
@@ -134,9 +135,8 @@ class DualStepper(Stepper):
         mean = self.a[s:] + self.flattening.gram[s:] @ self.shared
         if not bool(torch.isfinite(mean).all()):
             return float("nan")
-        std = self._std.expand_as(mean)
-        likelihood = self.site.expected(self.support.Y_check.double(), mean, std).mean(0).sum()
-        return float(-likelihood / mean.shape[1])
+        terms = self.site.terms(self.support.Y_check.double(), mean, self._std.square())
+        return -float(terms.value.mean()) / mean.shape[1]
 
     def theta(self) -> np.ndarray:
         return self.support.theta.cpu().numpy().copy()

@@ -12,7 +12,7 @@ from ...core.training import StopTraining
 from ._basis import KernelFunctions
 from ._fit import Fit
 from ._newton import MOST_NEWTON_STEPS, LinearPosterior, newton_steps
-from ._sites import Site
+from ._site import Site
 from ._state import Trained
 
 
@@ -38,7 +38,8 @@ def exact_fit(
                 K = part.evaluate(theta, basis.points.double())
                 precision = K + 1e-8 * K.diagonal().mean() * torch.eye(m).to(phi)
         result, stop = _optimum(fit, theta.cpu().numpy(), site, phi, Y.double(), mean, precision)
-        score = _expected(site, phi, Y.double(), result)
+        std = torch.linalg.vector_norm(phi @ result.factor, dim=1, keepdim=True)
+        score = _score(site, Y.double(), phi @ result.mean, std)
     q = basis.per_unit
     zeros = np.zeros((q, m // q))
     return Trained(
@@ -53,7 +54,7 @@ def exact_fit(
         support_X=np.empty((0, fit.d)),
         support_Y=np.empty((0, fit.t)),
         noise=site.noise,
-        curvature=site.typical_curvature,
+        curvature=site.curvature,
         n_rows=n_seen + fit.n,
         n_steps=(0 if start is None else start.n_steps) + result.n_steps,
         plan=vars(fit.plan) | {"dtype": "float64"},
@@ -79,8 +80,7 @@ def _optimum(
     fit.monitor.begin("full", 1 if site.gaussian else MOST_NEWTON_STEPS)
     try:
         for result in newton_steps(site, phi, Y, mean, precision):
-            f = phi @ result.mean
-            score = -float(site.expected(Y, f, result.std.expand_as(f)).mean())
+            score = _score(site, Y, phi @ result.mean, result.std)
             fit.monitor.record_score(theta, score, float(result.n_steps))
             if fit.stopped:
                 return result, fit.stopped
@@ -93,7 +93,6 @@ def _optimum(
     return result, "converged"
 
 
-def _expected(site: Site, phi: Tensor, Y: Tensor, result: LinearPosterior) -> float:
-    f = phi @ result.mean
-    std = (phi @ result.factor).square().sum(1, keepdim=True).sqrt().expand_as(f)
-    return -float(site.expected(Y, f, std).mean())
+def _score(site: Site, Y: Tensor, f: Tensor, std: Tensor) -> float:
+    """Minus the expected log likelihood, a row and target."""
+    return -float(site.terms(Y, f, std.square()).value.mean()) / Y.shape[1]

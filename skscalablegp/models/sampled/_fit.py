@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ..._validation import resolve_device
 from ...core.data import RowSource
+from ...core.likelihoods import Likelihood
 from ...core.training import Monitor, Stepper, StepsResult, train_steps
 from ...kernels import TorchKernel, compile_kernel
 from ._basis import SampledBasis
 from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 from ._plan import check_room, make_plan
-from ._start import scaled_for_labels, starting_kernel, subset_kernel
+from ._site import Site
+from ._start import scaled_signal, starting_kernel, subset_kernel
 from ._state import Trained
 from ._support import SupportRows, by_unit
 
@@ -42,7 +44,7 @@ class Fit:
         self,
         est: Any,
         source: RowSource,
-        likelihood: str,
+        likelihood: Likelihood,
         points: np.ndarray | None,
         monitor: Monitor,
         random_state: np.random.RandomState,
@@ -63,7 +65,7 @@ class Fit:
             points is None
             and not self.plan.exact
             and est.covariance == "support"
-            and likelihood != "logistic"
+            and likelihood.additive
             and n >= _HELD_FROM
         )
         if self.calibrates:
@@ -103,15 +105,17 @@ class Fit:
         """The kernel of the exact start; O(subset_size^3) a step."""
         est = self.est
         X, Y = self._subset(est.subset_size)
-        kernel = starting_kernel(est.kernel, X, Y)
+        targets = self.likelihood.start_targets(torch.as_tensor(Y)).numpy()
+        kernel = starting_kernel(est.kernel, X, targets)
         compile_kernel(kernel, self.d)
-        if est.optimizer is not None and len(X) > 1 and np.ptp(Y) > 0:
+        if est.optimizer is not None and len(X) > 1 and np.ptp(targets) > 0:
             steps = 12 if len(X) <= 200 else 100
             kernel, self.stopped = subset_kernel(
-                kernel, X, Y, steps, self.monitor, self.random_state, est.n_restarts_optimizer
+                kernel, X, targets, steps, self.monitor, self.random_state, est.n_restarts_optimizer
             )
-            if self.likelihood == "logistic":
-                kernel = scaled_for_labels(kernel, X, Y, est.kernel is not None)
+            if not self.likelihood.additive:
+                site = Site(self.likelihood, 0.0, 1.0)
+                kernel = scaled_signal(kernel, site, X, Y, est.kernel is not None)
         return kernel
 
     def support(self, start: Trained | None, compiled: TorchKernel) -> SupportRows:

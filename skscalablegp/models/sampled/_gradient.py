@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ._bounds import BasisDraw, Projection
-from ._sites import Site
+from ._site import Site
 
 
 class SampledGradient(NamedTuple):
@@ -32,7 +32,7 @@ def sampled_gradient(
     right: BasisDraw,
     control: Projection,
     n: int,
-    std: Float[Tensor, "b t"] | Float[Tensor, "b 1"],
+    variance: Float[Tensor, "b 1"],
 ) -> SampledGradient:
     """The likelihood's part of the gradient, in the means' and the dense columns' weights.
 
@@ -50,14 +50,13 @@ def sampled_gradient(
     control : Projection
     n : int
         Rows in all.
-    std : Tensor of shape (b, t) or (b, 1)
+    variance : Tensor of shape (b, 1)
         Of f under q.
     """
-    t, factor = Y.shape[1], 0.5 * n / len(Y)
+    factor = 0.5 * n / len(Y)
     f, g = control.function(left), control.function(right)
-    std = std.expand(-1, t)
-    r = _residuals(site, Y, f, std, t)
-    s = _residuals(site, Y, g, std, t)
+    r = _residuals(site, Y, f, variance)
+    s = _residuals(site, Y, g, variance)
     if site.gaussian:
         return SampledGradient(
             factor * left.scale * (left.phi.T @ s), factor * right.scale * (right.phi.T @ r)
@@ -68,13 +67,14 @@ def sampled_gradient(
     )
 
 
-def _residuals(site: Site, Y: Tensor, f: Tensor, std: Tensor, t: int) -> Tensor:
-    """Derivatives in f: residuals for the mean, curvature times value for dense columns."""
-    residual = site.residual(Y, f[:, :t], std)
+def _residuals(site: Site, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:
+    """Derivatives in f: residuals for the mean, mean curvature times value for dense columns."""
+    t = Y.shape[1]
+    terms = site.terms(Y, f[:, :t], variance)
     if f.shape[1] == t:
-        return residual
-    curvature = site.curvature(Y, f[:, :t], std).mean(1, keepdim=True)
-    return torch.cat([residual, curvature * f[:, t:]], 1)
+        return -terms.d_mean
+    curvature = -2 * terms.d_variance / t
+    return torch.cat([-terms.d_mean, curvature * f[:, t:]], 1)
 
 
 def _crossed(draw: BasisDraw, control: Projection, own: Tensor, other: Tensor) -> Tensor:

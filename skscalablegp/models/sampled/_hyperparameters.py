@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float64
@@ -17,9 +17,9 @@ from ._bounds import (
     likelihood_bound,
     mean_estimate,
     sampled_squares,
-    sampled_std,
+    sampled_variance,
 )
-from ._sites import Site
+from ._site import Site
 
 # Steps from one change of theta to the next.
 EVERY = 10
@@ -34,8 +34,6 @@ class SampledHyperparameters:
     Parameters
     ----------
     kernel : TorchKernel
-    site_at : callable
-        The likelihood with a noise variance, given the old one; for labels it returns that.
     freeze : int
         Steps before the first change.
     learning_rate : float
@@ -49,13 +47,12 @@ class SampledHyperparameters:
     def __init__(
         self,
         kernel: TorchKernel,
-        site_at: Callable[[Site, float], Site],
         freeze: int,
         learning_rate: float,
         decay: float,
         n_steps: int,
     ):
-        self.kernel, self.site_at, self.freeze = kernel, site_at, freeze
+        self.kernel, self.freeze = kernel, freeze
         self.learning_rate = learning_rate
         self.decay = decay ** (EVERY / max(1, n_steps - freeze))
         self.bounds = kernel.bounds
@@ -106,9 +103,10 @@ class SampledHyperparameters:
         else:
             of_dense = Projection(control.A, control.a[:, t:])
             dense = [of_dense.function(_columns(d, slice(t, None))) for d in draws]
-            std = sampled_std(0.5 * (dense[0] + dense[1]), phi, diagonal[:, None], scale**0.5)
+            middle = 0.5 * (dense[0] + dense[1])
+            variance = sampled_variance(middle, phi, diagonal[:, None], scale**0.5)
             of_mean = Projection(control.A, control.a[:, :t])
-            loss = -likelihood_bound(site, Y, _columns(draws[0], slice(t)), std, n, of_mean)
+            loss = -likelihood_bound(site, Y, _columns(draws[0], slice(t)), variance, n, of_mean)
         (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
         return torch.zeros_like(theta) if gradient is None else gradient.double()
 
@@ -125,8 +123,10 @@ class SampledHyperparameters:
         rate = self.learning_rate * self.decay**self._count
         new = theta.detach().cpu() - rate * mean / (root + 1e-12)
         new = torch.minimum(torch.maximum(new, self.bounds[:, 0]), self.bounds[:, 1]).to(theta)
+        if not site.likelihood.additive:
+            return new, site
         row = torch.zeros(1, self.kernel.n_features, dtype=torch.float64)
-        return new, self.site_at(site, float(self.kernel.noise(new.cpu(), row)[0]))
+        return new, replace(site, noise=float(self.kernel.noise(new.cpu(), row)[0]))
 
 
 def _columns(draw: BasisDraw, columns: slice) -> BasisDraw:

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..._compat import Interval, StrOptions, fit_context
 from ...core import MinibatchGPRegressorBase, shared_parameters
+from ...core.likelihoods import Likelihood, resolve_likelihood
+from ...core.posteriors import Posterior, observed
 from ._base import COMMON_CONSTRAINTS, QSGPMixin
 
 
@@ -53,8 +55,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     control_variate_rank : int or "auto", default="auto"
         Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
         up to 20,000 rows and 1,000 above.
-    likelihood : {"gaussian", "laplace"}, default="gaussian"
-        "laplace" is robust to outliers; its scale is the root of half the noise variance.
+    likelihood : {"gaussian", "laplace"} or Likelihood, default="gaussian"
+        "laplace" is robust to outliers; its scale is the root of half the noise variance. Any
+        log-concave one from ``skscalablegp.likelihoods``, or of your own, is accepted.
     inference : {"auto", "exact", "stochastic"}, default="auto"
         Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
         of the rows, always have full batches.
@@ -107,6 +110,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     ----------
     kernel_ : kernel instance
         The trained scikit-learn kernel.
+    likelihood_ : Likelihood
+        The likelihood that was used.
     coef_ : ndarray of shape (m, t)
         Means of the weights.
     inference_ : str
@@ -159,7 +164,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         | {
             "basis": [StrOptions({"fourier", "rows"}), "array-like"],
             "covariance": [StrOptions({"support", "chevron"})],
-            "likelihood": [StrOptions({"gaussian", "laplace"})],
+            "likelihood": [str, Likelihood],
             "n_targets": [Interval(Integral, 1, None, closed="left"), None],
         }
         | shared_parameters("normalize_y")
@@ -253,12 +258,13 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         ------
         ValueError
             For settings that contradict each other: more dense columns or drawn functions than
-            functions, an unknown likelihood.
+            functions; for an unknown likelihood, and one that is not log-concave.
         MemoryError
             If the weights do not fit.
         """
         X, Y = self._read_rows(X, y)
-        self._train_on(X, Y, self.likelihood, self.normalize_y, self._past(X, Y.shape[1]))
+        likelihood = self._checked_likelihood(Y.shape[1])
+        self._train_on(X, Y, likelihood, self.normalize_y, self._past(X, Y.shape[1]))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -294,5 +300,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                 f"y has {Y.shape[1]} targets, but the model was fitted with "
                 f"{self._state.mean.shape[2]}."
             )
-        self._train_on(X, Y, self.likelihood, self.normalize_y, self._state, self._state.n_rows)
+        self._train_on(X, Y, self.likelihood_, self.normalize_y, self._state, self._state.n_rows)
         return self
+
+    def _checked_likelihood(self, t: int) -> Likelihood:
+        return resolve_likelihood(self.likelihood, t, sampled=True, normalize_y=self.normalize_y)
+
+    def _build_posterior(self) -> Posterior:
+        return observed(super()._build_posterior(), self.likelihood_)

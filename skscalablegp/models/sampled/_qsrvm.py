@@ -26,6 +26,7 @@ from ...core import (
     warn_once,
 )
 from ...core.data import RowSource, Scaling
+from ...core.likelihoods import Gaussian
 from ...core.training import train_steps
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
@@ -33,7 +34,8 @@ from ._basis import KernelFunctions, ScaledFunctions
 from ._fit import Fit
 from ._posterior import ChevronPosterior, ChevronWeights
 from ._relevance import RelevanceStepper
-from ._start import noise_of, site_of
+from ._site import Site
+from ._start import noise_of
 from ._steps import stochastic_fit
 
 # Functions whose precisions are trained by full batches; larger dictionaries shrink by steps first.
@@ -400,7 +402,7 @@ class _DictionaryFit:
         )
         self.fit.resize(len(self.left))
         rng = np.random.default_rng(self.random_state.randint(2**31 - 1))
-        site = site_of("gaussian", noise)
+        site = Site(Gaussian(), noise, 1 / noise)
         state = stochastic_fit(self.fit, self.kernel, compiled, basis, site, 0, rng, None, 0)
         second = (np.square(state.mean[0]).mean(1) + np.square(state.diagonal[0])) / precision
         new = 1 / np.maximum(second, 1e-300)
@@ -437,7 +439,7 @@ class _Shape(Fit):
     """The stochastic rounds' settings: those of a Fourier model of the dictionary's size."""
 
     def __init__(self, est, source: RowSource, monitor, random_state):
-        super().__init__(_Settings(est), source, "gaussian", None, monitor, random_state)
+        super().__init__(_Settings(est), source, Gaussian(), None, monitor, random_state)
         self.source = replace(self.source, dtype=torch.float32, _resident=None).resident()
         self.plan = replace(self.plan, dtype=torch.float32, steps=_ROUND_STEPS, n_dense=0)
 

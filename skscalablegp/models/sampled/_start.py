@@ -24,13 +24,15 @@ from ...core.training import Monitor
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ..iterative import IterativeGPRegressor
-from ._sites import GaussianSite, LaplaceSite, LogisticSite, Site
+from ._site import Site
 
 # Above so many columns the default kernel has one length scale for all of them.
 ARD_COLUMNS = 30
 # Signal variances tried for labels, and the rows of the Laplace approximations that compare them.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
+# Of a Newton step that overshoots.
+_HALVINGS = 30
 
 
 def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
@@ -90,30 +92,32 @@ def subset_kernel(
     return model.kernel_, stop_after(model.solver_info_["stop_reason"])
 
 
-def scaled_for_labels(kernel: Kernel, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
-    """A regression's kernel with the signal variance that labels want.
+def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
+    """A regression's kernel with the signal variance that another likelihood wants.
 
-    Labels -1 and 1 as real targets give the shape of the kernel; the latent function of a logistic
-    likelihood is larger. The variance is that of the largest Laplace evidence (Rasmussen and
-    Williams 2006, algorithm 3.1), summed over the columns of Y.
+    Labels -1 and 1, or counts, as real targets give the shape of the kernel; the latent function
+    is larger. The variance is that of the largest Laplace evidence (Rasmussen and Williams 2006,
+    algorithm 3.1), summed over the columns of Y.
 
     Parameters
     ----------
     kernel : Kernel
+    site : Site
     X : ndarray of shape (n, d)
     Y : ndarray of shape (n, t)
     own : bool
         Whether the kernel is the user's, whose bounds hold; those of the default one follow.
     """
     rows = torch.as_tensor(X[:_LAPLACE_ROWS], dtype=torch.float64)
-    labels = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
+    targets = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
     compiled = compile_kernel(kernel, X.shape[1])
-    unit = float(compiled.diag(compiled.theta0, rows).mean())
+    start = site.likelihood.start_targets(torch.as_tensor(Y, dtype=torch.float64))
+    unit = float(compiled.diag(compiled.theta0, rows).mean()) / float(start.square().mean())
 
     def evidence(kernel: Kernel) -> float:
         compiled = compile_kernel(kernel, X.shape[1])
         K = compiled.cross(compiled.theta0, rows, rows)
-        return sum(_laplace(K, labels[:, k])[1] for k in range(labels.shape[1]))
+        return sum(_laplace(site, K, y)[1] for y in targets.T)
 
     trials = [_times(kernel, a / unit, own) for a in _AMPLITUDES]
     if all(trial == kernel for trial in trials):
@@ -156,22 +160,27 @@ def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
     return _constants(kernel.k1, prefix + "k1") | _constants(kernel.k2, prefix + "k2")
 
 
-def _laplace(K: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """alpha = K^-1 f at the mode of a logistic likelihood, and the approximate evidence."""
-    alpha, f = torch.zeros_like(y), torch.zeros_like(y)
+def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """alpha = K^-1 f at the posterior's mode, and the approximate evidence."""
+    alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
     eye = torch.eye(len(y), dtype=K.dtype)
-    value = -np.inf
+    value = float(site.likelihood.log_density(y, f, none).sum())
     for _ in range(20):
-        p = torch.sigmoid(f)
-        W = (p * (1 - p)).clamp_min(1e-10)
+        _, slope, curvature, _ = site.likelihood.derivatives(y, f, none)
+        W = (-curvature).clamp_min(1e-10)
         root = W.sqrt()
         L = torch.linalg.cholesky(eye + root[:, None] * K * root)
-        b = W * f + (y + 1) / 2 - p
+        b = W * f + slope
         inner = torch.cholesky_solve((root * (K @ b))[:, None], L)[:, 0]
-        alpha = b - root * inner
-        f = K @ alpha
-        new = float(-0.5 * alpha @ f + torch.nn.functional.logsigmoid(y * f).sum())
-        if new - value < 1e-4:
+        change = b - root * inner - alpha
+        for _ in range(_HALVINGS):
+            f = K @ (alpha + change)
+            new = float(-0.5 * (alpha + change) @ f + site.likelihood.log_density(y, f, none).sum())
+            if new > value - 1e-4:
+                break
+            change = 0.5 * change
+        alpha = alpha + change
+        if not new - value >= 1e-4:
             break
         value = new
     return alpha, value - float(L.diagonal().log().sum())
@@ -187,8 +196,8 @@ def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
         phi_p phi_p'.
     Y : Tensor of shape (s, t)
     """
-    if isinstance(site, LogisticSite):
-        return torch.stack([_laplace(gram, Y[:, k])[0] for k in range(Y.shape[1])], 1)
+    if not site.likelihood.additive:
+        return torch.stack([_laplace(site, gram, y)[0] for y in Y.to(gram).T], 1)
     noisy = gram + site.noise * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])
 
@@ -198,12 +207,3 @@ def noise_of(kernel: TorchKernel, theta: Tensor) -> float:
     row = torch.zeros(1, kernel.n_features, dtype=torch.float64)
     with torch.no_grad():
         return float(kernel.noise(theta.cpu(), row)[0])
-
-
-def site_of(likelihood: str, noise: float) -> Site:
-    """A likelihood by its name; the noise variance of Laplace is twice its squared scale."""
-    if likelihood == "gaussian":
-        return GaussianSite(noise)
-    if likelihood == "laplace":
-        return LaplaceSite((noise / 2) ** 0.5)
-    return LogisticSite()

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import RowSource
+from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
 from ._bounds import BasisDraw, Projection, optimal_diagonal
 from ._gradient import sampled_gradient
 from ._hyperparameters import SampledHyperparameters
 from ._optimizers import SparseOptimizer, SparseSGD
-from ._sites import Site
+from ._site import Site
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
@@ -106,7 +107,7 @@ class QSGPStepper(Stepper):
         self.hyperparameters = hyperparameters
         self.n = len(source) if n_total is None else n_total
         self.t = support.Y.shape[1]
-        self.curvature = site.typical_curvature
+        self.curvature = site.curvature
         self._theta = support.theta
         self._rows = support.all_rows
         self._steps = self._slower = 0
@@ -131,8 +132,10 @@ class QSGPStepper(Stepper):
                 self.weights.a[: len(self.support), :k].to(X, copy=True),
             )
             left, right = self._draw(X, k), self._draw(X, k)
-            std = self._std(left, right, control)
-            gradient = sampled_gradient(self.site, Y, left.data, right.data, control, self.n, std)
+            variance = self._variance(left, right, control)
+            gradient = sampled_gradient(
+                self.site, Y, left.data, right.data, control, self.n, variance
+            )
             self._change(left, gradient.left, k)
             self._change(right, gradient.right, k)
             self.optimizer.advance()
@@ -163,8 +166,8 @@ class QSGPStepper(Stepper):
             weights = weights + (at_support * tail).T @ shared
         return Draw(part, BasisDraw(phi, weights, scale, at_support), everywhere)
 
-    def _std(self, left: Draw, right: Draw, control: Projection) -> Float[Tensor, "b 1"]:
-        """Of f under q: its variance is unbiased, and varies little over draws of thousands."""
+    def _variance(self, left: Draw, right: Draw, control: Projection) -> Float[Tensor, "b 1"]:
+        """Of f under q: unbiased, and it varies little over draws of thousands."""
         if self.site.gaussian:
             return torch.zeros(len(left.data.phi), 1).to(left.data.phi)
         variance = 0.0
@@ -175,7 +178,7 @@ class QSGPStepper(Stepper):
         if left.data.weights.shape[1] > self.t:
             f, g = control.function(left.data), control.function(right.data)
             variance = variance + (f[:, self.t :] * g[:, self.t :]).sum(1, keepdim=True)
-        return variance.clamp_min(0).sqrt()
+        return variance.clamp_min(0)
 
     def _change(self, draw: Draw, gradient: Float[Tensor, "u k"], k: int) -> None:
         """The drawn weights, b and a, after one draw's gradient."""
@@ -247,7 +250,7 @@ class QSGPStepper(Stepper):
 
     def refresh(self) -> None:
         """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
-        X, Y, t = self._rows[len(self.support) :], self.support.Y_check.double(), self.t
+        X = self._rows[len(self.support) :]
         w = self.weights.a[len(self.support) :]
         for k in range(3):
             variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
@@ -260,8 +263,7 @@ class QSGPStepper(Stepper):
             # The variance has to be that of the curvature it ends with.
             if self.site.gaussian or k == 2:
                 return
-            std = (variance + w[:, t:].square().sum(1, keepdim=True)).sqrt().expand_as(w[:, :t])
-            curvature = float(self.site.curvature(Y, w[:, :t], std).mean())
+            curvature = self._curvature(w)
             if abs(curvature - self.curvature) < 0.05 * self.curvature:
                 return
             self.curvature = curvature
@@ -275,7 +277,10 @@ class QSGPStepper(Stepper):
         mean, self._better = self._mean.mean(self._steps), self.weights
         current = self.weights.a[len(self.support) :, : self.t]
         if not self.site.gaussian and bool(torch.isfinite(current).all()):
-            self._follow_curvature(current)
+            # The closed form of the diagonal again, when the likelihood's curvature has moved.
+            now = self._curvature(self.weights.a[len(self.support) :])
+            if abs(now - self.curvature) > 0.1 * self.curvature:
+                self.refresh()
         score = self._score(self.weights)
         if mean is not None:
             of_mean = self._score(mean)
@@ -285,11 +290,9 @@ class QSGPStepper(Stepper):
 
     def _score(self, w: SampledWeights) -> float:
         t, s = self.t, len(self.support)
-        mean, Y = w.a[s:, :t], self.support.Y_check.double()
-        if not bool(torch.isfinite(mean).all()):
+        if not bool(torch.isfinite(w.a[s:, :t]).all()):
             return float("nan")
-        std = (self._sparse_variance + w.a[s:, t:].square().sum(1, keepdim=True)).sqrt()
-        likelihood = self.site.expected(Y, mean, std.expand_as(mean)).mean() * self.n
+        likelihood = self._terms(w.a[s:]).value.mean() / t * self.n
         norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
         if self.flattening is not None:
             b, gram = w.shared, self.flattening.gram[:s]
@@ -304,13 +307,13 @@ class QSGPStepper(Stepper):
         divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
         return float((divergence - likelihood) / self.n)
 
-    def _follow_curvature(self, mean: Tensor) -> None:
-        """The closed form of the diagonal again, when the likelihood's curvature has moved."""
-        dense = self.weights.a[len(self.support) :, self.t :].square().sum(1, keepdim=True)
-        std = (self._sparse_variance + dense).sqrt().expand_as(mean)
-        now = float(self.site.curvature(self.support.Y_check.double(), mean, std).mean())
-        if abs(now - self.curvature) > 0.1 * self.curvature:
-            self.refresh()
+    def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
+        """The likelihood at the scores' rows, where f and the dense columns have these values."""
+        variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
+        return self.site.terms(self.support.Y_check.double(), values[:, : self.t], variance)
+
+    def _curvature(self, values: Float[Tensor, "c k"]) -> float:
+        return -2 * float(self._terms(values).d_variance.mean()) / self.t
 
     def _tail_values(self, weights: SampledWeights) -> Tensor:
         """Phi_p w without the head's part."""

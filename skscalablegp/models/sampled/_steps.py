@@ -13,8 +13,8 @@ from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._fit import Fit
 from ._hyperparameters import SampledHyperparameters
-from ._sites import Site
-from ._start import site_of, support_weights
+from ._site import Site
+from ._start import support_weights
 from ._state import Trained, fitted_scales, support_variance
 from ._stepper import QSGPStepper, StepSizes
 from ._support import Flattening, SupportRows, by_unit, support_gram
@@ -44,7 +44,7 @@ def stochastic_fit(
         flattening = None
         if est.variational_optimizer == "preconditioned":
             X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
-            flattening = Flattening.build(support, gram, X, site.typical_curvature, n)
+            flattening = Flattening.build(support, gram, X, site.curvature, n)
         squares = fit.squares(basis, support, rng, n)
         if start is None:
             weights = _first_weights(fit, basis, support, whole, site, squares, c, head)
@@ -57,7 +57,6 @@ def stochastic_fit(
     if est.optimizer is not None and est.hyperparameter_learning_rate > 0:
         hyper = SampledHyperparameters(
             compiled,
-            lambda old, noise: old if old.noise == 0 else site_of(fit.likelihood, noise),
             int(est.freeze * plan.steps),
             est.hyperparameter_learning_rate,
             est.decay,
@@ -165,7 +164,7 @@ def _dense_start(fit: Fit, basis: Any, support: SupportRows, gram: Tensor, site:
     """Columns of (S + curvature n / s Phi_p'Phi_p)^-1, scaled to what a Cholesky factor has."""
     q = basis.per_unit
     s = len(support)
-    weight = site.typical_curvature * fit.n / s
+    weight = site.curvature * fit.n / s
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
     factor, _ = cholesky_with_jitter(gram + torch.eye(s).to(gram) / weight)
     inner = torch.cholesky_inverse(factor)

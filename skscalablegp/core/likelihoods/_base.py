@@ -1,0 +1,301 @@
+"""What the models ask of p(y | f), and quadrature for whatever a likelihood does not answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.base import BaseEstimator
+from torch import Generator, Tensor
+
+# Of the largest weight of a quadrature rule: nodes of less are left out.
+_NEGLIGIBLE = 1e-12
+
+
+class LikelihoodTerms(NamedTuple):
+    """E log p(y | f) for f ~ N(mean, variance), a row at a time, with its derivatives.
+
+    Attributes
+    ----------
+    value : Tensor of shape (b,)
+        Summed over targets; autograd carries it back into mean and variance.
+    d_mean : Tensor of shape (b, q)
+        In the means of the q latent functions.
+    d_variance : Tensor of shape (b, s)
+        In their variances; s is 1 where the latent functions share a variance.
+    d_noise : Tensor of shape (b,)
+        In the noise variance; zero where the likelihood has none.
+    """
+
+    value: Tensor
+    d_mean: Tensor
+    d_variance: Tensor
+    d_noise: Tensor
+
+
+class Predictive(NamedTuple):
+    """Moments of a new observation, f integrated out; its variance is ``variance + noise``.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (b, t)
+        E y.
+    variance : Tensor of shape (b, t)
+        Of E[y | f], what is not known about the latent function.
+    noise : Tensor of shape (b, t)
+        The mean of Var[y | f], what remains when the latent function is known.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise: Tensor
+
+
+class Likelihood(BaseEstimator, ABC):
+    """p(y | f), the distribution of an observation given the latent function.
+
+    A subclass writes `log_density`, and for regression `moments`. Expectations then come from
+    Gauss-Hermite quadrature, derivatives from autograd. A likelihood that knows closed forms
+    overrides `derivatives` or `expected`; one whose latent functions interact, as in a softmax,
+    overrides `n_latent`, `expected` and `probabilities`.
+
+    Attributes
+    ----------
+    log_concave : bool
+        Whether log p(y | f) is concave in f, which sampled models need.
+    additive : bool
+        Whether y = f + noise, with the kernel's white noise as the noise's variance. Where it is
+        not, white noise belongs to the latent function, and targets keep their own units.
+    conjugate : bool
+        Whether one natural gradient step on all rows finds the best belief; of Gaussian noise.
+    classes : bool
+        Whether y is the number of a class, from 0 on.
+    n_nodes : int
+        Nodes of the quadrature.
+
+    Notes
+    -----
+    Tensors have a last axis of quadrature nodes wherever this page says "elementwise".
+    """
+
+    log_concave: bool = False
+    additive: bool = False
+    conjugate: bool = False
+    classes: bool = False
+    n_nodes: int = 32
+
+    @abstractmethod
+    def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
+        """Elementwise log p(y | f), in torch functions.
+
+        Parameters
+        ----------
+        y, f, noise : Tensor
+            Observations, latent values, and noise variances in squared units of y; of shapes that
+            broadcast. Likelihoods that are not additive do not need the noise.
+
+        Returns
+        -------
+        value : Tensor
+        """
+
+    def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Elementwise mean and variance of y given f, for regression.
+
+        Parameters
+        ----------
+        f, noise : Tensor
+            As in `log_density`.
+
+        Returns
+        -------
+        mean, variance : Tensor
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no moments(f, noise), the mean and the variance of y given "
+            "f, without which regression cannot predict."
+        )
+
+    def draw(
+        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        """Elementwise draws of y given f, for `sample_y`.
+
+        Parameters
+        ----------
+        f, noise : ndarray
+            Latent values, and noise variances that broadcast to them.
+        random_state : RandomState
+
+        Returns
+        -------
+        y : ndarray
+            Of the shape of f.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no draw(f, noise, random_state), draws of y given f, which "
+            "sample_y needs."
+        )
+
+    def n_latent(self, n_outputs: int) -> int:
+        """Latent functions for so many targets, or classes.
+
+        Parameters
+        ----------
+        n_outputs : int
+            Targets or classes.
+
+        Raises
+        ------
+        ValueError
+            For settings, or a number of targets or classes, that the likelihood cannot have.
+        """
+        return n_outputs
+
+    def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+        """Targets near the latent function's values, which a Gaussian start is fitted to.
+
+        Parameters
+        ----------
+        Y : Tensor of shape (n, t)
+        """
+        return Y
+
+    def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
+        """Typical second derivative of minus log p in f, which scales the steps of sampled models.
+
+        That of Gaussian noise where y is f plus noise, else the mean at `start_targets`.
+
+        Parameters
+        ----------
+        Y : Tensor of shape (n, t)
+            Some rows' targets.
+        noise : Tensor of shape (n,)
+        """
+        if self.additive:
+            return float((1 / noise).mean())
+        return -float(self.derivatives(Y, self.start_targets(Y), noise[:, None])[2].mean())
+
+    def derivatives(
+        self, y: Tensor, f: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Elementwise log p, its first two derivatives in f, and that in the noise.
+
+        Parameters
+        ----------
+        y, f, noise : Tensor
+            As in `log_density`.
+        """
+        with torch.enable_grad():
+            at, scale = f.detach().requires_grad_(), noise.detach().expand_as(f).clone()
+            value = self.log_density(y, at, scale.requires_grad_())
+            slope, d_noise = torch.autograd.grad(
+                value.sum(), (at, scale), create_graph=True, materialize_grads=True
+            )
+            # A slope that does not depend on f has no graph of its own.
+            (curvature,) = torch.autograd.grad(slope.sum() + 0 * at.sum(), at)
+        value = self.log_density(y, f, noise) if f.requires_grad else value.detach()
+        return value, slope.detach(), curvature, d_noise.detach()
+
+    def expected(
+        self,
+        Y: Float[Tensor, "b t"],
+        mean: Float[Tensor, "b q"],
+        variance: Float[Tensor, "b s"],
+        noise: Float[Tensor, " b"],
+        generator: Generator | None = None,
+    ) -> LikelihoodTerms:
+        """E log p(y | f) for f ~ N(mean, variance), each latent function with its own target.
+
+        Derivatives in mean and variance are expectations of derivatives (Bonnet's and Price's
+        theorems), so that curvatures never have the wrong sign.
+
+        Parameters
+        ----------
+        Y : Tensor of shape (b, t)
+        mean : Tensor of shape (b, q)
+        variance : Tensor of shape (b, s)
+            s is q, or 1 where the latent functions share it.
+        noise : Tensor of shape (b,)
+        generator : Generator, optional
+            For likelihoods that draw.
+        """
+        f, weights = hermite_points(mean, variance, self.n_nodes)
+        value, slope, curvature, d_noise = self.derivatives(
+            Y[:, :, None], f, noise.to(f)[:, None, None]
+        )
+        d_variance = 0.5 * (curvature @ weights)
+        return LikelihoodTerms(
+            (value @ weights).sum(1),
+            slope @ weights,
+            shared_sum(d_variance, variance),
+            (d_noise @ weights).sum(1),
+        )
+
+    def predictive(
+        self,
+        mean: Float[Tensor, "b q"],
+        variance: Float[Tensor, "b s"],
+        noise: Float[Tensor, " b"],
+    ) -> Predictive:
+        """Moments of a new observation whose latent function is N(mean, variance).
+
+        Parameters
+        ----------
+        mean, variance, noise : Tensor
+            As in `expected`.
+        """
+        f, weights = hermite_points(mean, variance, self.n_nodes)
+        given, spread = self.moments(f, noise.to(f)[:, None, None])
+        given, spread = given.expand_as(f), spread.expand_as(f)
+        centre = given @ weights
+        between = (given - centre[:, :, None]).square() @ weights
+        return Predictive(centre, between, spread @ weights)
+
+    def probabilities(
+        self,
+        mean: Float[Tensor, "b q"],
+        variance: Float[Tensor, "b s"],
+        n_classes: int,
+        draws: Float[Tensor, "k q"] | None = None,
+    ) -> Float[Tensor, "b c"]:
+        """Of the classes, the latent functions integrated out.
+
+        Parameters
+        ----------
+        mean, variance : Tensor
+            As in `expected`.
+        n_classes : int
+        draws : Tensor of shape (k, q), optional
+            Standard normal draws, for likelihoods of several latent functions.
+        """
+        f, weights = hermite_points(mean, variance, self.n_nodes)
+        classes = [torch.full_like(f, k) for k in range(n_classes)]
+        p = [torch.exp(self.log_density(y, f, torch.zeros_like(f))) @ weights for y in classes]
+        return torch.cat(p, 1)
+
+
+def shared_sum(terms: Float[Tensor, "b q"], variance: Float[Tensor, "b s"]) -> Tensor:
+    """Derivatives in a variance that latent functions share are sums over them."""
+    return terms if variance.shape[1] == terms.shape[1] else terms.sum(1, keepdim=True)
+
+
+def hermite_points(
+    mean: Float[Tensor, "b q"], variance: Float[Tensor, "b s"], n_nodes: int
+) -> tuple[Float[Tensor, "b q k"], Float[Tensor, " k"]]:
+    """Points and weights with which a sum is E g(f) for f ~ N(mean, variance)."""
+    nodes, weights = _hermite_rule(n_nodes)
+    std = variance.clamp_min(0).sqrt()
+    return mean[:, :, None] + std[:, :, None] * nodes.to(mean), weights.to(mean)
+
+
+@lru_cache(maxsize=8)
+def _hermite_rule(n_nodes: int) -> tuple[Tensor, Tensor]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
+    keep = weights > _NEGLIGIBLE * weights.max()
+    nodes, weights = nodes[keep], weights[keep]
+    return torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())

@@ -1,0 +1,48 @@
+"""Gaussian noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ._base import Likelihood, LikelihoodTerms
+
+
+class Gaussian(Likelihood):
+    """y = f + e, e ~ N(0, noise); targets share the noise and hence the covariance of f."""
+
+    log_concave = additive = conjugate = True
+
+    def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
+        return -0.5 * (torch.log(2 * math.pi * noise) + (y - f).square() / noise)
+
+    def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return f, noise
+
+    def draw(
+        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        return f + np.sqrt(noise) * random_state.standard_normal(f.shape)
+
+    def expected(
+        self,
+        Y: Float[Tensor, "b t"],
+        mean: Float[Tensor, "b t"],
+        variance: Float[Tensor, "b 1"],
+        noise: Float[Tensor, " b"],
+        generator: Generator | None = None,
+    ) -> LikelihoodTerms:
+        t, noise = Y.shape[1], noise.to(mean)
+        residual = Y - mean
+        second = residual.square().sum(1) + t * variance[:, 0]
+        value = -0.5 * (t * torch.log(2 * math.pi * noise) + second / noise)
+        return LikelihoodTerms(
+            value,
+            residual / noise[:, None],
+            (-0.5 * t / noise)[:, None],
+            0.5 * (second / noise - t) / noise,
+        )

@@ -1,0 +1,53 @@
+"""Laplace noise, for outliers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ._base import Likelihood, LikelihoodTerms, shared_sum
+
+
+class Laplace(Likelihood):
+    """y = f + e with density exp(-|e| / scale) / (2 scale): robust regression, in closed form.
+
+    The noise variance is twice the squared scale.
+    """
+
+    log_concave = additive = True
+
+    def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
+        scale = (noise / 2).sqrt()
+        return -torch.log(2 * scale) - (y - f).abs() / scale
+
+    def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return f, noise
+
+    def draw(
+        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        return f + np.sqrt(noise / 2) * random_state.laplace(size=f.shape)
+
+    def expected(
+        self,
+        Y: Float[Tensor, "b t"],
+        mean: Float[Tensor, "b t"],
+        variance: Float[Tensor, "b s"],
+        noise: Float[Tensor, " b"],
+        generator: Generator | None = None,
+    ) -> LikelihoodTerms:
+        scale = (noise / 2).sqrt().to(mean)[:, None]
+        std = torch.maximum(variance.clamp_min(0).sqrt(), 1e-6 * scale)
+        u = (mean - Y) / std
+        density = torch.exp(-0.5 * u.square()) / math.sqrt(2 * math.pi)
+        tilt = torch.erf(u / math.sqrt(2))
+        # The mean of a folded normal variable.
+        folded = std * (2 * density + u * tilt)
+        value = -torch.log(2 * scale) - folded / scale
+        d_noise = (folded / scale - 1).sum(1) / (2 * noise).to(mean)
+        d_variance = shared_sum(-density / (std * scale), variance)
+        return LikelihoodTerms(value.sum(1), -tilt / scale, d_variance, d_noise)

@@ -1,0 +1,65 @@
+"""Several classes."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ._base import Likelihood, LikelihoodTerms
+
+
+class Softmax(Likelihood):
+    """c classes of c latent functions, p(y = k | f) = exp(f_k) / sum_j exp(f_j).
+
+    The expectation of the logarithm of the sum has no closed form: it is the mean over draws of f,
+    in pairs of opposite sign.
+
+    Parameters
+    ----------
+    n_samples : int, default=16
+        Draws of f for each row of a batch.
+    """
+
+    log_concave = classes = True
+
+    def __init__(self, n_samples: int = 16):
+        self.n_samples = n_samples
+
+    def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
+        """Of all latent functions together, along the second axis."""
+        return torch.log_softmax(f, 1).gather(1, y.long())
+
+    def expected(
+        self,
+        Y: Float[Tensor, "b 1"],
+        mean: Float[Tensor, "b c"],
+        variance: Float[Tensor, "b c"],
+        noise: Float[Tensor, " b"],
+        generator: Generator | None = None,
+    ) -> LikelihoodTerms:
+        half = max(self.n_samples // 2, 1)
+        eps = torch.randn(half, *mean.shape, generator=generator, dtype=torch.float64)
+        eps = torch.cat([eps, -eps]).to(mean)
+        f = mean + variance.clamp_min(0).sqrt() * eps
+        log_sum = torch.logsumexp(f, 2)
+        p = torch.exp(f - log_sum[:, :, None])
+        chosen = Y.long()
+        observed = torch.zeros_like(mean).scatter_(1, chosen, 1.0)
+        return LikelihoodTerms(
+            mean.gather(1, chosen)[:, 0] - log_sum.mean(0),
+            observed - p.mean(0),
+            -0.5 * (p * (1 - p)).mean(0),
+            torch.zeros_like(noise),
+        )
+
+    def probabilities(
+        self,
+        mean: Float[Tensor, "b c"],
+        variance: Float[Tensor, "b c"],
+        n_classes: int,
+        draws: Float[Tensor, "k c"] | None = None,
+    ) -> Float[Tensor, "b c"]:
+        """Mean of softmax over the given standard normal draws."""
+        f = mean[:, None] + variance.clamp_min(0).sqrt()[:, None] * draws
+        return torch.softmax(f, 2).mean(1)

@@ -1,0 +1,57 @@
+"""Student's t, for wild targets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ._base import Likelihood
+
+
+class StudentT(Likelihood):
+    """y = f + sqrt(noise) e with e from Student's t: a few wild targets do not bend f.
+
+    Parameters
+    ----------
+    df : float, default=4.0
+        Degrees of freedom, above 2 so that the noise has a variance; large values are Gaussian.
+    n_nodes : int, default=32
+        Nodes of the Gauss-Hermite quadrature.
+    """
+
+    additive = True
+
+    def __init__(self, df: float = 4.0, *, n_nodes: int = 32):
+        self.df = df
+        self.n_nodes = n_nodes
+
+    def n_latent(self, n_outputs: int) -> int:
+        if not self.df > 2:
+            raise ValueError(
+                f"StudentT needs df > 2, without which noise has no variance, got {self.df!r}."
+            )
+        return n_outputs
+
+    def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
+        df = self.df
+        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
+        tail = torch.log1p((y - f).square() / (df * noise))
+        return constant - 0.5 * torch.log(noise) - 0.5 * (df + 1) * tail
+
+    def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return f, noise * (self.df / (self.df - 2))
+
+    def draw(
+        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
+    ) -> np.ndarray:
+        return f + np.sqrt(noise) * random_state.standard_t(self.df, f.shape)
+
+    def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+        """Within three robust standard deviations of the median."""
+        middle = Y.median(0).values
+        spread = 1.4826 * (Y - middle).abs().median(0).values
+        return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)

@@ -1,0 +1,88 @@
+"""Posteriors of what is observed, where that is not the latent function plus noise."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..likelihoods import Likelihood, Predictive
+from ._base import Posterior
+
+
+def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
+    """The posterior as predictions need it: of f plus noise, or of what the likelihood makes of f.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        Of the latent function.
+    likelihood : Likelihood
+    """
+    return posterior if likelihood.additive else ObservedPosterior(posterior, likelihood)
+
+
+class ObservedPosterior(Posterior):
+    """Moments and draws of y, one target, under a likelihood of one latent function.
+
+    The white noise of the latent posterior is part of the latent function.
+
+    Parameters
+    ----------
+    latent : Posterior
+    likelihood : Likelihood
+    """
+
+    def __init__(self, latent: Posterior, likelihood: Likelihood):
+        self.latent, self.likelihood = latent, likelihood
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.latent.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.latent.device
+
+    @property
+    def width(self) -> int:
+        return self.latent.width
+
+    def _predictive(self, X: Float[Tensor, "m d"]) -> Predictive:
+        mean = self.latent.mean(X).double()
+        variance = (self.latent.variance(X) + self.latent.noise(X)).double()
+        return self.likelihood.predictive(mean, variance[:, None], torch.zeros_like(variance))
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        """Of y; needs the variance of f."""
+        return self._predictive(X).mean
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """Of the mean of y given f."""
+        return self._predictive(X).variance[:, 0]
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The mean of the variance of y given f."""
+        return self._predictive(X).noise[:, 0]
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> NoReturn:
+        """Refused: it has no closed form.
+
+        Raises
+        ------
+        ValueError
+        """
+        raise ValueError(
+            f"A joint covariance of y under {self.likelihood!r} has no closed form: use "
+            "return_std=True, or the covariance of draws of sample_y."
+        )
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m 1 s"]:
+        f = self.latent.sample(X, n_samples, random_state).cpu().double().numpy()
+        y = self.likelihood.draw(f, np.zeros(1), random_state)
+        return torch.as_tensor(np.asarray(y, dtype=np.float64))

@@ -1,0 +1,63 @@
+"""A likelihood at one noise variance, as steps and full batches evaluate it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.likelihoods import Likelihood, LikelihoodTerms
+
+
+@dataclass(frozen=True)
+class Site:
+    """log p(y | f), concave in f (a site projection: Evans and Nair 2020, appendix H).
+
+    Attributes
+    ----------
+    likelihood : Likelihood
+    noise : float
+        Variance of y given f; 0 for a likelihood without additive noise.
+    curvature : float
+        Typical curvature of minus log p, what step sizes are scaled by.
+    """
+
+    likelihood: Likelihood
+    noise: float
+    curvature: float
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, noise: float, Y: Float[Tensor, "n t"]) -> Site:
+        """At a noise variance, with the curvature that some rows' targets have.
+
+        Raises
+        ------
+        ValueError
+            For additive noise without a variance.
+        """
+        if not likelihood.additive:
+            noise = 0.0
+        elif not noise > 0:
+            raise ValueError(
+                f"likelihood={likelihood!r} needs a positive noise variance, got {noise!r}: it is "
+                "that of the kernel's WhiteKernel."
+            )
+        return cls(likelihood, noise, likelihood.curvature(Y, _constant(noise, Y)))
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether E log p is quadratic in the mean, so that products of two draws are unbiased."""
+        return self.likelihood.conjugate
+
+    def terms(
+        self, Y: Float[Tensor, "b t"], mean: Float[Tensor, "b t"], variance: Float[Tensor, "b 1"]
+    ) -> LikelihoodTerms:
+        """E log p for f ~ N(mean, variance) and its derivatives."""
+        return self.likelihood.expected(Y, mean, variance, _constant(self.noise, Y))
+
+
+def _constant(noise: float, Y: Tensor) -> Float[Tensor, " b"]:
+    # In double precision, from which single steps round once.
+    return torch.full((len(Y),), noise, dtype=torch.float64, device=Y.device)
