@@ -30,14 +30,15 @@ from uci import load, plain, scores, versions
 from skscalablegp import QSGPClassifier, QSGPRegressor, SVGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
+from skscalablegp.likelihoods import Gaussian
 from skscalablegp.models.sampled import (
     BasisDraw,
     Flattening,
-    GaussianSite,
     Projection,
     QSGPStepper,
     SampledWeights,
     SeededFourier,
+    Site,
     SparseSGD,
     StepSizes,
     SupportRows,
@@ -79,7 +80,7 @@ def steps(args):
         stepper = _Timed(
             source,
             basis,
-            GaussianSite(0.1),
+            Site(Gaussian(), 0.1, 10.0),
             support,
             flattening,
             SparseSGD(1.0),

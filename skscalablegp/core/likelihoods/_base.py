@@ -142,7 +142,7 @@ class Likelihood(BaseEstimator, ABC):
         )
 
     def n_latent(self, n_outputs: int) -> int:
-        """Latent functions for so many targets, or classes.
+        """Latent functions for so many targets, or classes: one for each target, one for classes.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class Likelihood(BaseEstimator, ABC):
         ValueError
             For settings, or a number of targets or classes, that the likelihood cannot have.
         """
-        return n_outputs
+        return 1 if self.classes else n_outputs
 
     def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
         """Targets near the latent function's values, which a Gaussian start is fitted to.

@@ -26,6 +26,9 @@ class Softmax(Likelihood):
     def __init__(self, n_samples: int = 16):
         self.n_samples = n_samples
 
+    def n_latent(self, n_outputs: int) -> int:
+        return n_outputs
+
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
         """Of all latent functions together, along the second axis."""
         return torch.log_softmax(f, 1).gather(1, y.long())

@@ -230,9 +230,9 @@ def test_softmax_terms_are_unbiased():
     mean, variance = normal(6, 3, seed=1), normal(6, 3, seed=2).square() + 0.1
     Y = torch.tensor([[0.0], [1], [2], [0], [1], [2]], dtype=torch.float64)
     noise = torch.zeros(6, dtype=torch.float64)
-    exact = Softmax(400_000).terms(Y, mean, variance, noise, generator(1))
+    exact = Softmax(400_000).expected(Y, mean, variance, noise, generator(1))
     g = generator(2)
-    draws = [Softmax(4).terms(Y, mean, variance, noise, g) for _ in range(400)]
+    draws = [Softmax(4).expected(Y, mean, variance, noise, g) for _ in range(400)]
     for name in ("value", "d_mean", "d_variance"):
         values_ = torch.stack([getattr(d, name) for d in draws])
         z = (values_.mean(0) - getattr(exact, name)) / (values_.std(0) / 20 + 1e-4)
@@ -240,7 +240,7 @@ def test_softmax_terms_are_unbiased():
     # Derivatives belong to the value: one step in the mean of a class.
     h, shifted = 1e-3, mean.clone()
     shifted[0, 1] += h
-    up = Softmax(400_000).terms(Y, shifted, variance, noise, generator(1))
+    up = Softmax(400_000).expected(Y, shifted, variance, noise, generator(1))
     assert_allclose(float((up.value - exact.value)[0] / h), float(exact.d_mean[0, 1]), atol=2e-3)
 
 
@@ -248,7 +248,7 @@ def test_two_softmax_classes_are_a_logit():
     """f_1 - f_0 has the sum of the variances."""
     mean, variance = normal(9, 2, seed=1), normal(9, 2, seed=2).square()
     draws = normal(200_000, 2, seed=3)
-    p = Softmax().probabilities(mean, variance, draws)[:, 1]
+    p = Softmax().probabilities(mean, variance, 2, draws)[:, 1]
     q = Bernoulli("logit", n_nodes=80).probabilities(
         (mean[:, 1] - mean[:, 0])[:, None], variance.sum(1, keepdim=True)
     )[:, 1]
@@ -270,7 +270,7 @@ def test_bernoulli_probabilities_by_integration(link):
 def test_many_degrees_of_freedom_are_gaussian():
     Y, mean, variance = normal(8, 1), normal(8, 1, seed=1), normal(8, 1, seed=2).square() + 0.1
     noise = torch.full((8,), 0.3, dtype=torch.float64)
-    t = StudentT(1e7, n_nodes=60).terms(Y, mean, variance, noise)
-    g = Gaussian().terms(Y, mean, variance, noise)
+    t = StudentT(1e7, n_nodes=60).expected(Y, mean, variance, noise)
+    g = Gaussian().expected(Y, mean, variance, noise)
     for a, b in zip(t, g, strict=True):
         assert_allclose(a, b, rtol=1e-4, atol=1e-4)

@@ -8,19 +8,18 @@ import torch
 from numpy.testing import assert_allclose
 from torch.func import grad_and_value, vmap
 
+from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled import (
     BasisDraw,
-    GaussianSite,
-    LaplaceSite,
-    LogisticSite,
     Projection,
+    Site,
     SupportSquares,
     constant_estimate,
     covariance_estimate,
     likelihood_bound,
     mean_estimate,
     optimal_diagonal,
-    sampled_std,
+    sampled_variance,
 )
 
 N, M, T, COLUMNS, ROWS_DRAWN, DRAWN, REPEATS = 14, 10, 2, 2, 5, 4, 10_000
@@ -204,7 +203,11 @@ def test_the_closed_form_diagonal_is_the_optimum():
 
 # ------------------------------------------------------------------------------- likelihoods
 
-SITES = {"gaussian": GaussianSite(0.4), "laplace": LaplaceSite(0.5), "logistic": LogisticSite()}
+SITES = {
+    "gaussian": Site(Gaussian(), 0.4, 2.5),
+    "laplace": Site(Laplace(), 0.5, 2.0),
+    "logistic": Site(Bernoulli(n_nodes=101), 0.0, 0.25),
+}
 
 
 def log_density(name, y, f):
@@ -212,14 +215,14 @@ def log_density(name, y, f):
         return -0.5 * np.log(2 * np.pi * 0.4) - (y - f) ** 2 / 0.8
     if name == "laplace":
         return -np.log(1.0) - np.abs(y - f) / 0.5
-    return -np.logaddexp(0, -y * f)
+    return -np.logaddexp(0, (1 - 2 * y) * f)
 
 
 @pytest.mark.parametrize("name", SITES)
 def test_expectations_against_numerical_integration(name):
     mean = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None]
     std = torch.tensor([[0.01], [0.3], [1.0], [2.0], [5.0], [0.1], [1.5]], dtype=torch.float64)
-    y = torch.tensor([1.0, -1, 1, -1, 1, -1, 1], dtype=torch.float64)[:, None]
+    y = torch.tensor([1.0, 0, 1, 0, 1, 0, 1], dtype=torch.float64)[:, None]
     z = np.linspace(-12, 12, 200_001)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
@@ -228,25 +231,27 @@ def test_expectations_against_numerical_integration(name):
         f = mean.numpy() + std.numpy() * z
         return (log_density(name, y.numpy(), f) * weight).sum(1, keepdims=True)
 
-    site = SITES[name]
-    assert_allclose(site.expected(y, mean, std), oracle(mean), rtol=1e-6, atol=1e-7)
+    site, variance = SITES[name], std.square()
+    found = site.terms(y, mean, variance)
+    assert_allclose(found.value[:, None], oracle(mean), rtol=1e-6, atol=1e-7)
     h = 1e-3
     slope = (oracle(mean + h) - oracle(mean - h)) / (2 * h)
-    assert_allclose(site.residual(y, mean, std), -slope, rtol=2e-4, atol=2e-5)
-    step = (site.residual(y, mean + h, std) - site.residual(y, mean - h, std)) / (2 * h)
-    assert_allclose(site.curvature(y, mean, std), step, rtol=1e-3, atol=1e-4)
+    assert_allclose(found.d_mean, slope, rtol=2e-4, atol=2e-5)
+    ends = [site.terms(y, mean + sign * h, variance).d_mean for sign in (1, -1)]
+    step = (ends[0] - ends[1]) / (2 * h)
+    assert_allclose(2 * found.d_variance, step, rtol=1e-3, atol=1e-4)
 
 
-def test_laplace_needs_a_scale():
-    with pytest.raises(ValueError, match="positive scale, got 0.0"):
-        LaplaceSite(0.0)
+def test_additive_noise_needs_a_variance():
+    with pytest.raises(ValueError, match=r"Laplace\(\) needs a positive noise variance, got 0.0"):
+        Site.of(Laplace(), 0.0, torch.zeros(3, 1).double())
 
 
 @pytest.mark.parametrize("kind", [None, "projection"])
 @pytest.mark.parametrize("name", ["laplace", "logistic"])
 def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
     p, site = Problem(), SITES[name]
-    Y = p.Y.sign()
+    Y = (p.Y > 0).double()
     C = p.C()
     mu = 0.3 * p.mu
     control = p.control(kind, mu)
@@ -268,8 +273,10 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
             draw = BasisDraw(p.phi[:, i], mu[i], M / drawn, support[:, i])
             dense = M / drawn * (p.phi[:, j] @ p.dense[j])
             scale = (M - COLUMNS) / (drawn - COLUMNS)
-            noise = sampled_std(dense, p.phi[:, COLUMNS:][:, r], p.diagonal[r][:, None], scale)
-            return likelihood_bound(site, Y, draw, noise, N, control(torch.arange(N)))
+            variance = sampled_variance(
+                dense, p.phi[:, COLUMNS:][:, r], p.diagonal[r][:, None], scale
+            )
+            return likelihood_bound(site, Y, draw, variance, N, control(torch.arange(N)))
 
         values = vmap(bound)(*scores, others)
         error = values.std() / math.sqrt(REPEATS)
@@ -282,8 +289,8 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
 def test_the_gradient_of_the_bound_is_unbiased_with_a_control_variate():
     """Two draws: the known part's gradient must not meet the draw that it was computed from."""
     p, site = Problem(), SITES["logistic"]
-    Y, mu = p.Y.sign(), 0.5 * p.mu
-    support, std = p.phi[p.support], torch.full((N, 1), 0.5, dtype=torch.float64)
+    Y, mu = (p.Y > 0).double(), 0.5 * p.mu
+    support, variance = p.phi[p.support], torch.full((N, 1), 0.25, dtype=torch.float64)
     A = p.phi @ torch.linalg.pinv(support)
     scale = M / DRAWN
 
@@ -291,11 +298,11 @@ def test_the_gradient_of_the_bound_is_unbiased_with_a_control_variate():
         control = Projection(A, (support @ mu).detach())
         draw = BasisDraw(p.phi[:, i], mu[i], scale, support[:, i])
         second = BasisDraw(p.phi[:, j], mu[j], scale, support[:, j]) if other else None
-        return likelihood_bound(site, Y, draw, std, N, control, second)
+        return likelihood_bound(site, Y, draw, variance, N, control, second)
 
     def dense(mu, i):
         f = scale * (p.phi[:, i] @ mu[i]) + A @ (support @ mu - scale * support[:, i] @ mu[i])
-        return site.expected(Y, f, std.expand_as(f)).sum()
+        return site.terms(Y, f, variance).value.sum()
 
     _, i, j, _ = draws()
     expected = vmap(grad_and_value(dense), (None, 0))(mu, i)[0]
@@ -310,7 +317,7 @@ def test_the_printed_variance_is_not_a_deviation():
     p, site = Problem(), SITES["logistic"]
     mean, variance = p.phi @ (0.3 * p.mu), (p.phi @ p.C()).square().sum(1, keepdim=True)
     nodes, weights = np.polynomial.hermite_e.hermegauss(301)
-    Y = p.Y.sign()
+    Y = (p.Y > 0).double()
 
     def quadrature(spread):
         points = mean.numpy()[..., None] + spread.numpy()[..., None] * nodes
@@ -318,6 +325,6 @@ def test_the_printed_variance_is_not_a_deviation():
         return (values @ (weights / weights.sum())).sum()
 
     full = BasisDraw(p.phi, 0.3 * p.mu, 1.0)
-    ours = likelihood_bound(site, Y, full, variance.sqrt(), N)
+    ours = likelihood_bound(site, Y, full, variance, N)
     assert_allclose(ours, quadrature(variance.sqrt()), rtol=1e-6)
     assert abs(quadrature(variance) - ours) > 0.05 * abs(ours)
