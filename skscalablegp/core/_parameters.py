@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from .._compat import HasMethods, Interval, StrOptions
+from .likelihoods import Likelihood
 
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
@@ -52,7 +53,7 @@ PARAMETERS: dict[str, Parameter] = {
         "Lower bound of the noise's standard deviation, in normalised units.",
     ),
     "likelihood": Parameter(
-        [str, HasMethods(["get_params"])],
+        [str, Likelihood],
         "The distribution of a target given the latent function.",
     ),
     "normalize_y": Parameter(

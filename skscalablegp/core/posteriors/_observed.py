@@ -64,6 +64,12 @@ class ObservedPosterior(Posterior):
         """Of the mean of y given f."""
         return self._predictive(X).variance[:, 0]
 
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m 1"], Float[Tensor, " m"]]:
+        found = self._predictive(X)
+        return found.mean, found.variance[:, 0]
+
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The mean of the variance of y given f."""
         return self._predictive(X).noise[:, 0]

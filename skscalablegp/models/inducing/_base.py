@@ -259,7 +259,7 @@ class SparseMixin:
     # ------------------------------------------------------------------ fitted state
 
     def _keep(self, model, fit: SparseFit, inputs, monitor, settings, source) -> None:
-        self._forget()
+        self._remember(None)
         dtype, device, n = source.dtype, source.device, len(source)
         kernel = model.kernel
         self._keep_scaling(inputs)
@@ -297,7 +297,7 @@ class SparseMixin:
         S = torch.tensor(self.variational_cov_)
         return WhitenedBelief(torch.tensor(self.variational_mean_), S, torch.linalg.slogdet(S)[1])
 
-    def _sparse_posterior(self) -> InducingPosterior:
+    def _build_posterior(self) -> InducingPosterior:
         """The posterior from fitted attributes alone, float64 on the CPU."""
         network = self._network(self.n_features_in_)
         width = self.n_features_in_ if network is None else network.n_features
@@ -328,6 +328,6 @@ class SparseMixin:
         Z = self._model_points()
         held = SparseFit(kernel.theta0, Z, weights, self._belief(), 0.0, 0, "")
         belief = absorb(model, rows, held, torch.Generator().manual_seed(self.n_rows_seen_))
-        self._forget()
+        self._remember(None)
         self._set_belief(belief)
         self.n_rows_seen_ += len(X)

@@ -20,11 +20,8 @@ from ...core import GPClassifierBase, input_scaling, old_model_kept
 from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
 from ...kernels import compile_kernel, default_kernel
 from ._base import PARAMETERS, SparseMixin
-from ._posterior import InducingPosterior
 from ._stepper import SparseModel, SparseRows
 from ._training import SparseFit, exact_start, left_out
-
-# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
 
 # Draws of the latent functions in a prediction, a power of two for the Sobol sequence.
 _DRAWS = 256
@@ -329,12 +326,6 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         theta[1:] += float(result.theta[1])
         bounds = kernel.bounds
         return theta.clamp(bounds[:, 0], bounds[:, 1]), result
-
-    def _forget(self) -> None:
-        self._remember(None)
-
-    def _build_posterior(self) -> InducingPosterior:
-        return self._sparse_posterior()
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)

@@ -302,8 +302,5 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             check_duplicates(X, total.cpu().numpy())
             check_positive(total)
 
-    def _forget(self) -> None:
-        self._remember(None)
-
     def _build_posterior(self) -> Posterior:
-        return observed(self._sparse_posterior(), self.likelihood_)
+        return observed(super()._build_posterior(), self.likelihood_)

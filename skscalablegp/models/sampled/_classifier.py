@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,7 @@ from ..._compat import StrOptions, fit_context
 from ...core import GPClassifierBase, old_model_kept
 from ...core.likelihoods import Bernoulli
 from ._base import COMMON_CONSTRAINTS, QSGPMixin
-from ._posterior import ChevronPosterior
 
-# Posteriors hold torch tensors, which must neither be pickled nor appear in __dict__.
-_POSTERIORS: weakref.WeakKeyDictionary[Any, ChevronPosterior] = weakref.WeakKeyDictionary()
 # Its latent functions spread widely, for which the quadrature has many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
 # Rows of one evaluation of the basis.
@@ -293,17 +289,6 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         return self
 
     # ------------------------------------------------------------------ predict
-
-    def _remember(self, posterior: ChevronPosterior | None) -> None:
-        if posterior is None:
-            _POSTERIORS.pop(self, None)
-        else:
-            _POSTERIORS[self] = posterior
-
-    def _posterior(self) -> ChevronPosterior:
-        if self not in _POSTERIORS:
-            self._remember(self._build_posterior())
-        return _POSTERIORS[self]
 
     def _latent(self, X: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean (r, t) and variance (r, 1) of f, in double precision."""
