@@ -24,7 +24,7 @@ from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase
 from ._report import STATUSES, Choice, FitReport
 from ._run import FitRun, Run, budget_of, warn_once
-from ._stages import StageSettings, fit_hyperparameters, well_conditioned
+from ._stages import StageSettings, adam_rate, fit_hyperparameters, well_conditioned
 from ._subset import exact_start, random_rows
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "PARAMETERS",
     "Run",
     "StageSettings",
+    "adam_rate",
     "budget_of",
     "data_scaled_kernel",
     "fit_hyperparameters",

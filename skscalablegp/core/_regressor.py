@@ -9,11 +9,12 @@ import torch
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._validation import check_n_targets, check_noise, check_noise_variance
+from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
 from ..kernels import TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._prediction import GPPredictionBase
+from ._run import budget_of
 from .data import Table
 
 
@@ -126,6 +127,17 @@ class GPRegressorBase(GPPredictionBase):
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
         result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())
         return result.value, result.grad
+
+    def _check_dense_memory(self, what: str, copies: int) -> None:
+        n = len(self.X_train_)
+        check_memory(
+            copies * 8 * n * n,
+            f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
+            "evaluate it on fewer rows, or read log_marginal_likelihood_value_, which needs no "
+            "matrix",
+            budget_of(self.memory_budget),
+            device=self._fit_device(),
+        )
 
     def _max_jitter(self) -> float:
         """Of exact factorisations, as a multiple of the mean diagonal entry."""

@@ -259,6 +259,21 @@ class FitRun(Run):
         finally:
             self.monitor.close()
 
+    def finish(self, name: str, part: Callable[[], Any]) -> Any:
+        """What a last part without which there is no model returns; a stage of its own.
+
+        An interrupt starts it again, unless training was interrupted before: the second one is
+        for leaving.
+        """
+        with self.stage(name):
+            try:
+                return part()
+            except KeyboardInterrupt:
+                if self.monitor.stopped == "interrupted":
+                    raise
+                self.monitor.end("interrupted")
+                return part()
+
     def ended(
         self, reason: str, *, n_iter: int, planned: bool = False, limit: str = "max_iter"
     ) -> None:
@@ -303,7 +318,7 @@ class FitRun(Run):
         kept = "the best state so far is kept"
         asked = getattr(est, limit, "auto")
         if status == "converged":
-            return f"training converged after {steps}"
+            return f"training converged after {steps}" if self._n_iter else "nothing was trained"
         if status == "completed":
             return f"the planned {steps} are done"
         if status == "max_iter":

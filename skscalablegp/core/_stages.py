@@ -152,9 +152,8 @@ def _train_all_rows(
 ) -> TrainingResult:
     initialised = settings.subset_size is not None
     optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
-    steps = settings.max_iter
-    if steps == "auto":
-        steps = _default_steps(optimizer, estimator.exact, initialised)
+    enough = _default_steps(optimizer, estimator.exact, initialised)
+    steps = enough if settings.max_iter == "auto" else settings.max_iter
     if settings.adapt_dtype:
         problem = well_conditioned(problem, theta)
         if problem.X.dtype == torch.float64 and settings.factor_if_ill_conditioned:
@@ -164,7 +163,7 @@ def _train_all_rows(
     result = _stage("full", problem, estimator, optimizer, theta, settings, run, steps, metric)
     patient = hasattr(optimizer, "learning_rate")
     planned = {
-        "max_iter": settings.max_iter == "auto" and (initialised or patient),
+        "max_iter": steps >= enough and (initialised or patient),
         "max_epochs": settings.max_epochs == "auto",
     }
     return replace(result, planned=planned.get(result.stop_reason, False))
@@ -214,7 +213,7 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
             return QuasiNewton(gain_tol=_worthwhile(n))
     rate = settings.learning_rate
     if rate == "auto":
-        rate = 0.1 if n <= _LARGE_ROWS else 0.03
+        rate = adam_rate(n)
     optimizer = resolve_optimizer(choice, rate)
     if optimizer.exact_only and not exact:
         raise ValueError(
@@ -222,6 +221,11 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
             "solver does not give: use optimizer='adam', or solver='cholesky'."
         )
     return optimizer
+
+
+def adam_rate(n: int) -> float:
+    """What learning_rate="auto" is on so many rows."""
+    return 0.1 if n <= _LARGE_ROWS else 0.03
 
 
 def _worthwhile(n: int) -> float:

@@ -1,6 +1,6 @@
 """Finite maps x -> phi(x) whose inner products are, or average to, a kernel."""
 
-from ._fourier import PriorFeatures, sample_prior_features
+from ._fourier import PriorFeatures, frequencies_per_product, sample_prior_features
 from ._network import (
     ACTIVATIONS,
     DenseNetwork,
@@ -22,5 +22,6 @@ __all__ = [
     "make_network",
     "network_from_numpy",
     "network_to_numpy",
+    "frequencies_per_product",
     "sample_prior_features",
 ]

@@ -149,6 +149,29 @@ def sample_prior_features(
     return PriorFeatures(blocks, n_features_in, sum(block.n_features for block in blocks))
 
 
+def frequencies_per_product(torch_kernel: TorchKernel, n_components: int) -> int:
+    """Frequencies of each product when so many sines and cosines are shared among all of them.
+
+    Parameters
+    ----------
+    torch_kernel : TorchKernel
+    n_components : int
+        Functions in all; exact columns of DotProduct and constants are not counted.
+
+    Returns
+    -------
+    n_pairs : int
+        At least 1.
+    """
+    d = torch_kernel.n_features
+    random = [
+        term
+        for term in torch_kernel.node.products()
+        if not all(leaf.n_exact_features(d) for leaf in term.leaves)
+    ]
+    return max(1, n_components // (2 * max(1, len(random))))
+
+
 def _block(term: Term, draws: Draws) -> _Block:
     exact = [q for leaf in term.leaves if (q := leaf.n_exact_features(draws.n_columns))]
     others = [leaf for leaf in term.leaves if not leaf.n_exact_features(draws.n_columns)]

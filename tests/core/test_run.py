@@ -172,6 +172,32 @@ def test_only_optional_stages_end_early(error):
         Model().fit(1, needed)
 
 
+def test_a_last_part_survives_one_interrupt():
+    calls = []
+
+    def part():
+        calls.append(len(calls))
+        if len(calls) in (1, 3):
+            raise KeyboardInterrupt
+        return "made"
+
+    def body(run):
+        assert run.finish("factor", part) == "made"
+
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        report = Model().fit(1, body).fit_report_
+    assert calls == [0, 1] and report.status == "interrupted"
+    assert set(report.seconds) == {"factor", "total"}
+
+    def interrupted_before(run):
+        run.monitor.end("interrupted")
+        run.finish("factor", part)
+
+    with pytest.raises(KeyboardInterrupt):
+        Model().fit(1, interrupted_before)
+    assert len(calls) == 3
+
+
 def test_both_generators_come_from_one_seed():
     drawn = []
 

@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.features import sample_prior_features
+from skscalablegp.features import frequencies_per_product, sample_prior_features
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel, default_kernel
 
 C = ConstantKernel
@@ -84,6 +84,20 @@ def test_number_of_features():
     compiled, features = sample(WhiteKernel())
     assert features.n_features == 0
     assert features.evaluate(compiled.theta0, rows()).shape == (5, 0)
+
+
+@pytest.mark.parametrize(
+    "kernel, expected",
+    [
+        (C() * RBF() + C() + DotProduct() + WhiteKernel(), 50),
+        (RBF() + C() * Matern() + C() + WhiteKernel(), 25),
+        (RBF() + Matern() + RBF() * DotProduct(), 16),
+        (DotProduct() + C(), 50),
+        (sum((RBF() for _ in range(99)), RBF()), 1),
+    ],
+)
+def test_components_are_shared_among_the_products(kernel, expected):
+    assert frequencies_per_product(compile_kernel(kernel, D), 101) == expected
 
 
 def test_randomness_is_frozen_and_rows_are_independent():

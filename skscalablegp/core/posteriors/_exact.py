@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ._base import KernelPosterior, joint_normal, reported_variance
 
@@ -38,6 +39,15 @@ class ExactPosterior(KernelPosterior):
         # The factor was written over H: products of the operator must not be written over it.
         operator.leave_workspace()
         self.factor = factor
+
+    @classmethod
+    def of(
+        cls, problem: GPProblem, theta: Float[Tensor, " p"], max_jitter: float = 1e-3
+    ) -> tuple[ExactPosterior, ExactEvaluation]:
+        """At these hyperparameters, and the evaluation that gave the factor; O(n^3)."""
+        evaluation = exact_marginal_likelihood(problem, theta, False, max_jitter)
+        operator = problem.operator(theta)
+        return cls(operator, evaluation.weights, evaluation.factor), evaluation
 
     def _whitened(self, K: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
         return torch.linalg.solve_triangular(self.factor, K.T, upper=False)

@@ -3,12 +3,13 @@
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
 from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient, built_preconditioner
-from ._marginal_likelihood import exact_marginal_likelihood
+from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
 from ._truncated import TruncatedGradient
 from ._truncated_likelihood import likelihood_terms, truncated_likelihood
 
 __all__ = [
+    "ExactEvaluation",
     "ExactGradient",
     "GPProblem",
     "GradientEstimate",
