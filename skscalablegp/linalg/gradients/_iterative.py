@@ -12,12 +12,13 @@ from torch import Generator, Tensor
 
 from ...features import PriorFeatures, sample_prior_features
 from ..operators import KernelOperator
-from ..preconditioners import Preconditioner, resolve_preconditioner
+from ..preconditioners import IdentityPreconditioner, Preconditioner, resolve_preconditioner
 from ..solvers import (
     MaxEpochs,
     MaxSeconds,
     RelativeResidual,
     cholesky_with_jitter,
+    preconditioner_for,
     resolve_solver,
     solve,
 )
@@ -38,7 +39,7 @@ class _IterativeGradient(GradientEstimator):
         self,
         solver: Any = "cg",
         *,
-        preconditioner: Any = None,
+        preconditioner: Any = "auto",
         n_probes: int = 64,
         tol: float = 0.01,
         max_epochs: float = 1000,
@@ -81,12 +82,9 @@ class _IterativeGradient(GradientEstimator):
         columns = self.right_hand_sides(problem, operator, probes)
         B = torch.cat([problem.Y, columns], 1)
         solver = resolve_solver(self.solver)
-        before, built = operator.epochs, None
-        if hasattr(solver, "preconditioner"):
-            chosen = (
-                self.preconditioner if self.preconditioner is not None else solver.preconditioner
-            )
-            built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
+        before = operator.epochs
+        chosen = preconditioner_for(self.solver, self.preconditioner)
+        built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
         build = operator.epochs - before
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
@@ -97,7 +95,7 @@ class _IterativeGradient(GradientEstimator):
             solver,
             stopping=stopping,
             x0=state.previous if self.warm_start else None,
-            preconditioner=None if built is None else built[0],
+            preconditioner=built[0],
         )
         solution = replace(solution, epochs=solution.epochs + build)
         grad = self._gradient(problem, operator, B, solution.value)
@@ -135,9 +133,9 @@ class StandardGradient(_IterativeGradient):
     ----------
     solver : str or solver object, default="cg"
         Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
-    preconditioner : str, object or None, default=None
-        Takes the place of the one in the solver's own settings; its entries of H are counted.
-        Solvers that use none ignore it.
+    preconditioner : "auto", str, object or None, default="auto"
+        Its entries of H are counted. "auto" is the solver object's own, and for CG by name randomly
+        pivoted Cholesky of rank 200; None is none at all. Solvers that use none ignore it.
     n_probes : int, default=64
         Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
     tol : float, default=0.01
@@ -206,7 +204,7 @@ class PathwiseGradient(_IterativeGradient):
         self,
         solver: Any = "cg",
         *,
-        preconditioner: Any = None,
+        preconditioner: Any = "auto",
         n_probes: int = 64,
         tol: float = 0.01,
         max_epochs: float = 1000,
@@ -255,10 +253,12 @@ class PathwiseGradient(_IterativeGradient):
 
 def built_preconditioner(
     preconditioner: Any, operator: KernelOperator, generator: Generator
-) -> Preconditioner | None:
-    """What the user wrote, built for this operator; None leaves the choice to the solver."""
+) -> Preconditioner:
+    """What the user wrote, built for this operator; None is the identity."""
     config = resolve_preconditioner(preconditioner)
-    return config.build(operator, generator) if hasattr(config, "build") else config
+    if config is None:
+        return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)
+    return config.build(operator, generator)
 
 
 def refreshed(
@@ -267,7 +267,7 @@ def refreshed(
     operator: KernelOperator,
     generator: Generator,
     refresh: float,
-) -> tuple[Any, Tensor] | None:
+) -> tuple[Preconditioner, Tensor]:
     """The preconditioner of an earlier step, or a new one where theta has moved by `refresh`.
 
     One of full rank solves the system by itself: it is always made anew.
@@ -276,7 +276,7 @@ def refreshed(
         if float((operator.theta - kept[1]).abs().max()) < refresh:
             return kept
     built = built_preconditioner(preconditioner, operator, generator)
-    return None if built is None else (built, operator.theta.detach().clone())
+    return built, operator.theta.detach().clone()
 
 
 def _normal(problem: GPProblem, shape: tuple[int, int], generator: Generator) -> Tensor:

@@ -115,7 +115,7 @@ class TruncatedGradient(GradientEstimator):
                 WeightedColumns(slice(0, t), right),
                 WeightedColumns(slice(t, t + s), trace),
             ],
-            preconditioner=None if built is None else built[0],
+            preconditioner=built[0],
             reorthogonalize=self.reorthogonalize,
         )
         left, right, solved = result.values

@@ -1,6 +1,6 @@
 """Approximations of H that are cheap to invert."""
 
-from ._base import IdentityPreconditioner, Preconditioner
+from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
 from ._low_rank import LowRankPreconditioner
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky
@@ -12,5 +12,6 @@ __all__ = [
     "Nystrom",
     "PivotedCholesky",
     "Preconditioner",
+    "PreconditionerConfig",
     "resolve_preconditioner",
 ]

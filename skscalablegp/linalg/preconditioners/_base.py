@@ -25,6 +25,12 @@ class Preconditioner(ABC):
 
     rank: int
 
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> Preconditioner:
+        """Itself: a built one serves wherever settings do."""
+        return self
+
     @abstractmethod
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         """P^-1 R as a new tensor."""

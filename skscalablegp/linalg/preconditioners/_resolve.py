@@ -28,7 +28,7 @@ def resolve_preconditioner(
     if isinstance(preconditioner, str):
         if preconditioner in PRECONDITIONERS:
             return PRECONDITIONERS[preconditioner]()
-    elif hasattr(preconditioner, "build") or hasattr(preconditioner, "solve"):
+    elif isinstance(preconditioner, PreconditionerConfig | Preconditioner):
         return preconditioner
     known = ", ".join(repr(name) for name in sorted(PRECONDITIONERS))
     raise ValueError(

@@ -8,7 +8,7 @@ from ._cg import CG, CGState
 from ._cholesky import Cholesky, cholesky_with_jitter
 from ._lanczos import lanczos, stochastic_log_det, tridiagonal_from_cg
 from ._loop import solve
-from ._resolve import resolve_solver
+from ._resolve import SOLVERS, preconditioner_for, resolve_solver
 from ._rows import RowSolver
 from ._sdd import SDD
 from ._sgd import SGD
@@ -31,6 +31,7 @@ __all__ = [
     "RowSolver",
     "SDD",
     "SGD",
+    "SOLVERS",
     "Solution",
     "SolveSummary",
     "Solver",
@@ -38,6 +39,7 @@ __all__ = [
     "Status",
     "cholesky_with_jitter",
     "lanczos",
+    "preconditioner_for",
     "resolve_solver",
     "solve",
     "stochastic_log_det",

@@ -61,9 +61,23 @@ class SolverState:
 class Solver(BaseEstimator, ABC):
     """Settings of an iterative (or direct) method for H V = B with many right-hand sides.
 
-    A new solver is a subclass with ``init`` and ``step`` and one row in the table of
-    `resolve_solver`.
+    A new solver is a subclass with ``init`` and ``step``; an object of it works everywhere, and a
+    row in the table of `resolve_solver` gives it a name.
+
+    Attributes
+    ----------
+    direct : bool
+        Whether a step factorises H, so that training may do the same.
+    reads_rows : bool
+        Whether a step reads a few rows of H: made for loose tolerances.
+    takes_preconditioner : bool
+        Whether a built preconditioner changes its steps; then ``preconditioner`` is one of its
+        settings.
     """
+
+    direct = False
+    reads_rows = False
+    takes_preconditioner = False
 
     @abstractmethod
     def init(

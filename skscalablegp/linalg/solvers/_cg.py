@@ -102,6 +102,8 @@ class CG(Solver):
     blocks of n x s numbers beside B and x.
     """
 
+    takes_preconditioner = True
+
     def __init__(self, preconditioner=None, residual_refresh="auto"):
         self.preconditioner = preconditioner
         self.residual_refresh = residual_refresh
@@ -211,7 +213,7 @@ class CG(Solver):
         chosen = resolve_preconditioner(chosen)
         if chosen is None:
             return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)
-        return chosen.build(operator) if hasattr(chosen, "build") else chosen
+        return chosen.build(operator)
 
 
 def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGState:

@@ -49,6 +49,8 @@ class Cholesky(Solver):
     O(n^2 s) and one epoch. A warm start and a preconditioner are not needed and not used.
     """
 
+    direct = True
+
     def __init__(self, max_jitter=1e-3):
         self.max_jitter = max_jitter
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from ..preconditioners import (
+    PivotedCholesky,
+    Preconditioner,
+    PreconditionerConfig,
+    resolve_preconditioner,
+)
 from ._adasap import ADASAP
 from ._ap import AP
 from ._base import Solver
@@ -11,10 +17,13 @@ from ._cholesky import Cholesky
 from ._sdd import SDD
 from ._sgd import SGD
 
+# Rank of the preconditioner of a solver by name: its cost is linear in n, its gain is not.
+_AUTO_RANK = 200
+
 # one row for each solver: the name and how to make it with its defaults
 SOLVERS = {
-    "cg": lambda: CG(preconditioner="pivoted_cholesky"),
-    "block_cg": lambda: BlockCG(preconditioner="pivoted_cholesky"),
+    "cg": lambda: CG(),
+    "block_cg": lambda: BlockCG(),
     "cholesky": lambda: Cholesky(),
     "ap": lambda: AP(),
     "sgd": lambda: SGD(),
@@ -34,10 +43,33 @@ def resolve_solver(solver) -> Solver:
     if isinstance(solver, str):
         if solver in SOLVERS:
             return SOLVERS[solver]()
-    elif hasattr(solver, "init") and hasattr(solver, "step") and not isinstance(solver, type):
+    elif isinstance(solver, Solver):
         return solver
     known = ", ".join(repr(name) for name in sorted(SOLVERS))
     raise ValueError(
         f"Unknown solver {solver!r}: use one of {known}, an object such as "
         "CG(preconditioner=PivotedCholesky(rank=200)), or, in an estimator, 'auto'."
     )
+
+
+def preconditioner_for(
+    solver: str | Solver, preconditioner="auto"
+) -> PreconditionerConfig | Preconditioner | None:
+    """The settings that a solver is preconditioned with, None for none at all.
+
+    Parameters
+    ----------
+    solver : str or Solver
+        One that takes no preconditioner gets none.
+    preconditioner : "auto", str, PreconditionerConfig, Preconditioner or None, default="auto"
+        "auto" is the solver object's own, and for a solver by name randomly pivoted Cholesky of
+        rank 200: at equal rank random pivots need fewer iterations than greedy ones.
+    """
+    method = resolve_solver(solver)
+    if not method.takes_preconditioner:
+        return None
+    if not (isinstance(preconditioner, str) and preconditioner == "auto"):
+        return resolve_preconditioner(preconditioner)
+    if isinstance(solver, str):
+        return PivotedCholesky(rank=_AUTO_RANK, randomized=True)
+    return resolve_preconditioner(method.preconditioner)

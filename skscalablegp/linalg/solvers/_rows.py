@@ -78,6 +78,7 @@ class RowSolver(Solver):
     forget momentum in ``_restart``.
     """
 
+    reads_rows = True
     _state_class = RowState
 
     def init(

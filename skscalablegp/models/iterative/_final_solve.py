@@ -20,7 +20,13 @@ from ...linalg.gradients import (
 )
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import PivotedCholesky
-from ...linalg.solvers import Solution, resolve_solver, solve, stochastic_log_det
+from ...linalg.solvers import (
+    Solution,
+    preconditioner_for,
+    resolve_solver,
+    solve,
+    stochastic_log_det,
+)
 from ._plan import AUTO_RANK, SOLVED_VARIANCE_ROWS
 from ._posterior import PathwiseSamples
 
@@ -79,9 +85,8 @@ def final_solve(
         else:
             probes = estimator.draw(problem, generator)
         B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
-    solver, chosen = resolve_solver(estimator.solver), estimator.preconditioner
-    if chosen is None:
-        chosen = getattr(solver, "preconditioner", None)
+    solver = resolve_solver(estimator.solver)
+    chosen = preconditioner_for(estimator.solver, estimator.preconditioner)
     preconditioner = built_preconditioner(chosen, operator, generator)
     solution = solve(
         operator,
@@ -114,7 +119,7 @@ def _estimate_likelihood(
     one, whatever the solver uses.
     """
     n, t = problem.Y.shape
-    if preconditioner is None:
+    if preconditioner.rank == 0:
         preconditioner = PivotedCholesky(AUTO_RANK, randomized=True).build(operator, generator)
     log_det, error = stochastic_log_det(
         operator, n_probes=16, n_steps=30, generator=generator, preconditioner=preconditioner

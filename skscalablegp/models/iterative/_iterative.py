@@ -46,7 +46,6 @@ from ...linalg.gradients import (
     StandardGradient,
     exact_marginal_likelihood,
 )
-from ...linalg.preconditioners import PivotedCholesky, resolve_preconditioner
 from ...linalg.solvers import (
     Cholesky,
     MaxEpochs,
@@ -54,10 +53,11 @@ from ...linalg.solvers import (
     Solution,
     SolveSummary,
     Status,
+    preconditioner_for,
     resolve_solver,
 )
 from ._final_solve import final_solve
-from ._plan import AUTO_RANK, ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, describe, make_plan
+from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, describe, make_plan
 from ._posterior import IterativePosterior
 from ._variance_solve import unfinished_solves, variance_solver, variance_tolerance
 
@@ -407,7 +407,7 @@ class IterativeGPRegressor(GPRegressorBase):
         if choice == "exact" or (choice == "auto" and plan.exact):
             return ExactGradient(self._max_jitter())
         settings = {
-            "solver": self._solver(plan.solver),
+            "solver": plan.solver,
             "preconditioner": self._preconditioner(plan.solver),
             "n_probes": self._n_probes(plan),
             "tol": self.tol,
@@ -432,23 +432,11 @@ class IterativeGPRegressor(GPRegressorBase):
         return math.inf if free is None else float(free)
 
     def _preconditioner(self, solver: Any) -> Any:
-        """What the user asked for; "auto" is randomly pivoted Cholesky for CG by name."""
-        if self.preconditioner != "auto":
-            return resolve_preconditioner(self.preconditioner)
-        # At equal rank random pivots need fewer iterations than greedy ones.
-        by_name = isinstance(solver, str) and solver in ("cg", "block_cg")
-        return PivotedCholesky(rank=AUTO_RANK, randomized=True) if by_name else None
+        return preconditioner_for(solver, self.preconditioner)
 
     def _max_jitter(self) -> float:
         own = isinstance(self.solver, Cholesky)
         return self.solver.max_jitter if own else super()._max_jitter()
-
-    def _solver(self, choice: Any) -> Any:
-        """CG by name brings a preconditioner of its own, which preconditioner=None takes away."""
-        named = isinstance(choice, str) and choice in ("cg", "block_cg")
-        if named and self.preconditioner is None:
-            return resolve_solver(choice).set_params(preconditioner=None)
-        return choice
 
     def _n_probes(self, plan: Plan) -> int:
         if self.n_probes != "auto":
@@ -574,7 +562,7 @@ class IterativeGPRegressor(GPRegressorBase):
                 problem = table.problem(kernel, problem.X.dtype, plan.device, keep=False)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         estimator = PathwiseGradient(
-            self._solver(plan.solver),
+            plan.solver,
             preconditioner=self._preconditioner(plan.solver),
             n_probes=self._n_samples(plan) if plan.posterior == "pathwise" else 0,
             tol=self.tol,
@@ -646,7 +634,7 @@ class IterativeGPRegressor(GPRegressorBase):
             operator,
             weights,
             samples,
-            solver=resolve_solver(self._solver(solver)),
+            solver=resolve_solver(solver),
             stopping=RelativeResidual(tol) | MaxEpochs(self.max_epochs),
             preconditioner=self._preconditioner(solver),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..._validation import available_memory, check_memory, format_bytes
+from ...linalg.solvers import resolve_solver
 
 # Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
 # benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.
@@ -146,7 +147,7 @@ def make_plan(
 def _trains_exactly(n: int, solver: Any, needed: bool, device: torch.device, fits: bool) -> bool:
     if isinstance(solver, str) and solver == "auto":
         return needed or (fits and n <= EXACT_TRAINING_ROWS[device.type])
-    return solver == "cholesky" or type(solver).__name__ == "Cholesky"
+    return resolve_solver(solver).direct
 
 
 def _auto_posterior(

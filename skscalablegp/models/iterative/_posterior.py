@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
 from ...features import PriorFeatures
+from ...linalg.gradients import built_preconditioner
 from ...linalg.operators import KernelOperator
-from ...linalg.preconditioners import Preconditioner, resolve_preconditioner
-from ...linalg.solvers import Solution, SolveSummary, solve
+from ...linalg.preconditioners import Preconditioner
+from ...linalg.solvers import Solution, SolveSummary, preconditioner_for, solve
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class IterativePosterior(KernelPosterior):
         *,
         solver: Any,
         stopping: Any,
-        preconditioner: Any = None,
+        preconditioner: Any = "auto",
     ):
         super().__init__(operator, weights)
         self.samples = samples
@@ -93,13 +94,10 @@ class IterativePosterior(KernelPosterior):
         return solution
 
     @cached_property
-    def _built(self) -> Preconditioner | None:
-        """The preconditioner, or the one that the solver's settings name; seed 0, so it repeats."""
-        if not hasattr(self._solver, "preconditioner"):
-            return None
-        chosen = self._preconditioner
-        config = resolve_preconditioner(self._solver.preconditioner if chosen is None else chosen)
-        return config.build(self.operator) if hasattr(config, "build") else config
+    def _built(self) -> Preconditioner:
+        """The preconditioner, from seed 0, so that it repeats."""
+        chosen = preconditioner_for(self._solver, self._preconditioner)
+        return built_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
 
     def _deviations(
         self, X: Float[Tensor, "m d"], samples: PathwiseSamples

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...linalg.operators import KernelOperator
-from ...linalg.solvers import RowSolver, SolveSummary, resolve_solver
+from ...linalg.solvers import SolveSummary, resolve_solver
 
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
@@ -40,7 +40,7 @@ def variance_solver(solver: Any) -> Any:
     """
     if isinstance(solver, str) and solver == "auto":
         return "block_cg"
-    return "block_cg" if isinstance(resolve_solver(solver), RowSolver) else solver
+    return "block_cg" if resolve_solver(solver).reads_rows else solver
 
 
 def unfinished_solves(solves: list[SolveSummary]) -> list[str]:
