@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from ..linalg.solvers import Solution, SolveSummary, Status
 from ._report import STATUSES, Choice, FitReport
 from .posteriors import forget, remember
 from .training import Monitor, StopTraining, TrainingStep
+
+T = TypeVar("T")
 
 # How a solve's end counts where nothing else ended the fit.
 _OF_SOLVES = {
@@ -108,7 +110,7 @@ class FitRun(Run):
         self._facts: dict[str, Any] = {}
         self._messages: list[str] = []
         self._events: FitEvents | None = None
-        self._status, self._reason, self._n_iter = "converged", "there was nothing to train", 0
+        self._status, self._limit, self._n_iter = "converged", "max_iter", 0
         self._final: SolveSummary | None = None
 
     # ------------------------------------------------------------------ the context
@@ -274,6 +276,20 @@ class FitRun(Run):
                 self.monitor.end("interrupted")
                 return part()
 
+    def needed(self, name: str, make: Callable[[], T]) -> T:
+        """What ``make()`` returns, the part without which there is no model, as a stage.
+
+        A first interrupt is remembered, and the part is made again; a second one ends the fit.
+        """
+        with self.stage(name):
+            try:
+                return make()
+            except KeyboardInterrupt:
+                if self.monitor.stopped == "interrupted":
+                    raise
+                self.monitor.stopped = "interrupted"
+                return make()
+
     def ended(
         self, reason: str, *, n_iter: int, planned: bool = False, limit: str = "max_iter"
     ) -> None:
@@ -292,13 +308,9 @@ class FitRun(Run):
             The parameter that would have to be raised.
         """
         self._n_iter = n_iter
-        reason = self.monitor.stopped or reason
         if reason in ("max_iter", "max_epochs"):
             reason = "completed" if planned else "max_iter"
-        self._status = reason
-        self._reason = self._sentence(reason, limit)
-        if reason not in ("converged", "completed", "callback"):
-            self._messages.insert(0, f"{type(self.estimator).__name__}: {self._reason}.")
+        self._status, self._limit = reason, limit
 
     def solved(self, solution: Solution | SolveSummary) -> None:
         """Keep the last linear solve, from which predictions are made."""
@@ -313,30 +325,40 @@ class FitRun(Run):
 
     # ------------------------------------------------------------------ its end
 
-    def _sentence(self, status: str, limit: str) -> str:
-        est, steps = self.estimator, f"{self._n_iter} steps"
+    def _settle(self) -> tuple[str, str]:
+        """Status and reason, once nothing follows; adds to the warning what it should say."""
+        status = self.monitor.stopped or self._status
+        if status in ("converged", "completed") and self._final is not None:
+            status = _OF_SOLVES.get(self._final.status, status)
+            if status not in ("converged", "completed"):
+                return status, "the final linear solve did not reach its tolerance"
+        reason = self._sentence(status)
+        if status not in ("converged", "completed", "callback"):
+            self._messages.insert(0, f"{type(self.estimator).__name__}: {reason}.")
+        return status, reason
+
+    def _sentence(self, status: str) -> str:
+        est, steps, limit = self.estimator, f"{self._n_iter} steps", self._limit
         kept = "the best state so far is kept"
-        asked = getattr(est, limit, "auto")
         if status == "converged":
-            return f"training converged after {steps}" if self._n_iter else "nothing was trained"
+            return f"training converged after {steps}" if self._n_iter else "nothing was to train"
         if status == "completed":
             return f"the planned {steps} are done"
         if status == "max_iter":
             return (
-                f"{limit}={asked!r} ended training after {steps} before it had converged, {kept}: "
-                f"raise {limit}"
+                f"{limit}={getattr(est, limit)!r} ended training after {steps} before it had "
+                f"converged, {kept}: raise {limit}"
             )
         if status == "max_seconds":
             return (
-                f"the time budget max_seconds={est.max_seconds:g} ended training after {steps}, "
+                f"the time budget max_seconds={est.max_seconds:g} ended the fit after {steps}, "
                 f"{kept}: raise max_seconds"
             )
         if status == "callback":
             return f"a callback ended training after {steps}, {kept}"
         if status == "interrupted":
-            return f"training was interrupted after {steps}, {kept}: fit again to go to the end"
-        broken = any(s.status is Status.BREAKDOWN for s in self.monitor.solutions)
-        if broken:
+            return f"the fit was interrupted after {steps}, {kept}: fit again to go to the end"
+        if any(s.status is Status.BREAKDOWN for s in self.monitor.solutions):
             return (
                 f"training stopped after {steps} at a linear solve that broke down, {kept}: raise "
                 "alpha, or use dtype='float64'"
@@ -352,10 +374,7 @@ class FitRun(Run):
     def _report(self) -> FitReport:
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
         failed = [s for s in solves if s.status is not Status.CONVERGED]
-        if self._final is not None and self._final.status is not Status.CONVERGED:
-            if self._status in ("converged", "completed"):
-                self._status = _OF_SOLVES[self._final.status]
-                self._reason = "the final linear solve did not reach its tolerance"
+        status, reason = self._settle()
         if failed:
             last = failed[-1]
             self._messages.append(
@@ -363,7 +382,7 @@ class FitRun(Run):
                 f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
                 f"{last.status.remedy}"
             )
-        assert self._status in STATUSES, self._status
+        assert status in STATUSES, status
         facts = {
             "epochs": float(sum(s.epochs for s in solves)),
             "residuals": None,
@@ -372,8 +391,8 @@ class FitRun(Run):
         } | self._facts
         settings = self.estimator.get_params(deep=False)
         return FitReport(
-            status=self._status,
-            stop_reason=self._reason,
+            status=status,
+            stop_reason=reason,
             choices=self._choices,
             ignored={name: why for name, why in self._ignored.items() if name in settings},
             n_iter=self._n_iter,
