@@ -66,10 +66,13 @@ def preconditioner_for(
         rank 200: at equal rank random pivots need fewer iterations than greedy ones.
     """
     method = resolve_solver(solver)
+    auto = isinstance(preconditioner, str) and preconditioner == "auto"
+    # an unknown name is an error also where nothing comes of it
+    chosen = None if auto else resolve_preconditioner(preconditioner)
     if not method.takes_preconditioner:
         return None
-    if not (isinstance(preconditioner, str) and preconditioner == "auto"):
-        return resolve_preconditioner(preconditioner)
+    if not auto:
+        return chosen
     if isinstance(solver, str):
         return PivotedCholesky(rank=_AUTO_RANK, randomized=True)
     return resolve_preconditioner(method.preconditioner)

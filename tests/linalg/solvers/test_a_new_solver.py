@@ -89,3 +89,5 @@ def test_the_preconditioner_of_a_solver():
     assert isinstance(preconditioner_for(CG(own), "pivoted_cholesky"), PivotedCholesky)
     for solver in ("ap", AP(), Cholesky()):
         assert preconditioner_for(solver, own) is None
+    with pytest.raises(ValueError, match="'ilu'"):
+        preconditioner_for("ap", "ilu")
