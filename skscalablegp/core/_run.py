@@ -261,7 +261,7 @@ class FitRun(Run):
         finally:
             self.monitor.close()
 
-    def finish(self, name: str, part: Callable[[], Any]) -> Any:
+    def finish(self, name: str, part: Callable[[], T]) -> T:
         """What a last part without which there is no model returns; a stage of its own.
 
         An interrupt starts it again, unless training was interrupted before: the second one is
@@ -275,20 +275,6 @@ class FitRun(Run):
                     raise
                 self.monitor.end("interrupted")
                 return part()
-
-    def needed(self, name: str, make: Callable[[], T]) -> T:
-        """What ``make()`` returns, the part without which there is no model, as a stage.
-
-        A first interrupt is remembered, and the part is made again; a second one ends the fit.
-        """
-        with self.stage(name):
-            try:
-                return make()
-            except KeyboardInterrupt:
-                if self.monitor.stopped == "interrupted":
-                    raise
-                self.monitor.stopped = "interrupted"
-                return make()
 
     def ended(
         self, reason: str, *, n_iter: int, planned: bool = False, limit: str = "max_iter"

@@ -214,27 +214,3 @@ def test_memory_is_refused_within_the_budget():
         Model(memory_budget=100).fit(
             1, lambda run: run.check_memory(1e3, "A table", "use fewer rows")
         )
-
-
-def test_what_is_needed_survives_one_interrupt():
-    made = []
-
-    def make():
-        made.append(1)
-        if len(made) == 1:
-            raise KeyboardInterrupt
-        return "whole"
-
-    def body(run):
-        assert run.needed("factor", make) == "whole" and run.stopped
-
-    with pytest.warns(ConvergenceWarning, match="interrupted"):
-        assert Model().fit(1, body).fit_report_.status == "interrupted"
-
-    def never():
-        raise KeyboardInterrupt
-
-    model = Model().fit(1)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(2, lambda run: run.needed("factor", never))
-    assert model.value_ == 1

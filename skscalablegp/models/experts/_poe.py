@@ -257,7 +257,7 @@ class PoERegressor(GPRegressorBase):
             thetas, result = self._train(problem, parts, run)
             self._finish(kernel, thetas, result.value)
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
-            posterior, jitter = run.needed("factors", self._built)
+            posterior, jitter = run.finish("factors", self._built)
             self._remember(posterior)
             run.reports(
                 jitter=jitter,
