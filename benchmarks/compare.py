@@ -257,7 +257,7 @@ def run_cell(cell):
             say(status="failed", error=f"{type(error).__name__}: {error}"[:500])
     say(
         n_used=getattr(model, "n_rows_", len(X)),
-        stop_reason=(getattr(model, "solver_info_", None) or {}).get("stop_reason"),
+        stop_reason=(getattr(model, "fit_report_", None) or {}).get("status"),
         warnings=sorted({f"{w.category.__name__}: {w.message}"[:300] for w in caught}),
     )
 

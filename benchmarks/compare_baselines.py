@@ -82,7 +82,7 @@ class GaussianProcessRegressor:
         try:
             minimize(negative, theta, jac=True, method="L-BFGS-B", bounds=bounds)
         except TimeoutError:
-            self.solver_info_ = {"stop_reason": "max_seconds"}
+            self.fit_report_ = {"status": "max_seconds"}
         return best[1], best[0]
 
     def predict(self, X, return_std=True):
@@ -115,7 +115,7 @@ class GPyTorchSVGP:
                 (-objective(self.model(X[rows]), y[rows])).backward()
                 adam.step()
                 if self.over():
-                    self.solver_info_ = {"stop_reason": "max_seconds"}
+                    self.fit_report_ = {"status": "max_seconds"}
                     return self
         return self
 

@@ -197,15 +197,14 @@ def scores(y, prediction):
 
 def fitted_facts(model):
     """What a fitted estimator says of itself; null for what it does not say."""
-    solver = getattr(model, "solver_info_", None)
-    solver = solver if isinstance(solver, dict) else getattr(solver, "__dict__", {})
+    report = getattr(model, "fit_report_", {})
     return dict(
-        epochs=solver.get("epochs"),
+        epochs=report.get("epochs"),
         n_iter=getattr(model, "n_iter_", None),
         device=getattr(model, "device_", None),
         dtype=getattr(model, "dtype_", None),
         solver=getattr(model, "solver_", None),
-        status=solver.get("status"),
+        status=report.get("status"),
         kernel=getattr(model, "kernel_", None),
     )
 
