@@ -67,7 +67,7 @@ def parse_args(argv):
     parser.add_argument("--method", nargs="+", default=["scgd"], choices=list(METHODS))
     parser.add_argument("--batch-size", nargs="+", type=int, default=[64])
     parser.add_argument("--kernel", default="linear", choices=["linear", "gaussian"])
-    parser.add_argument("--n-features", type=int, default=1000, help="of the Gaussian kernel")
+    parser.add_argument("--n-components", type=int, default=1000, help="of the Gaussian kernel")
     parser.add_argument("--learning-rate", nargs="*", type=float, default=[])
     parser.add_argument("--max-epochs", type=int, default=0, help="0: the estimator's own")
     parser.add_argument(
@@ -98,6 +98,7 @@ def table(args):
                 fit(model, X, y)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
                 mean, std = model.predict(X_test, return_std=True)
+                report = getattr(model, "fit_report_", None)
                 tested = scores(y_test, {"mean": mean, "std": std})
                 yield dict(
                     what="table",
@@ -116,7 +117,9 @@ def table(args):
                     fit_seconds=round(wall, 2),
                     cpu_seconds=round(cpu, 2),
                     n_iter=model.n_iter_,
-                    solver=getattr(model, "solver_info_", None),
+                    status=report and report.status,
+                    epochs=report and report.epochs,
+                    summary=report and report.summary,
                 )
 
 
@@ -163,7 +166,7 @@ def make(args, method, size, rate, n):
     if args.no_early_stopping:
         model.set_params(early_stopping=False)
     kernel = ConstantKernel() * RBF() if args.kernel == "gaussian" else None
-    return model.set_params(kernel=kernel, n_features=args.n_features)
+    return model.set_params(kernel=kernel, n_components=args.n_components)
 
 
 def fit(model, X, y):
@@ -192,7 +195,7 @@ def memory(args):
         X = np.memmap(f"{folder}/X", dtype=np.float32, mode="r", shape=(args.rows, d))
         y = np.memmap(f"{folder}/y", dtype=np.float32, mode="r", shape=(args.rows,))
         model = SCGDDKLRegressor(
-            hidden_layer_sizes=(64,), batch_size=1024, max_epochs=1, random_state=0
+            feature_extractor=(64,), batch_size=1024, max_epochs=1, random_state=0
         )
         wall, cpu = time.perf_counter(), time.process_time()
         model.fit(X, y)

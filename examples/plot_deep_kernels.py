@@ -94,7 +94,7 @@ models = {
     "SCGD": SCGDDKLRegressor,
     "BSGD": BSGDDKLRegressor,
 }
-settings = {"hidden_layer_sizes": (32, 32), "max_epochs": 10, "random_state": 0}
+settings = {"feature_extractor": (32, 32), "max_epochs": 10, "random_state": 0}
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
 for name, cls in models.items():
     fits = [cls(batch_size=size, **settings).fit(X, y) for size in sizes]
@@ -130,13 +130,13 @@ spiral += 0.2 * rng.standard_normal(spiral.shape)
 target = np.sin(0.8 * angle) + 0.05 * rng.standard_normal(len(angle))
 deep = SCGDDKLRegressor(
     kernel=ConstantKernel() * RBF(),
-    hidden_layer_sizes=(64, 64, 2),
+    feature_extractor=(64, 64, 2),
     activation="tanh",
-    n_features=200,
+    n_components=200,
     max_epochs=60,
     random_state=0,
 ).fit(spiral, target)
-learned = deep.features(spiral)
+learned = deep.extract_features(spiral)
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
 left.scatter(*spiral.T, c=target, s=5)
 left.set_title("columns")

@@ -6,7 +6,12 @@ from contracts.parameter_contract import ParameterContract
 from contracts.test_contract import ROWS
 
 # The rows whose settings reach an estimator's real path; every public class has one.
-REAL_PATHS = ("poe-experts",)
+REAL_PATHS = (
+    "poe-experts",
+    "scgd",
+    "minimax",
+    "bsgd",
+)
 FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
 CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)
 

@@ -122,8 +122,8 @@ class TestLOVE:
         KISSGPRegressor(optimizer=None, grid_size=20, n_lanczos=None),
         SGPRRegressor(optimizer=None, n_inducing=20),
         SVGPRegressor(max_iter=5, n_inducing=20),
-        SCGDDKLRegressor(max_epochs=2, hidden_layer_sizes=(10,)),
-        SCGDDKLRegressor(C() * RBF(), max_epochs=2, hidden_layer_sizes=(10,), n_features=40),
+        SCGDDKLRegressor(max_epochs=2, feature_extractor=(10,)),
+        SCGDDKLRegressor(C() * RBF(), max_epochs=2, feature_extractor=(10,), n_components=40),
     ],
     ids=lambda below: type(below).__name__,
 )

@@ -9,8 +9,6 @@ from ._objective import (
     feature_moments,
     held_out_noise,
     log_det_direction,
-    saddle_multiplier,
-    saddle_value,
     weight_space_likelihood,
 )
 from ._regressors import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
@@ -30,7 +28,5 @@ __all__ = [
     "feature_moments",
     "held_out_noise",
     "log_det_direction",
-    "saddle_multiplier",
-    "saddle_value",
     "weight_space_likelihood",
 ]

@@ -65,9 +65,11 @@ class MinimaxGradient(BatchGradient):
     """Descend Psi = g + log|A| + mu <B, A - F> in (w, alpha, s2, A), ascend it in |B| <= 1.
 
     Psi is a sum over rows, so batches give unbiased gradients of it. A and F are measured relative
-    to R R', the exact F of the last pass over the data (see `saddle_value`); there the constraint
-    is exact for mu >= 1 whatever the features' condition number. Descent and ascent use independent
-    batches. A is projected onto A >= s2 I and B onto its ball.
+    to R R', the exact F of the last pass over the data: mu sqrt(m) <B, R^-1 (A - F) R^-T>. The
+    constraint is exact as soon as the multiplier that balances log|A| fits into the ball, here for
+    mu >= 1 whatever the features; in the paper's scale (its equation 3.2) mu has to grow with the
+    condition number of F. Descent and ascent use independent batches. A is projected onto A >= s2 I
+    and B onto its ball.
 
     Parameters
     ----------

@@ -1,133 +1,25 @@
-"""Deep kernels trained by random batches: minimax, compositional, and the biased baseline."""
+"""Deep kernels trained by random batches: minimax, compositional, and the biased baseline.
+
+Longer than most files here: nearly all of it documents the parameters, class by class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from inspect import cleandoc
-from numbers import Real
 from typing import Any
 
 import torch
 
-from ..._compat import Interval, StrOptions
+from ...core import FitRun, constraints
 from ...core.data import RowSource
-from ._base import DeepKernelRegressorBase
-from ._batch import BatchGradient, MinibatchGradient
+from ._base import SHARED, DeepKernelRegressorBase
+from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
 from ._minimax import MinimaxGradient
 from ._stepper import neighbour_batches
 
-_SHARED_PARAMETERS = """\
-kernel : kernel instance, default=None
-    A scikit-learn kernel on the network's outputs divided by the square root of their number
-    (times 3 for stationary kernels, so that a length scale of 1 is short enough to begin with),
-    without a WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
-    (RBF, Matern, RationalQuadratic) become random Fourier features. None is
-    ``ConstantKernel() * DotProduct()``, the linear kernel.
-hidden_layer_sizes : int or array-like of int, default=(128, 128)
-    Widths of fully connected layers; () puts the kernel on the standardised columns.
-activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-    After each layer.
-network : callable, default=None
-    ``network(n_columns)`` returns a `torch.nn.Module` that takes the layers' place. Its
-    features of a row may not depend on other rows (batch norm) or on chance (dropout).
-n_features : int, default=1000
-    Random Fourier features, half sines and half cosines, for each product of the kernel that
-    has a stationary factor.
-min_noise : float, default=0.01
-    Lower bound of the noise's standard deviation, in normalised units; below 10.
-batch_size : int or "auto", default="auto"
-    Rows of a batch; "auto" is 64 up to 100,000 rows and 256 above.
-max_epochs : int or "auto", default="auto"
-    Passes over the rows; "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to
-    18,000 steps where 28 epochs need them.
-learning_rate : float or "auto", default="auto"
-    At the start; it falls to zero along a half cosine, over all steps or the time budget. "auto"
-    is 0.01 for Adam, times the square root of batch_size / 64 for smaller batches, and 1 for
-    Adadelta.
-optimizer : {"adam", "adamw", "adadelta", "adagrad", "rmsprop", "sgd"}, callable or None, \
-        default="adam"
-    A callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None
-    keeps the initial network, the kernel as given, and a noise variance of 0.1.
-early_stopping : bool or "auto", default="auto"
-    Hold rows out and score their mean negative log density; otherwise the score is the exact
-    negative log marginal likelihood per row, which a network can overfit. The parameters with
-    the best score are kept; the posterior is that of all rows, under the noise that the
-    rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
-validation_fraction : float, default=0.1
-    Rows held out by `early_stopping`.
-tol : float, default=1e-4
-    A score has to improve by this much to count.
-n_iter_no_change : int or None, default=None
-    Stop after so many scores (20 in a whole training) without an improvement.
-normalize_y : bool, default=True
-    Centre the target and divide it by its standard deviation. Without it the model's mean is
-    zero, and the unit of its noise is the target's root mean square.
-n_targets : int, default=None
-    Number of target columns, checked against y.
-random_state : int, RandomState instance or None, default=None
-    Seed of the initial network, frequencies and batches. None draws a new one at each fit.
-memory_budget : float or "auto", default="auto"
-    Bytes that matrices may take; "auto" looks at the machine.
-device : str, default="auto"
-    "auto" takes CUDA where there is one.
-dtype : {"auto", "float32", "float64"}, default="auto"
-    Of training; "auto" is float64 up to 1,000 rows. Predictions are float64.
-callbacks : callable, list of callable or None, default=None
-    Called after each score with a `TrainingStep`; a true value stops the training.
-max_seconds : float or None, default=None
-    Time budget of the training; the best state so far is kept.
-verbose : int, default=0
-    1 shows a progress bar.
-"""
 
-_ATTRIBUTES = """\
-kernel_ : kernel instance
-    The trained scikit-learn kernel on the network's outputs.
-noise_variance_ : float
-    s2, in normalised units.
-coef_ : ndarray of shape (m, t)
-    Posterior mean of the weights of the m features.
-coef_cholesky_ : ndarray of shape (m, m)
-    Lower Cholesky factor of the weights' posterior precision.
-log_marginal_likelihood_value_ : float
-    Exact for these features, in normalised units, summed over targets.
-n_iter_ : int
-    Epochs, rounded up.
-n_samples_seen_ : int
-    Rows of fit, and of partial_fit since.
-history_ : dict of lists
-    stage, theta (log hyperparameters, then log s2), objective (the score), epochs and seconds
-    of each score.
-solver_info_ : dict
-    status, epochs, steps, jitter, why training stopped, and the plan in words.
-device_, dtype_ : str
-    Where and in what precision training ran.
-n_features_in_ : int
-    Columns of X.
-feature_names_in_ : ndarray of shape (d,)
-    Their names where X had any.
-"""
-
-
-def _documented(cls: type) -> type:
-    """Fill in what the three classes have in common."""
-    doc = cleandoc(cls.__doc__ or "")
-    doc = doc.replace("{parameters}\n", _SHARED_PARAMETERS)
-    cls.__doc__ = doc.replace("{attributes}\n", _ATTRIBUTES)
-    return cls
-
-
-class _Parameters(DeepKernelRegressorBase):
-    """The constructor that the three share."""
-
-    def _set(self, values: dict[str, Any]) -> None:
-        for name in self._get_param_names():
-            setattr(self, name, values[name])
-
-
-@_documented
-class SCGDDKLRegressor(_Parameters):
+class SCGDDKLRegressor(DeepKernelRegressorBase):
     """A deep kernel trained by stochastic compositional gradients.
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
@@ -137,16 +29,110 @@ class SCGDDKLRegressor(_Parameters):
 
     Parameters
     ----------
-    {parameters}
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
+        outputs divided by the square root of their number (times 3 for stationary kernels, so that
+        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
+        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
+        kernel.
+    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        module is copied and starts from the weights that it has. Its features of a row may not
+        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        What follows each layer of a network that is given by its layer sizes.
+    n_components : int or "auto", default=1000
+        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
+        products with a stationary factor share them equally; exact columns of DotProduct and
+        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+    min_noise : float, default=0.01
+        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+    batch_size : int or "auto", default="auto"
+        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+    max_epochs : int or "auto", default="auto"
+        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
+        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
+        epochs need them. `partial_fit` always takes one pass.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
+        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
+        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    optimizer : str, callable or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
+        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
+        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
+        network and a noise variance of 0.1.
+    early_stopping : bool or "auto", default="auto"
+        Whether rows are held out to choose the best parameters. The score is then their mean
+        negative log density; otherwise it is the exact negative log marginal likelihood per row,
+        which a network can overfit. The posterior is that of all rows, under the noise that the
+        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+    validation_fraction : float, default=0.1
+        Share of the rows that is held out.
+    tol : float, default=0.0001
+        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+    n_iter_no_change : int or None, default=None
+        Training ends after so many steps or scores without progress; None never ends it so. Here
+        scores, of which a whole training has 20.
+    normalize_y : bool, default=True
+        Centre the target and divide it by its standard deviation before training. Without it the
+        model's mean is zero, and the unit of its noise is the target's root mean square.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here the initial
+        network, frequencies, rows held out and batches.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
+        it still exists, and on the CPU otherwise.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
+        predictions are float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training. Here
+        after each score.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
     averaging : float or "auto", default="auto"
-        Weight b_t of the current batch in the running average, in (0, 1]. "auto" is
-        batch_size / (10 m) for m features; 0.9 is the paper's, close to BSGD with the right scale.
+        Weight of a batch in the running average. It is b_t, in (0, 1]; "auto" is batch_size / (10
+        m) for m features, and 0.9 is the paper's, close to BSGD with the right scale.
     averaging_decay : float, default=0.0
-        b_t falls like the steps since the last exact pass to the power -averaging_decay.
+        How fast that weight falls with the steps. It is divided by the number of steps since the
+        last exact pass to the power averaging_decay.
 
     Attributes
     ----------
-    {attributes}
+    kernel_ : kernel instance
+        The trained scikit-learn kernel on the network's outputs.
+    noise_variance_ : float
+        s2, in normalised units.
+    coef_ : ndarray of shape (m, t)
+        Posterior mean of the weights of the m features.
+    coef_precision_cholesky_ : ndarray of shape (m, m)
+        Lower Cholesky factor of the weights' posterior precision.
+    log_marginal_likelihood_value_ : float
+        Exact for these features, in normalised units, summed over targets.
+    n_iter_ : int
+        Training steps; `partial_fit` counts those of its chunk.
+    n_samples_seen_ : int
+        Rows of fit, and of partial_fit since.
+    history_ : dict of lists
+        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
+        its name, residual, epochs and seconds of each score.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
 
     See Also
     --------
@@ -170,25 +156,21 @@ class SCGDDKLRegressor(_Parameters):
     >>> from sklearn.datasets import make_friedman1
     >>> from skscalablegp import SCGDDKLRegressor
     >>> X, y = make_friedman1(n_samples=500, random_state=0)
-    >>> model = SCGDDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> model = SCGDDKLRegressor(feature_extractor=(32,), random_state=0).fit(X, y)
     >>> mean, std = model.predict(X[:2], return_std=True)
     >>> bool(model.score(X, y) > 0.95)
     True
     """
 
-    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
-        "averaging": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
-        "averaging_decay": [Interval(Real, 0, 1, closed="both")],
-    }
+    _parameter_constraints = constraints(*SHARED, "averaging", "averaging_decay")
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        hidden_layer_sizes: Any = (128, 128),
+        feature_extractor: Any = (128, 128),
         activation: Any = "silu",
-        network: Any = None,
-        n_features: Any = 1000,
+        n_components: Any = 1000,
         min_noise: Any = 0.01,
         batch_size: Any = "auto",
         max_epochs: Any = "auto",
@@ -212,12 +194,12 @@ class SCGDDKLRegressor(_Parameters):
     ):
         self._set(locals())
 
-    def _rule(self) -> BatchGradient:
+    def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
+        run.chose("averaging", automatic_rate(batch_size, m), f"a window of ten times {m} rows")
         return CompositionalGradient(self.averaging, self.averaging_decay)
 
 
-@_documented
-class MinimaxDKLRegressor(_Parameters):
+class MinimaxDKLRegressor(DeepKernelRegressorBase):
     """A deep kernel trained by stochastic minimax descent and ascent.
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
@@ -228,16 +210,111 @@ class MinimaxDKLRegressor(_Parameters):
 
     Parameters
     ----------
-    {parameters}
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
+        outputs divided by the square root of their number (times 3 for stationary kernels, so that
+        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
+        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
+        kernel.
+    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        module is copied and starts from the weights that it has. Its features of a row may not
+        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        What follows each layer of a network that is given by its layer sizes.
+    n_components : int or "auto", default=1000
+        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
+        products with a stationary factor share them equally; exact columns of DotProduct and
+        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+    min_noise : float, default=0.01
+        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+    batch_size : int or "auto", default="auto"
+        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+    max_epochs : int or "auto", default="auto"
+        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
+        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
+        epochs need them. `partial_fit` always takes one pass.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
+        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
+        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    optimizer : str, callable or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
+        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
+        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
+        network and a noise variance of 0.1.
+    early_stopping : bool or "auto", default="auto"
+        Whether rows are held out to choose the best parameters. The score is then their mean
+        negative log density; otherwise it is the exact negative log marginal likelihood per row,
+        which a network can overfit. The posterior is that of all rows, under the noise that the
+        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+    validation_fraction : float, default=0.1
+        Share of the rows that is held out.
+    tol : float, default=0.0001
+        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+    n_iter_no_change : int or None, default=None
+        Training ends after so many steps or scores without progress; None never ends it so. Here
+        scores, of which a whole training has 20.
+    normalize_y : bool, default=True
+        Centre the target and divide it by its standard deviation before training. Without it the
+        model's mean is zero, and the unit of its noise is the target's root mean square.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here the initial
+        network, frequencies, rows held out and batches.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
+        it still exists, and on the CPU otherwise.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
+        predictions are float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training. Here
+        after each score.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
     penalty : float or callable, default=2.0
-        mu, the price of A differing from F, relative to F; the constraint is exact from 1 on. A
-        function of the number of steps since the last exact pass makes it a schedule.
+        Weight of the constraint of the saddle. It is mu, the price of A differing from F, relative
+        to F; the constraint is exact from 1 on. A function of the number of steps since the last
+        exact pass makes it a schedule.
     dual_rate : float or "auto", default="auto"
-        How far one batch moves B, in (0, 1]. "auto" is batch_size / (10 m) for m features.
+        Step size of the ascent. It is how far one batch moves B, in (0, 1]; "auto" is batch_size /
+        (10 m) for m features.
 
     Attributes
     ----------
-    {attributes}
+    kernel_ : kernel instance
+        The trained scikit-learn kernel on the network's outputs.
+    noise_variance_ : float
+        s2, in normalised units.
+    coef_ : ndarray of shape (m, t)
+        Posterior mean of the weights of the m features.
+    coef_precision_cholesky_ : ndarray of shape (m, m)
+        Lower Cholesky factor of the weights' posterior precision.
+    log_marginal_likelihood_value_ : float
+        Exact for these features, in normalised units, summed over targets.
+    n_iter_ : int
+        Training steps; `partial_fit` counts those of its chunk.
+    n_samples_seen_ : int
+        Rows of fit, and of partial_fit since.
+    history_ : dict of lists
+        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
+        its name, residual, epochs and seconds of each score.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
 
     See Also
     --------
@@ -249,8 +326,8 @@ class MinimaxDKLRegressor(_Parameters):
     O(b m^2) and the network's cost for two independent batches a step, O(m^3) every tenth of the
     multiplier's window; each score is a pass of O(n m^2). A prediction costs O(m) a row, its
     variance O(m^2). The penalty is measured relative to the last exact F, and the ascent has a
-    proximal term: see :class:`skscalablegp.gradients.MinimaxGradient` for both departures from the
-    paper.
+    proximal term; ``skscalablegp.models.deep.MinimaxGradient`` says more of both departures from
+    the paper.
 
     References
     ----------
@@ -263,25 +340,21 @@ class MinimaxDKLRegressor(_Parameters):
     >>> from sklearn.datasets import make_friedman1
     >>> from skscalablegp import MinimaxDKLRegressor
     >>> X, y = make_friedman1(n_samples=500, random_state=0)
-    >>> model = MinimaxDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> model = MinimaxDKLRegressor(feature_extractor=(32,), random_state=0).fit(X, y)
     >>> mean, std = model.predict(X[:2], return_std=True)
     >>> bool(model.score(X, y) > 0.95)
     True
     """
 
-    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
-        "penalty": [Interval(Real, 0, None, closed="neither"), callable],
-        "dual_rate": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
-    }
+    _parameter_constraints = constraints(*SHARED, "penalty", "dual_rate")
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        hidden_layer_sizes: Any = (128, 128),
+        feature_extractor: Any = (128, 128),
         activation: Any = "silu",
-        network: Any = None,
-        n_features: Any = 1000,
+        n_components: Any = 1000,
         min_noise: Any = 0.01,
         batch_size: Any = "auto",
         max_epochs: Any = "auto",
@@ -305,12 +378,14 @@ class MinimaxDKLRegressor(_Parameters):
     ):
         self._set(locals())
 
-    def _rule(self) -> BatchGradient:
+    def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
+        run.chose(
+            "dual_rate", automatic_rate(batch_size, m), f"as an average over ten times {m} rows"
+        )
         return MinimaxGradient(self.penalty, self.dual_rate)
 
 
-@_documented
-class BSGDDKLRegressor(_Parameters):
+class BSGDDKLRegressor(DeepKernelRegressorBase):
     """A deep kernel trained by the batches' own marginal likelihoods: the biased baseline.
 
     Each step follows the gradient of the exact log marginal likelihood of one batch as if it were
@@ -321,14 +396,107 @@ class BSGDDKLRegressor(_Parameters):
 
     Parameters
     ----------
-    {parameters}
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
+        outputs divided by the square root of their number (times 3 for stationary kernels, so that
+        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
+        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
+        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
+        kernel.
+    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        module is copied and starts from the weights that it has. Its features of a row may not
+        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
+        What follows each layer of a network that is given by its layer sizes.
+    n_components : int or "auto", default=1000
+        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
+        products with a stationary factor share them equally; exact columns of DotProduct and
+        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+    min_noise : float, default=0.01
+        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+    batch_size : int or "auto", default="auto"
+        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+    max_epochs : int or "auto", default="auto"
+        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
+        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
+        epochs need them. `partial_fit` always takes one pass.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
+        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
+        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+    optimizer : str, callable or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
+        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
+        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
+        network and a noise variance of 0.1.
+    early_stopping : bool or "auto", default="auto"
+        Whether rows are held out to choose the best parameters. The score is then their mean
+        negative log density; otherwise it is the exact negative log marginal likelihood per row,
+        which a network can overfit. The posterior is that of all rows, under the noise that the
+        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+    validation_fraction : float, default=0.1
+        Share of the rows that is held out.
+    tol : float, default=0.0001
+        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+    n_iter_no_change : int or None, default=None
+        Training ends after so many steps or scores without progress; None never ends it so. Here
+        scores, of which a whole training has 20.
+    normalize_y : bool, default=True
+        Centre the target and divide it by its standard deviation before training. Without it the
+        model's mean is zero, and the unit of its noise is the target's root mean square.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here the initial
+        network, frequencies, rows held out and batches.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
+        it still exists, and on the CPU otherwise.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
+        predictions are float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training. Here
+        after each score.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
     batches : {"random", "neighbours"}, default="random"
-        Random rows, or a random row with its nearest neighbours (sgGP; 15 of them at
-        batch_size=16), which need a tree over all rows in memory.
+        Which rows make up a batch. Random ones, or a random row with its nearest neighbours (sgGP;
+        15 of them at batch_size=16), which need a tree over all rows in memory.
 
     Attributes
     ----------
-    {attributes}
+    kernel_ : kernel instance
+        The trained scikit-learn kernel on the network's outputs.
+    noise_variance_ : float
+        s2, in normalised units.
+    coef_ : ndarray of shape (m, t)
+        Posterior mean of the weights of the m features.
+    coef_precision_cholesky_ : ndarray of shape (m, m)
+        Lower Cholesky factor of the weights' posterior precision.
+    log_marginal_likelihood_value_ : float
+        Exact for these features, in normalised units, summed over targets.
+    n_iter_ : int
+        Training steps; `partial_fit` counts those of its chunk.
+    n_samples_seen_ : int
+        Rows of fit, and of partial_fit since.
+    history_ : dict of lists
+        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
+        its name, residual, epochs and seconds of each score.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
 
     See Also
     --------
@@ -350,23 +518,20 @@ class BSGDDKLRegressor(_Parameters):
     >>> from sklearn.datasets import make_friedman1
     >>> from skscalablegp import BSGDDKLRegressor
     >>> X, y = make_friedman1(n_samples=500, random_state=0)
-    >>> model = BSGDDKLRegressor(hidden_layer_sizes=(32,), random_state=0).fit(X, y)
+    >>> model = BSGDDKLRegressor(feature_extractor=(32,), random_state=0).fit(X, y)
     >>> model.predict(X[:2]).shape
     (2,)
     """
 
-    _parameter_constraints = DeepKernelRegressorBase._parameter_constraints | {
-        "batches": [StrOptions({"random", "neighbours"})],
-    }
+    _parameter_constraints = constraints(*SHARED, "batches")
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        hidden_layer_sizes: Any = (128, 128),
+        feature_extractor: Any = (128, 128),
         activation: Any = "silu",
-        network: Any = None,
-        n_features: Any = 1000,
+        n_components: Any = 1000,
         min_noise: Any = 0.01,
         batch_size: Any = "auto",
         max_epochs: Any = "auto",
@@ -389,7 +554,7 @@ class BSGDDKLRegressor(_Parameters):
     ):
         self._set(locals())
 
-    def _rule(self) -> BatchGradient:
+    def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
         return MinibatchGradient()
 
     def _batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,6 @@ _LONGEST = 100.0
 # Steps from one change of the learning rate to the next.
 _SCHEDULE_STEPS = 10
 
-BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adadelta": torch.optim.Adadelta,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-    "sgd": torch.optim.SGD,
-}
-
 
 def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[int], float]:
     """A learning rate's factor that falls from 1 to 0 in `total` steps.
@@ -66,6 +58,28 @@ def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Ite
     while True:
         chosen = int(torch.randint(len(rows), (), generator=generator))
         yield torch.from_numpy(np.atleast_1d(tree.query(rows[chosen], k)[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """An exact pass: scales and weights at their optimum for some features.
+
+    Attributes
+    ----------
+    tensors : list of Tensor
+        The features' parameters.
+    noise : float
+        s2.
+    moments : FeatureMoments
+        Of these features.
+    evaluation : WeightSpaceEvaluation
+        At this noise.
+    """
+
+    tensors: list[Tensor]
+    noise: float
+    moments: FeatureMoments
+    evaluation: WeightSpaceEvaluation
 
 
 class WeightSpaceStepper(Stepper):
@@ -143,6 +157,9 @@ class WeightSpaceStepper(Stepper):
         self._batches, self._others = batches(), batches()
         self._state: Any = None
         self._failed = False
+        self.objective_name = (
+            "log marginal likelihood a row" if held_out is None else "held-out log density a row"
+        )
         # Of the training rows at each exact pass, a row and target.
         self.likelihoods: list[float] = []
 
@@ -199,33 +216,34 @@ class WeightSpaceStepper(Stepper):
         if self._failed or not self._finite():
             return math.inf
         try:
-            moments = self.moments()
+            moments = self._moments(self.tensors, self.scored_rows, self.n, self.source.dtype)
             if not bool(moments.gram.isfinite().all()):
                 return math.inf
-            evaluation, moments = self._settle(moments)
-            density = None if self.held_out is None else self._unseen(moments)
-            self._state = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
+            settled = self._settle(self.tensors, moments)
+            self._adopt(settled.tensors, settled.noise, settled.evaluation)
+            density = None if self.held_out is None else self._unseen(settled.moments)
+            self._state = self.rule.start(
+                settled.moments, self.noise, self.batch_size, self.source.dtype
+            )
         except torch.linalg.LinAlgError:
             return math.inf
         rows = moments.n * moments.cross.shape[1]
-        self.likelihoods.append(evaluation.value / rows)
-        return -evaluation.value / rows if density is None else density
+        self.likelihoods.append(settled.evaluation.value / rows)
+        return -settled.evaluation.value / rows if density is None else density
 
     def _finite(self) -> bool:
         return all(bool(t.isfinite().all()) for t in [*self._trained, self.weights])
 
-    def moments(self, dtype: torch.dtype | None = None) -> FeatureMoments:
-        """The exact moments of all rows at the current parameters; products in float64."""
-        tensors = self.tensors if dtype is None else [
-            t.to(dtype) if t.is_floating_point() else t for t in self.tensors
-        ]  # fmt: skip
+    def _moments(
+        self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype
+    ) -> FeatureMoments:
+        """The exact moments of the rows, as of n; products in float64."""
         moments = feature_moments(
-            self.scored_rows.blocks(_PASS_ROWS),
-            lambda X: self.features(tensors, X if dtype is None else X.to(dtype)),
+            rows.blocks(_PASS_ROWS), lambda X: self.features(tensors, X.to(dtype))
         )
-        return moments if moments.n == self.n else moments.extended(self.n)
+        return moments if moments.n == n else moments.extended(n)
 
-    def _settle(self, moments: FeatureMoments) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
+    def _settle(self, tensors: list[Tensor], moments: FeatureMoments) -> Settled:
         """Noise, amplitude and weights at their optimum for these features."""
         noise, amplitude = self.noise, 1.0
         if not self._frozen:
@@ -233,11 +251,12 @@ class WeightSpaceStepper(Stepper):
                 moments, noise, self.noise_bounds, self._amplitude_bounds()
             )
         moments = moments.scaled(amplitude)
-        with torch.no_grad():
-            at = self.features.amplitude_at
-            if at is not None:
-                self.tensors[self.features.theta_at][at] += math.log(amplitude)
-        return self._weigh(moments, noise), moments
+        k, at = self.features.theta_at, self.features.amplitude_at
+        tensors = list(tensors)
+        if at is not None:
+            tensors[k] = tensors[k].detach().clone()
+            tensors[k][at] += math.log(amplitude)
+        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
 
     def _amplitude_bounds(self) -> tuple[float, float]:
         """How far the kernel's own constant may still go."""
@@ -261,23 +280,31 @@ class WeightSpaceStepper(Stepper):
         Z, Y = (torch.cat(part) for part in zip(*blocks, strict=True))
         bounds = (self.noise, self.noise) if self._frozen else self.noise_bounds
         noise, density = held_out_noise(moments, Z, Y, bounds)
-        self._weigh(moments, noise)
+        self._adopt(self.tensors, noise, weight_space_likelihood(moments, noise))
         return density
 
-    def _weigh(self, moments: FeatureMoments, noise: float) -> WeightSpaceEvaluation:
-        """The weights' posterior mean under a noise, both in place."""
-        evaluation = weight_space_likelihood(moments, noise)
+    def _adopt(
+        self, tensors: list[Tensor], noise: float, evaluation: WeightSpaceEvaluation
+    ) -> None:
+        """Put the kernel's hyperparameters, the noise and the weights' posterior mean in place."""
+        k = self.features.theta_at
         with torch.no_grad():
+            self.tensors[k].copy_(tensors[k])
             self.log_noise.fill_(math.log(noise))
             self.weights.copy_(evaluation.weights)
-        return evaluation
 
-    def finish(self) -> tuple[WeightSpaceEvaluation, FeatureMoments]:
-        """The last exact pass, features too in float64; the noise that held-out rows asked for."""
-        moments = self.moments(torch.float64)
+    def finish(self, rows: RowSource, n: int) -> Settled:
+        """An exact pass over other rows, features too in float64; leaves the training as it is.
+
+        The noise is the one that held-out rows asked for, where there are any.
+        """
+        tensors = [
+            t.detach().double() if t.is_floating_point() else t.clone() for t in self.tensors
+        ]
+        moments = self._moments(tensors, rows, n, torch.float64)
         if self.held_out is None:
-            return self._settle(moments)
-        return self._weigh(moments, self.noise), moments
+            return self._settle(tensors, moments)
+        return Settled(tensors, self.noise, moments, weight_space_likelihood(moments, self.noise))
 
     # ------------------------------------------------------------------ for the driver
 
