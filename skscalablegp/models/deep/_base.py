@@ -366,7 +366,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             summary=f"{stepper.features.n_features} features, batches of {plan.batch_size}, "
             f"learning rate {plan.learning_rate:g}, {plan.dtype_name} on {run.device}",
         )
-        if plan.optimizer is None and not run.stopped:
+        if plan.optimizer is None:
             return
         reason, values = result.stop_reason, stepper.likelihoods
         if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
