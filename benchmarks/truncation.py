@@ -12,7 +12,7 @@ train  Adam on all of --n rows, RBF with ARD and white noise, 10 Rademacher prob
 toy    the length scale learned on y = x sin(5 pi x) + e, the other hyperparameters fixed
 cost   seconds, variance, epochs and peak memory of a gradient at the starting hyperparameters
 
-Methods are exact, cg:J, rrcg:J (E[J] = J), rff:FEATURES and ssrff:MIN_FEATURES.
+Methods are exact, cg:J, rrcg:J (E[J] = J), rff:COMPONENTS and ssrff:MIN_COMPONENTS.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def gradient(method, problem, n_probes, generator):
         d = problem.X.shape[1]
         features = sample_prior_features(problem.kernel, d, size // 2, generator)
         return FeatureGradient(features)
-    return SingleSampleGradient(min_features=size, step=max(2, size // 5))
+    return SingleSampleGradient(min_components=size, component_step=max(2, size // 5))
 
 
 # ---------------------------------------------------------------- measurements

@@ -32,7 +32,7 @@ from skscalablegp.models.fourier import (
     single_sample_terms,
 )
 from skscalablegp.training import Adam
-from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
+from skscalablegp.truncation import ExponentialTruncation, FixedTruncation
 
 torch.set_num_threads(1)
 
@@ -74,17 +74,18 @@ def cg_terms(truncation, n_runs):
     return np.mean(values, 0), np.std(values, 0) / n_runs**0.5
 
 
-def feature_terms(n_features, n_runs):
+def feature_terms(n_components, n_runs):
     values = []
     for seed in range(n_runs):
-        features = sample_prior_features(toy.kernel, 1, n_features // 2, seeded(seed))
+        features = sample_prior_features(toy.kernel, 1, n_components // 2, seeded(seed))
         terms = collapsed_marginal_likelihood(toy, theta, features, eval_gradient=False)
         values.append([terms.quadratic, terms.log_det])
     return np.mean(values, 0), np.std(values, 0) / n_runs**0.5
 
 
-def single_sample_means(min_features, n_runs):
-    levels = SingleSampleGradient(min_features=min_features, step=10).levels(len(x))
+def single_sample_means(min_components, n_runs):
+    gradient = SingleSampleGradient(min_components=min_components, component_step=10)
+    levels = gradient.levels(len(x))
     g = seeded(2)
     values = [single_sample_terms(toy, theta, levels, g).numpy()[:2] for _ in range(n_runs)]
     return np.mean(values, 0), np.std(values, 0) / n_runs**0.5
@@ -138,9 +139,9 @@ def learn(problem, estimator, steps, rate=0.05, decay=0.02, seed=0):
     return np.array(path)
 
 
-def features_of(problem, n_features, seed=0):
+def features_of(problem, n_components, seed=0):
     return FeatureGradient(
-        sample_prior_features(problem.kernel, problem.X.shape[1], n_features // 2, seeded(seed))
+        sample_prior_features(problem.kernel, problem.X.shape[1], n_components // 2, seeded(seed))
     )
 
 
@@ -201,7 +202,7 @@ methods = {
     "CG(6)": TruncatedGradient(FixedTruncation(6)),
     "RR-CG(15)": TruncatedGradient(rr_truncation(15)),
     "RFF(30)": features_of(two, 30, seed=1),
-    "SS-RFF(100)": SingleSampleGradient(ReciprocalTruncation(), min_features=100, step=10),
+    "SS-RFF(100)": SingleSampleGradient(min_components=100, component_step=10),
 }
 fig, axes = plt.subplots(1, 5, figsize=(13, 3), sharex=True, sharey=True, layout="constrained")
 for ax, (name, estimator) in zip(axes, methods.items(), strict=True):

@@ -95,8 +95,13 @@ ROWS = [
         PoERegressor(share_hyperparameters=False, expert_size=12, max_iter=5),
         scikit_learn_checks=False,
     ),
-    Row("rff", RFFRegressor(max_iter=10), search={"n_features": [10, 20]}),
-    Row("rff-few", RFFRegressor(n_features=10, max_iter=5), scikit_learn_checks=False),
+    Row("rff", RFFRegressor(max_iter=10), search={"n_components": [10, 20]}),
+    Row(
+        "rff-few",
+        RFFRegressor(n_components=10, max_iter=5),
+        limit={"max_iter": 1},
+        scikit_learn_checks=False,
+    ),
     Row("qsgp", QSGPRegressor(), noise_variance=False, search={"n_features": [32, 64]}),
     Row(
         "qsgp-stochastic",
@@ -153,8 +158,9 @@ ROWS = [
     Row("ssrff", SSRFFRegressor(max_iter=10)),
     Row(
         "ssrff-truncated",
-        SSRFFRegressor(min_features=8, step=4, max_iter=5),
-        search={"step": [4, 8]},
+        SSRFFRegressor(min_components=8, component_step=4, max_iter=5),
+        search={"component_step": [4, 8]},
+        limit={"max_iter": 2},
         scikit_learn_checks=False,
     ),
     Row(

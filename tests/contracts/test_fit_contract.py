@@ -8,6 +8,8 @@ from contracts.test_contract import ROWS
 # The rows whose settings reach an estimator's real path; every public class has one.
 REAL_PATHS = (
     "poe-experts",
+    "rff-few",
+    "ssrff-truncated",
     "scgd",
     "minimax",
     "bsgd",

@@ -118,7 +118,7 @@ class TestLOVE:
         IterativeGPRegressor(optimizer=None, solver="cg", tol=1e-8, dtype="float32"),
         RRCGRegressor(optimizer=None),
         SSRFFRegressor(optimizer=None),
-        RFFRegressor(optimizer=None, n_features=60),
+        RFFRegressor(optimizer=None, n_components=60),
         KISSGPRegressor(optimizer=None, grid_size=20, n_lanczos=None),
         SGPRRegressor(optimizer=None, n_inducing=20),
         SVGPRegressor(max_iter=5, n_inducing=20),
@@ -160,7 +160,7 @@ class TestWeights:
     def posterior(name, X, y):
         if name == "inducing points":
             return inducing(X, y)
-        return RFFRegressor(kernel(), n_features=60, optimizer=None).fit(X, y)._posterior()
+        return RFFRegressor(kernel(), n_components=60, optimizer=None).fit(X, y)._posterior()
 
     @pytest.mark.parametrize("name", ["features", "inducing points"])
     def test_variances_tend_to_the_exact_ones_from_above(self, name):
@@ -220,7 +220,7 @@ def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch
 
 @pytest.mark.parametrize(
     "below",
-    [fixed(grid_size=15), RFFRegressor(n_features=40), IterativeGPRegressor()],
+    [fixed(grid_size=15), RFFRegressor(n_components=40), IterativeGPRegressor()],
     ids=["grid", "features", "rows"],
 )
 def test_a_pickle_answers_alike(below):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core.training import StopTraining
 from ...features import PriorFeatures
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
-from ...linalg.truncation import ReciprocalTruncation
+from ...linalg.truncation import resolve_truncation
 from ._collapsed import collapsed_marginal_likelihood
 from ._single_sample import FeatureLevels, single_sample_terms
 
@@ -46,28 +49,33 @@ class SingleSampleGradient(GradientEstimator):
 
     Parameters
     ----------
-    truncation : TruncationDistribution or None, default=None
-        Of the level, in units of `step` features, at which the correction is computed; None is
-        ``ReciprocalTruncation()``.
-    min_features : int, default=500
-        Features that are always there.
-    step : int, default=100
-        Features from one level to the next; the last level is the exact kernel matrix.
+    truncation : str or TruncationDistribution, default="reciprocal"
+        Of the level, in units of `component_step` functions, at which the correction is computed.
+    min_components : int, default=500
+        Random Fourier functions that every step has.
+    component_step : int, default=100
+        Functions from one level to the next; the last level is the exact kernel matrix.
 
     Notes
     -----
     Potapczynski et al. (2021), section 4.2, who find that training takes 100 times as many steps.
     """
 
-    def __init__(self, truncation: Any = None, *, min_features: int = 500, step: int = 100):
+    def __init__(
+        self,
+        truncation: Any = "reciprocal",
+        *,
+        min_components: int = 500,
+        component_step: int = 100,
+    ):
         self.truncation = truncation
-        self.min_features = min_features
-        self.step = step
+        self.min_components = min_components
+        self.component_step = component_step
 
     def levels(self, n: int) -> FeatureLevels:
         """The series for n rows; wrong settings fail here."""
-        truncation = self.truncation or ReciprocalTruncation()
-        return FeatureLevels.of(n, self.min_features, self.step, truncation)
+        truncation = resolve_truncation(self.truncation)
+        return FeatureLevels.of(n, self.min_components, self.component_step, truncation)
 
     def estimate(
         self,
@@ -76,5 +84,13 @@ class SingleSampleGradient(GradientEstimator):
         state: GradientState,
     ) -> tuple[GradientEstimate, GradientState]:
         levels = self.levels(len(problem.X))
-        terms = single_sample_terms(problem, theta, levels, state.generator)
+        left = math.inf if state.seconds_left is None else state.seconds_left
+        deadline = time.perf_counter() + left
+
+        def check_time() -> None:
+            # One of the up to three terms may be an exact evaluation.
+            if time.perf_counter() > deadline:
+                raise StopTraining("max_seconds")
+
+        terms = single_sample_terms(problem, theta, levels, state.generator, check_time)
         return GradientEstimate(terms[2:], None), state

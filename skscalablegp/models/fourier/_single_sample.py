@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Generator, Tensor
 
-from ...features import PriorFeatures, sample_prior_features
+from ...features import PriorFeatures, frequencies_per_product, sample_prior_features
+from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, exact_marginal_likelihood
-from ...linalg.truncation import FixedTruncation, Truncation, TruncationDistribution, single_sample
+from ...linalg.truncation import Truncation, TruncationDistribution, single_sample
 from ._collapsed import collapsed_marginal_likelihood
 
 
@@ -18,12 +20,12 @@ from ._collapsed import collapsed_marginal_likelihood
 class FeatureLevels:
     """The series log|K_base| + sum_j (log|K_j| - log|K_{j-1}|), whose last matrix is the exact one.
 
-    Level j has ``j * step`` features, the first ones of one draw.
+    Level j has ``j * step`` random Fourier functions, the first ones of one draw.
 
     Attributes
     ----------
     step : int
-        Features from one level to the next.
+        Functions from one level to the next.
     truncation : Truncation or None
         Of the level whose increment is computed; None where there are so few rows that the exact
         matrix costs no more than the first level.
@@ -34,22 +36,23 @@ class FeatureLevels:
 
     @classmethod
     def of(
-        cls, n: int, min_features: int, step: int, truncation: TruncationDistribution
+        cls, n: int, min_components: int, step: int, truncation: TruncationDistribution
     ) -> FeatureLevels:
         """The levels for n rows; features beyond n would make the increments cost more than H."""
-        if isinstance(truncation, FixedTruncation):
-            raise ValueError(
-                "truncation=FixedTruncation() computes one increment only and leaves the others "
-                "out: use ReciprocalTruncation(), or RFFRegressor for a fixed number of features."
-            )
-        base, last = -(-min_features // step), -(-n // step)
+        base, last = -(-min_components // step), -(-n // step)
         if base >= last:
             return cls(step, None)
-        return cls(step, truncation.on(last, start=base + 1))
+        drawn = truncation.on(last, start=base + 1)
+        if drawn.low == drawn.high < last:
+            raise ValueError(
+                f"truncation={truncation!r} computes one increment only and leaves the others out: "
+                "use ReciprocalTruncation(), or RFFRegressor for a fixed number of features."
+            )
+        return cls(step, drawn)
 
-    def n_pairs(self, level: int) -> int:
-        """Sine and cosine pairs of a level."""
-        return max(1, level * self.step // 2)
+    def n_pairs(self, level: int, kernel: TorchKernel) -> int:
+        """Sine and cosine pairs of a level, for each product of the kernel."""
+        return frequencies_per_product(kernel, level * self.step)
 
 
 def level_terms(
@@ -66,16 +69,22 @@ def level_terms(
         quadratic = float((problem.Y.double() * result.weights.double()).sum())
         log_det = float(2 * result.factor.diagonal().double().log().sum())
     else:
-        nested = features.head(levels.n_pairs(level))
+        nested = features.head(levels.n_pairs(level, problem.kernel))
         result = collapsed_marginal_likelihood(problem, theta, nested)
         quadratic, log_det = result.quadratic, result.log_det
     return torch.cat([torch.tensor([quadratic, log_det]).double(), result.grad.cpu()])
 
 
 def single_sample_terms(
-    problem: GPProblem, theta: Float[Tensor, " p"], levels: FeatureLevels, generator: Generator
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    levels: FeatureLevels,
+    generator: Generator,
+    before_each: Callable[[], None] = lambda: None,
 ) -> Float64[Tensor, " p2"]:
     """Unbiased quadratic term, log determinant and gradient, in one vector.
+
+    `before_each` is called before every evaluation; what it raises ends the step.
 
     Notes
     -----
@@ -84,9 +93,10 @@ def single_sample_terms(
     """
     truncation = levels.truncation
     if truncation is None:
+        before_each()
         return level_terms(problem, theta, levels, None, 0)
     draw = int(truncation.sample(1, generator))
-    most = levels.n_pairs(max(draw, truncation.low - 1))
+    most = levels.n_pairs(max(draw, truncation.low - 1), problem.kernel)
     d = problem.X.shape[1]
     features = sample_prior_features(
         problem.kernel, d, most, generator, torch.float64, problem.X.device
@@ -95,6 +105,7 @@ def single_sample_terms(
 
     def at(level: int) -> Tensor:
         if level not in known:
+            before_each()
             known[level] = level_terms(problem, theta, levels, features, level)
         return known[level]
 

@@ -115,7 +115,8 @@ def single_sample_estimates(ours, levels, n_frequencies, n_levels):
     theta, truncation, g = ours.kernel.theta0, levels.truncation, generator(9)
     out = []
     for _ in range(n_frequencies):
-        features = sample_prior_features(ours.kernel, 2, levels.n_pairs(truncation.high), g)
+        pairs = levels.n_pairs(truncation.high, ours.kernel)
+        features = sample_prior_features(ours.kernel, 2, pairs, g)
         known = {
             level: level_terms(ours, theta, levels, features, level)
             for level in range(truncation.low - 1, truncation.high + 1)
@@ -161,7 +162,7 @@ def test_the_series_telescopes_for_every_draw_of_frequencies():
 def test_the_gradient_estimator_draws_it_all_itself():
     ours = problem()
     theta, g = ours.kernel.theta0, generator(3)
-    estimator = SingleSampleGradient(min_features=6, step=4)
+    estimator = SingleSampleGradient(min_components=6, component_step=4)
     grads = torch.stack(
         [estimator.estimate(ours, theta, GradientState(g))[0].grad for _ in range(400)]
     )
@@ -184,7 +185,7 @@ def test_few_rows_are_trained_exactly():
 def test_many_features_give_the_exact_process():
     X, y = table()
     kernel = C(1.0) * RBF([1.0, 1.0]) + W(0.1)
-    ours = RFFRegressor(kernel, n_features=4000, optimizer=None, random_state=0).fit(X, y)
+    ours = RFFRegressor(kernel, n_components=4000, optimizer=None, random_state=0).fit(X, y)
     exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
     X_new = table(40, seed=1)[0]
     for a, b in zip(
@@ -213,9 +214,9 @@ def test_an_exact_feature_map_gives_the_exact_process():
 
 def test_training_more_rows_than_features():
     X, y = table(400)
-    model = RFFRegressor(n_features=100, random_state=0, normalize_y=True).fit(X, y)
+    model = RFFRegressor(n_components=100, random_state=0, normalize_y=True).fit(X, y)
     assert model.score(X, y) > 0.97
-    assert model.coef_.shape == (100, 1) and model.coef_cholesky_.shape == (100, 100)
+    assert model.coef_.shape == (100, 1) and model.coef_precision_cholesky_.shape == (100, 100)
     assert model.log_marginal_likelihood(model.kernel_.theta) == pytest.approx(
         model.log_marginal_likelihood_value_
     )
@@ -223,7 +224,7 @@ def test_training_more_rows_than_features():
 
 def test_samples_follow_the_posterior():
     X, y = table()
-    model = RFFRegressor(n_features=60, max_iter=5, random_state=0).fit(X, y)
+    model = RFFRegressor(n_components=60, random_state=0).fit(X, y)
     X_new = table(5, seed=1)[0]
     draws = model.sample_y(X_new, 4000, random_state=0)
     mean, cov = model.predict(X_new, return_cov=True)
@@ -238,8 +239,8 @@ def test_single_samples_train_towards_the_exact_optimum():
     exact = GaussianProcessRegressor(kernel).fit(X, y)
     ours = SSRFFRegressor(
         kernel,
-        min_features=40,
-        step=10,
+        min_components=40,
+        component_step=10,
         max_iter=400,
         optimizer=Adam(0.05, decay=0.02),
         random_state=0,
@@ -252,24 +253,23 @@ def test_single_samples_train_towards_the_exact_optimum():
 
 
 @pytest.mark.parametrize(
-    "amplitude, alpha, n_features",
+    "amplitude, alpha, n_components",
     [(1.0, 0.0, 300), (1e6, 1e-10, 300), (1.0, 1e-10, 50), (1e6, 1e-10, 40), (2.0, 0.1, 300)],
 )
-def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alpha, n_features):
+def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alpha, n_components):
     rng = np.random.default_rng(0)
     X = np.sort(rng.random((50, 1)), 0)
     y = np.sin(6 * X[:, 0])
     new = np.vstack([rng.random((5, 1)), [[3.0]], [[-40.0]]])
-    model = RFFRegressor(
-        C(amplitude) * RBF(0.1), alpha=alpha, n_features=n_features, optimizer=None, random_state=0
-    ).fit(X, y)
+    settings = dict(alpha=alpha, n_components=n_components, optimizer=None, random_state=0)
+    model = RFFRegressor(C(amplitude) * RBF(0.1), **settings).fit(X, y)
     features, theta = to_torch(model._features), torch.as_tensor(model.kernel_.theta)
     phi = features.evaluate(theta, torch.tensor(X))
     # The same in the eigenbasis of phi phi', where nothing is lost.
     U, s, V = np.linalg.svd(phi.numpy(), full_matrices=True)
     away = features.evaluate(theta, torch.tensor(new)).numpy() @ V.T
     # With fewer features than rows the jitter is the likelihood's alone.
-    jitter = model.solver_info_["jitter"] if n_features >= len(X) else 0.0
+    jitter = model.fit_report_.jitter if n_components >= len(X) else 0.0
     noise, squares = alpha + jitter, np.zeros(V.shape[1])
     squares[: len(s)] = s**2
     assert jitter <= 1e-13 * amplitude
@@ -284,11 +284,11 @@ def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alp
 @pytest.mark.parametrize(
     "model, error, message",
     [
-        (RFFRegressor(n_features=1), ValueError, "n_features"),
+        (RFFRegressor(n_components=0), ValueError, "n_components"),
         (
-            RFFRegressor(n_features=10**6, memory_budget=1e8),
+            RFFRegressor(n_components=10**6, memory_budget=1e8),
             MemoryError,
-            r"for example n_features=",
+            r"for example n_components=",
         ),
         (RFFRegressor(ExpSineSquared() + W()), NoSpectralDensity, "ExpSineSquared.*RBF"),
         (SSRFFRegressor(ExpSineSquared() + W()), NoSpectralDensity, "ExpSineSquared.*RBF"),
@@ -297,21 +297,23 @@ def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alp
             NoSpectralDensity,
             "ExpSineSquared.*use posterior='exact' or 'solve'",
         ),
-        (RFFRegressor(RBF(), n_features=10, alpha=0.0), ValueError, "alpha"),
-        (SSRFFRegressor(min_features=1), ValueError, "min_features"),
-        (SSRFFRegressor(step=0), ValueError, "step"),
+        (RFFRegressor(RBF(), n_components=10, alpha=0.0), ValueError, "alpha"),
+        (SSRFFRegressor(min_components=0), ValueError, "min_components"),
+        (SSRFFRegressor(component_step=0), ValueError, "component_step"),
         (
-            SSRFFRegressor(min_features=10**6, memory_budget=1e5),
+            SSRFFRegressor(min_components=10**6, memory_budget=1e5),
             MemoryError,
-            "RFFRegressor|min_features",
+            "RFFRegressor|min_components",
         ),
         (
-            SSRFFRegressor(min_features=10, step=10, truncation=FixedTruncation(3)),
+            SSRFFRegressor(min_components=10, component_step=10, truncation=FixedTruncation(3)),
             ValueError,
             r"ReciprocalTruncation\(\)",
         ),
         (
-            SSRFFRegressor(min_features=10, step=10, truncation=ReciprocalTruncation(min_iter=99)),
+            SSRFFRegressor(
+                min_components=10, component_step=10, truncation=ReciprocalTruncation(min_iter=99)
+            ),
             ValueError,
             "at most min_iter=12",
         ),
@@ -327,10 +329,10 @@ def test_wrong_settings(model, error, message):
 
 def test_the_number_of_features_that_an_error_names_works():
     X, y = table()
-    model = RFFRegressor(n_features=10**5, memory_budget=1e7, optimizer=None)
+    model = RFFRegressor(n_components=10**5, memory_budget=1e7, optimizer=None)
     with pytest.raises(MemoryError) as caught:
         model.fit(X, y)
-    fits = int(str(caught.value).rpartition("n_features=")[2].rstrip("."))
+    fits = int(str(caught.value).rpartition("n_components=")[2].rstrip("."))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.set_params(n_features=fits).fit(X, y)
+        model.set_params(n_components=fits).fit(X, y)

@@ -1,0 +1,298 @@
+"""Gaussian-process regression with random Fourier features whose bias is removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._compat import fit_context
+from ...core import FitRun, GPRegressorBase, constraints
+from ...core.posteriors import ExactPosterior, Posterior
+from ...core.training import resolve_optimizer
+from ...features import frequencies_per_product, sample_prior_features
+from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import ExactEvaluation
+from ...linalg.truncation import resolve_truncation
+from ._gradients import SingleSampleGradient
+from ._training import check_columns, report_dtype, saying_what_has_features, train_on_all_rows
+
+
+class SSRFFRegressor(GPRegressorBase):
+    """Random Fourier features made unbiased by a random correction, with exact predictions.
+
+    Each training step takes the gradient with `min_components` random features and adds one
+    increment of the series that leads from there to the exact kernel matrix, weighted by the
+    inverse of its probability. The gradient is right on average, and so noisy that training takes
+    of the order of 100 times as many steps (Potapczynski et al. 2021); :class:`RRCGRegressor` is
+    the practical one.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It has a spectral
+        density; None is that of :class:`IterativeGPRegressor`.
+    min_components : int, default=500
+        Random Fourier functions, sines and cosines, that every step has. They are shared equally
+        among the products of the kernel that have a stationary factor. Tables of no more rows are
+        trained exactly.
+    component_step : int, default=100
+        Random Fourier functions from one term of the series to the next. The last term is the
+        exact matrix.
+    truncation : {"reciprocal", "exponential", "geometric"} or object, default="reciprocal"
+        Distribution of the term at which a series is cut. Terms are counted in units of
+        `component_step` functions.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
+    optimizer : "adam", object or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. Methods that need exact values
+        are refused.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. "auto" is 0.1 up to 50,000 rows and 0.03
+        above.
+    max_iter : int or "auto", default="auto"
+        Most steps of training. "auto" is 100, few for so much noise.
+    n_iter_no_change : int or None, default=5
+        Training ends after so many steps or scores without progress; None never ends it so. No log
+        hyperparameter then moves by more than 1e-3.
+    normalize_y : bool, default=False
+        Centre the target and divide it by its standard deviation before training.
+    copy_X_train : bool, default=True
+        Keep a copy of X rather than X itself.
+    n_targets : int or None, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here frequencies and
+        terms.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. It is float64 whatever is asked for: "float32" has
+        no effect, and the report says so.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept. Here the mean of the last five
+        iterates. The clock is read between the terms of a step, and the exact factor from which
+        predictions are made is computed in any case.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel; the mean of the last five iterates.
+    X_train_, y_train_ : ndarray
+        What predictions are made from; the target normalised.
+    alpha_ : ndarray of shape (n,) or (n, t)
+        Dual weights H^-1 y.
+    log_marginal_likelihood_value_ : float
+        At `kernel_`, exact, in normalised units.
+    n_iter_ : int
+        Training steps.
+    n_samples_seen_ : int
+        Rows of the table.
+    history_ : dict of lists
+        stage, iteration, theta, objective (not known here), objective_name, residual, epochs and
+        seconds of each step.
+    fit_report_ : FitReport
+        How the fit went: status, stop_reason, choices, ignored, seconds, jitter and summary.
+    device_, dtype_ : str
+        Where and in what precision training ran.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    RFFRegressor : The same features with their bias, which train and predict in linear time.
+
+    Notes
+    -----
+    The last term is an exact evaluation, so a step may cost O(n^3) time and O(n^2) memory.
+
+    References
+    ----------
+    A. Potapczynski, L. Wu, D. Biderman, G. Pleiss, J. P. Cunningham (2021), Bias-free scalable
+    Gaussian processes via randomized truncations.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import SSRFFRegressor
+    >>> X, y = make_friedman2(n_samples=200, noise=1.0, random_state=0)
+    >>> gp = SSRFFRegressor(min_components=100, component_step=50, normalize_y=True,
+    ...                     random_state=0).fit(X, y)
+    >>> bool(gp.score(X, y) > 0.9)
+    True
+    """
+
+    _named = {"truncation": resolve_truncation}
+    _parameter_constraints = constraints(
+        "kernel",
+        "min_components",
+        "component_step",
+        "truncation",
+        "alpha",
+        "optimizer",
+        "learning_rate",
+        "max_iter",
+        "n_iter_no_change",
+        "normalize_y",
+        "copy_X_train",
+        "n_targets",
+        "random_state",
+        "memory_budget",
+        "device",
+        "dtype",
+        "callbacks",
+        "max_seconds",
+        "verbose",
+    )
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        min_components: Any = 500,
+        component_step: Any = 100,
+        truncation: Any = "reciprocal",
+        alpha: Any = 1e-10,
+        optimizer: Any = "adam",
+        learning_rate: Any = "auto",
+        max_iter: Any = "auto",
+        n_iter_no_change: Any = 5,
+        normalize_y: Any = False,
+        copy_X_train: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self.kernel = kernel
+        self.min_components = min_components
+        self.component_step = component_step
+        self.truncation = truncation
+        self.alpha = alpha
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.n_iter_no_change = n_iter_no_change
+        self.normalize_y = normalize_y
+        self.copy_X_train = copy_X_train
+        self.n_targets = n_targets
+        self.random_state = random_state
+        self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SSRFFRegressor:
+        """Train the hyperparameters by noisy steps and factorise the exact kernel matrix.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Split by
+            cross-validation when metadata routing is on.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        with FitRun(self) as run:
+            self._check_optimizer()
+            table = self._read_table(X, y, noise_variance)
+            kernel = self._compile_kernel(table)
+            table.check_separable(kernel)
+            table = table.centred(kernel)
+            report_dtype(run)
+            gradient = self._gradient(kernel, len(table.X), run)
+            run.begin(table.X, table.y)
+            problem = table.problem(kernel, torch.float64, run.device, keep=True)
+            self._keep_table(table)
+            self.dtype_, self.n_samples_seen_ = "float64", len(table.X)
+            run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
+            result = train_on_all_rows(self, problem, gradient, run, n_restarts=0)
+            problem.workspace.release()
+            posterior, jitter = run.finish(
+                "factor", lambda: self._finish(kernel, result.theta, run.device)
+            )
+            self._remember(posterior)
+            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+            run.reports(
+                jitter=jitter,
+                summary=f"gradients from random features, exact predictions on {run.device}",
+            )
+        return self
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is not None and resolve_optimizer(self.optimizer).exact_only:
+            raise ValueError(
+                f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
+                "unbiased, but noisy: use optimizer='adam', an Adam object, or None."
+            )
+
+    def _gradient(self, kernel: TorchKernel, n: int, run: FitRun) -> SingleSampleGradient:
+        """Where gradients come from; refuses what has no features or does not fit."""
+        run.check_memory(
+            24 * n * n,
+            f"The exact last term of the series for {n} rows (three {n} x {n} matrices)",
+            "use RFFRegressor or RRCGRegressor, whose memory is linear in the rows, or fewer rows",
+        )
+        gradient = SingleSampleGradient(
+            self.truncation, min_components=self.min_components, component_step=self.component_step
+        )
+        with saying_what_has_features():
+            one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
+        if gradient.levels(n).truncation is None:
+            why = f"{n} rows are no more than min_components: all steps are exact"
+            run.ignores("truncation", why)
+            run.ignores("component_step", why)
+        else:
+            pairs = frequencies_per_product(kernel, self.min_components)
+            columns = sum(b.n_features * (pairs if b.frequencies else 1) for b in one.blocks)
+            check_columns(run, "min_components", self.min_components, columns, n)
+        return gradient
+
+    def _finish(
+        self, kernel: TorchKernel, theta: Any, device: torch.device
+    ) -> tuple[ExactPosterior, float]:
+        """The model with these hyperparameters; returns its posterior and the jitter."""
+        self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
+        posterior, evaluation = self._exact(device)
+        self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
+        self.log_marginal_likelihood_value_ = evaluation.value
+        return posterior, evaluation.jitter
+
+    def _exact(self, device: torch.device) -> tuple[ExactPosterior, ExactEvaluation]:
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        problem = self._table().problem(kernel, torch.float64, device, keep=True)
+        return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
+
+    def _build_posterior(self) -> Posterior:
+        return self._exact(self._fit_device())[0]

@@ -1,0 +1,90 @@
+"""What both regressors do before and while they train on all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..._validation import available_memory
+from ...core import FitRun, StageSettings, adam_rate, fit_hyperparameters
+from ...core.training import TrainingResult, resolve_optimizer
+from ...kernels import NoSpectralDensity
+from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
+from ._collapsed import BATCH_ROWS
+
+# What has no effect where nothing is trained.
+_OF_TRAINING = (
+    "learning_rate",
+    "max_iter",
+    "n_iter_no_change",
+    "n_restarts_optimizer",
+    "min_components",
+    "component_step",
+    "truncation",
+)
+# Steps of the hyperparameters' training, with values as well as with noisy gradients.
+_STEPS = 100
+
+
+@contextmanager
+def saying_what_has_features() -> Iterator[None]:
+    """Kernels without random features: an error with what to do instead here."""
+    try:
+        yield
+    except NoSpectralDensity as error:
+        raise NoSpectralDensity(
+            f"{error.cause}, so it has no random features: use a sum or product of RBF, Matern, "
+            "RationalQuadratic, DotProduct and constants, or IterativeGPRegressor."
+        ) from None
+
+
+def check_columns(run: FitRun, name: str, value: int, columns: int, n: int) -> None:
+    """Refuse m x m matrices that do not fit; `columns` is what a parameter's value becomes."""
+    need = 8 * (4 * columns**2 + 4 * columns * min(n, BATCH_ROWS))
+    known = (run.memory_budget, available_memory(run.device))
+    room = min((bound for bound in known if bound is not None), default=need)
+    fits = max(2, int(value * min(0.5, (room / need) ** 0.5 / 2)))
+    run.check_memory(
+        need,
+        f"{name}={value} ({columns} columns, with four {columns} x {columns} matrices)",
+        f"use fewer, for example {name}={fits}",
+    )
+
+
+def report_dtype(run: FitRun) -> None:
+    """Everything here is computed in double precision, whatever was asked for."""
+    run.chose("dtype", "float64", "sums of many products of features need all their digits")
+    if run.estimator.dtype == "float32":
+        run.ignores("dtype", "random features are computed in float64")
+
+
+def train_on_all_rows(
+    estimator: Any, problem: GPProblem, gradient: GradientEstimator, run: FitRun, n_restarts: int
+) -> TrainingResult:
+    """The hyperparameters from the kernel's own start, with everything reported."""
+    theta, n = problem.kernel.theta0.numpy(), len(problem.X)
+    if estimator.optimizer is None or problem.kernel.n_params == 0:
+        why = "optimizer=None keeps the hyperparameters"
+        if problem.kernel.n_params == 0:
+            why = "all hyperparameters are fixed"
+            run.ignores("optimizer", why)
+        for name in _OF_TRAINING:
+            run.ignores(name, why)
+        return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+    run.chose("optimizer", "bfgs", "values and gradients are exact for the drawn frequencies")
+    run.chose("max_iter", _STEPS, "steps that are enough for most tables")
+    if estimator.optimizer == "adam":
+        run.chose("learning_rate", adam_rate(n), "that of Adam, smaller above 50,000 rows")
+    else:
+        run.ignores("learning_rate", "only optimizer='adam' takes its step size from here")
+    if estimator.optimizer == "auto" or resolve_optimizer(estimator.optimizer).exact_only:
+        run.ignores("n_iter_no_change", "the optimizer decides itself when it has converged")
+    settings = StageSettings(
+        optimizer=estimator.optimizer,
+        learning_rate=estimator.learning_rate,
+        max_iter=estimator.max_iter,
+        n_restarts=n_restarts,
+        n_iter_no_change=estimator.n_iter_no_change,
+    )
+    return fit_hyperparameters(problem, gradient, theta, settings, run)
