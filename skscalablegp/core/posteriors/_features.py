@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import KernelPosterior
+from ._base import Posterior
 from ._feature_weights import FeatureWeights
 from ._weights import WeightForm
 
@@ -39,7 +39,7 @@ class FeatureMap(ABC):
         """What white noise adds to a new observation's variance."""
 
 
-class FeaturePosterior(KernelPosterior):
+class FeaturePosterior(Posterior):
     """f(x) = phi(x)' w with w ~ N(mean, (L L')^-1); holds no training rows.
 
     Parameters
@@ -54,27 +54,43 @@ class FeaturePosterior(KernelPosterior):
     A mean costs O(m) a row, a variance O(m^2); variances are sums of squares and never negative.
     """
 
-    operator: FeatureMap
-
     def __init__(self, operator: FeatureMap, weights: FeatureWeights):
         self.operator = operator
         self.weights = weights.mean
         self.factor = weights.factor
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.operator.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.operator.device
+
+    @property
+    def width(self) -> int:
+        return len(self.weights)
+
     def _phi(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
         return self.operator.evaluate(X)
 
-    def _whitened(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "q m"]:
-        return torch.linalg.solve_triangular(self.factor, self._phi(X).T, upper=False)
+    def _whitened(self, phi: Float64[Tensor, "m q"]) -> Float64[Tensor, "q m"]:
+        return torch.linalg.solve_triangular(self.factor, phi.T, upper=False)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._phi(X) @ self.weights
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self._whitened(X).square().sum(0)
+        return self._whitened(self._phi(X)).square().sum(0)
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        phi = self._phi(X)
+        return phi @ self.weights, self._whitened(phi).square().sum(0)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        V = self._whitened(X)
+        V = self._whitened(self._phi(X))
         return V.T @ V
 
     def weight_form(self) -> WeightForm:

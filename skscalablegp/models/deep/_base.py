@@ -108,13 +108,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 held_out=held_out,
             )
 
-            def keep(model: DeepKernelRegressorBase) -> None:
-                model._keep(stepper, kernel, source, len(source), run)
+            def keep(model: DeepKernelRegressorBase) -> float:
+                return model._keep(stepper, kernel, source, len(source))
 
             run.preview = lambda model, step: keep(model)
             scores = min(_SCORES, _SCORES_PER_EPOCH * plan.max_epochs)
             result = self._train(stepper, steps, scores, plan, run)
-            run.finish("posterior", lambda: keep(self))
+            run.reports(jitter=run.finish("posterior", lambda: keep(self)))
             kept = np.arange(len(X))
             if len(X) > KEPT_ROWS:
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
@@ -181,13 +181,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 features, tensors, noise, source, plan, run, generator, scored_rows=sample, n=n
             )
 
-            def keep(model: DeepKernelRegressorBase) -> None:
-                model._keep(stepper, kernel, sample, n, run)
+            def keep(model: DeepKernelRegressorBase) -> float:
+                return model._keep(stepper, kernel, sample, n)
 
             run.preview = lambda model, step: keep(model)
             steps = plan.steps_per_epoch(len(X))
             result = self._train(stepper, steps, _SCORES, plan, run, keep_best=False)
-            run.finish("posterior", lambda: keep(self))
+            run.reports(jitter=run.finish("posterior", lambda: keep(self)))
             self._kept = kept
             self._report(result, stepper, plan, run)
         return self
@@ -335,14 +335,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return result
 
     def _keep(
-        self,
-        stepper: WeightSpaceStepper,
-        kernel: TorchKernel,
-        rows: RowSource,
-        n: int,
-        run: FitRun,
-    ) -> None:
-        """An exact pass, and everything that prediction needs as arrays."""
+        self, stepper: WeightSpaceStepper, kernel: TorchKernel, rows: RowSource, n: int
+    ) -> float:
+        """An exact pass, and everything that prediction needs as arrays; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights = settled.evaluation.posterior(settled.noise)
         self.kernel_ = kernel.to_sklearn(settled.tensors[features.theta_at].cpu())
@@ -356,7 +351,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self._tensors[features.theta_at] = settled.tensors[features.theta_at].cpu().numpy()
         self._keep_scaling(rows.scaling)
         self.dtype_ = str(stepper.source.dtype).removeprefix("torch.")
-        run.reports(jitter=settled.evaluation.jitter)
+        return settled.evaluation.jitter
 
     def _report(
         self, result: StepsResult, stepper: WeightSpaceStepper, plan: Plan, run: FitRun

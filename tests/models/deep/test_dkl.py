@@ -21,7 +21,9 @@ from sklearn.gaussian_process.kernels import (
 from torch import nn
 
 from skscalablegp import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
+from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.models.deep import cosine
+from skscalablegp.models.deep._stepper import WeightSpaceStepper
 
 ALL = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
 SMALL = {"feature_extractor": (12,), "max_epochs": 8, "random_state": 0}
@@ -171,6 +173,38 @@ def test_any_module_may_make_the_features(cls):
     assert_array_equal(clone(model).fit(X, y).predict(X[:5]), model.predict(X[:5]))
 
 
+def test_a_given_module_is_copied_and_trained_from_where_it_is():
+    X, y = table()
+    torch.manual_seed(0)
+    given = module(X.shape[1])
+    before = [p.detach().clone() for p in given.parameters()]
+    still = quick(feature_extractor=given, optimizer=None).fit(X, y)
+    scaled = torch.tensor((X - X.mean(0)) / X.std(0))
+    expected = given.double()(scaled).detach() / 6**0.5
+    given.float()
+    assert_allclose(still.extract_features(X), expected, atol=1e-6)
+    moved = quick(feature_extractor=given).fit(X, y)
+    assert np.abs(moved.extract_features(X) - still.extract_features(X)).max() > 0.01
+    assert all(torch.equal(a, b) for a, b in zip(given.parameters(), before, strict=True))
+    assert "activation" in moved.fit_report_.ignored
+    again = clone(moved).fit(X, y)
+    assert_array_equal(again.predict(X), moved.predict(X))
+    assert_array_equal(pickle.loads(pickle.dumps(moved)).predict(X), moved.predict(X))
+
+
+def test_products_share_the_components():
+    X, y = table()
+    two = ConstantKernel() * RBF() + RBF(3.0)
+    model = quick(kernel=two, n_components=60, max_epochs=1).fit(X, y)
+    assert model.coef_.shape == (60, 1)
+    # The linear kernel's 13 columns are exact and come on top.
+    model = quick(kernel=two + DotProduct(), n_components=60, max_epochs=1).fit(X, y)
+    assert model.coef_.shape == (73, 1)
+    model = quick(kernel=RBF(), n_components="auto", max_epochs=1).fit(X, y)
+    assert model.coef_.shape == (1000, 1) and "n_components" in model.fit_report_.choices
+    assert "n_components" in quick(max_epochs=1).fit(X, y).fit_report_.ignored
+
+
 class Undefined(nn.Module):
     """NaN from the start, which only rows in the thousands show."""
 
@@ -230,6 +264,23 @@ def test_features_that_do_not_fit_are_refused_before_any_work():
         quick(kernel=RBF(), memory_budget=1e6).fit(X, y)
 
 
+def test_an_unknown_optimizer_lists_the_known():
+    X, y = table()
+    with pytest.raises(ValueError, match="'lbfgs' is unknown: use one of 'adam', .*'sgd'"):
+        quick(optimizer="lbfgs").fit(X, y)
+
+
+def test_without_an_optimizer_nothing_moves():
+    X, y = table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = quick(optimizer=None, min_noise=0.5).fit(X, y)
+    assert model.noise_variance_ == pytest.approx(0.25) and model.n_iter_ == 0
+    assert model.fit_report_.status == "converged"
+    assert {"learning_rate", "max_epochs", "averaging"} <= set(model.fit_report_.ignored)
+    assert "dual_rate" not in model.fit_report_.ignored
+
+
 @pytest.mark.parametrize("optimizer", ["adadelta", "adamw", "adagrad", "rmsprop", "sgd"])
 def test_other_optimizers(optimizer):
     X, y = table()
@@ -285,6 +336,117 @@ def test_callbacks_end_a_training():
     model = quick(callbacks=lambda step: seen.append(step.objective) or len(seen) == 3)
     model.fit(X, y)
     assert len(seen) == 3 and model.fit_report_.status == "callback"
+
+
+# ---------------------------------------------------------------- one fit
+
+
+class Interrupted:
+    """The last pass, interrupted so many times."""
+
+    def __init__(self, monkeypatch, times):
+        self.times, self.original = times, WeightSpaceStepper.finish
+        monkeypatch.setattr(WeightSpaceStepper, "finish", lambda *args: self(*args))
+
+    def __call__(self, *args):
+        self.times -= 1
+        if self.times >= 0:
+            raise KeyboardInterrupt
+        return self.original(*args)
+
+
+def test_the_last_pass_survives_one_interrupt(monkeypatch):
+    X, y = table()
+    expected = quick().fit(X, y).predict(X)
+    Interrupted(monkeypatch, 1)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = quick().fit(X, y)
+    assert model.fit_report_.status == "interrupted"
+    assert_array_equal(model.predict(X), expected)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_a_second_interrupt_leaves_the_old_model(monkeypatch, method):
+    X, y = table()
+    model, twin = quick().fit(X, y), quick().fit(X, y)
+    before, mean = dict(vars(model)), model.predict(X)
+    Interrupted(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, method)(X + 1, y)
+    assert vars(model) == before
+    assert_array_equal(model.predict(X), mean)
+    # The stream goes on as if nothing had happened.
+    assert_array_equal(model.partial_fit(X, y).predict(X), twin.partial_fit(X, y).predict(X))
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_any_step_of_a_stream_may_end_it(method):
+    X, y = table()
+    for settings, status in (
+        ({"callbacks": lambda step: True}, "callback"),
+        ({"callbacks": interrupt}, "interrupted"),
+        ({"max_seconds": 1e-9}, "max_seconds"),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = getattr(quick(**settings), method)(X, y)
+        assert model.fit_report_.status == status and len(caught) == (status != "callback")
+        assert model.score(X, y) > 0.3
+
+
+def interrupt(step):
+    raise KeyboardInterrupt
+
+
+class Watch:
+    """A scikit-learn callback that keeps the models that it is shown."""
+
+    def __init__(self):
+        self.models = []
+
+    def setup(self, estimator, context):
+        pass
+
+    teardown = setup
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+        if context.task_name == "iteration":
+            self.models.append(fitted_estimator)
+
+
+@pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_callback_sees_the_model_of_its_step(method, held_out):
+    X, y = table()
+    settings = {"early_stopping": held_out, "max_epochs": 2}
+    watch, plain = Watch(), getattr(quick(**settings), method)(X, y)
+    model = getattr(quick(**settings).set_callbacks(watch), method)(X, y)
+    assert_array_equal(model.predict(X), plain.predict(X))
+    assert len(watch.models) == len(plain.history_["stage"])
+    values = [seen.log_marginal_likelihood_value_ / len(X) for seen in watch.models]
+    if method == "partial_fit" or not held_out:
+        assert_allclose(values, plain.history_["objective"], rtol=1e-6, atol=1e-6)
+    seen = watch.models[0]
+    Z = seen.extract_features(X)
+    H = seen.kernel_(Z) + seen.noise_variance_ * np.eye(len(X))
+    dense = multivariate_normal(cov=H).logpdf((y - y.mean()) / y.std())
+    assert_allclose(values[0] * len(X), dense, rtol=1e-7)
+
+
+def test_a_model_of_a_device_that_is_gone_predicts_on_the_cpu():
+    X, y = table()
+    model = quick().fit(X, y)
+    away = pickle.loads(pickle.dumps(model))
+    away.device_ = "cpu" if torch.cuda.is_available() else "cuda:0"
+    for ours, theirs in zip(
+        away.predict(X, return_std=True), model.predict(X, return_std=True), strict=True
+    ):
+        assert_allclose(ours, theirs, rtol=1e-9)
+    assert_allclose(away.extract_features(X), model.extract_features(X), rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
