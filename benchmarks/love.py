@@ -66,7 +66,7 @@ def fit(args):
     """From rows to a trained model, and its first predictions with variances."""
     for n in args.n_train:
         X, y, X_new, y_new = surface(n)
-        model = KISSGPRegressor(grid_size=args.grid_size, n_lanczos=args.rank[0])
+        model = KISSGPRegressor(grid_size=args.grid_size, variance_rank=args.rank[0])
         fitting, fit_cpu, _ = seconds(lambda m=model, a=X, b=y: m.fit(a, b))
         first, first_cpu, (mean, std) = seconds(
             lambda m=model, a=X_new: m.predict(a, return_std=True)
@@ -80,7 +80,7 @@ def fit(args):
             rmse=float(np.sqrt(np.mean((mean - y_new) ** 2))),
             nll=density(y_new, mean, std),
             n_iter=model.n_iter_,
-            grid_rank=model.solver_info_["rank"],
+            grid_rank=model.fit_report_.grid_rank,
         )
 
 
@@ -102,7 +102,7 @@ def columns(args):
                 fit_cpu_seconds=fit_cpu,
                 five_deviations_cpu_seconds=first_cpu,
                 n_iter=model.n_iter_,
-                grid_rank=model.solver_info_["rank"],
+                grid_rank=model.fit_report_.grid_rank,
             )
 
 
@@ -110,7 +110,7 @@ def variance(args):
     """SMAE of low-rank variances against exact ones on the same grid, and the cache's time."""
     for n in args.n_train:
         X, y, X_new, y_new = surface(n)
-        model = KISSGPRegressor(grid_size=args.grid_size, n_lanczos=None).fit(X, y)
+        model = KISSGPRegressor(grid_size=args.grid_size, variance_rank=None).fit(X, y)
         exact = model.predict_std(X_new, include_noise=False) ** 2
         for rank in args.rank:
             love = LOVEPredictor(FrozenEstimator(model), rank=rank, max_rank=rank, tol=1.0)
@@ -154,7 +154,7 @@ def sample(args):
     for n in args.n_train:
         for m in args.n_test:
             X, y, X_new, _ = surface(n, m)
-            model = KISSGPRegressor(grid_size=args.grid_size, n_lanczos=args.rank[0]).fit(X, y)
+            model = KISSGPRegressor(grid_size=args.grid_size, variance_rank=args.rank[0]).fit(X, y)
             model.sample_y(X_new[:2], 2)
             ours, ours_cpu, draws = seconds(partial(model.sample_y, X_new, 1000), 7)
             cov = model.predict(X_new[:1000], return_cov=True)[1]
@@ -209,12 +209,17 @@ def deep(args):
         table = (table - table[~test].mean(0)) / np.where(spread > 0, spread, 1)
         X, y, X_new, y_new = table[~test, :-1], table[~test, -1], table[test, :-1], table[test, -1]
         model = KISSGPRegressor(
-            feature_extractor=args.layers, grid_size=args.grid_size, n_lanczos=None, random_state=0
+            feature_extractor=args.layers,
+            grid_size=args.grid_size,
+            variance_rank=None,
+            random_state=0,
         )
         fitting, cpu, _ = seconds(lambda m=model, a=X, b=y: m.fit(a, b))
         mean, std = model.predict(X_new, return_std=True)
         without = model.predict_std(X_new, include_noise=False) ** 2
-        exact = _exact_variance(model.kernel_, model._features(X), model._features(X_new))
+        exact = _exact_variance(
+            model.kernel_, model.extract_features(X), model.extract_features(X_new)
+        )
         for rank in args.rank:
             low = LOVEPredictor(FrozenEstimator(model), rank=rank, max_rank=rank, tol=1.0)
             found = low.fit(X, y).predict_std(X_new, include_noise=False) ** 2

@@ -26,14 +26,18 @@ class GPRegressorBase(GPPredictionBase):
     # What a fit may measure rows from.
     _origin: np.ndarray | float = 0.0
 
-    def _read_table(self, X: Any, y: Any, noise_variance: Any) -> Table:
-        """The validated table; sets nothing but what scikit-learn's own validation sets."""
+    def _read_table(self, X: Any, y: Any, noise_variance: Any, copy: bool | None = None) -> Table:
+        """The validated table; sets nothing but what scikit-learn's own validation sets.
+
+        It is copied where `copy`, by default `copy_X_train`, says so.
+        """
+        copy = self.copy_X_train if copy is None else copy
         X, y = validate_data(
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1
         )
         check_n_targets(self.n_targets, y)
         return Table.read(
-            X.copy() if self.copy_X_train else X,
+            X.copy() if copy else X,
             y,
             check_noise(self.alpha, len(X)),
             check_noise_variance(noise_variance, len(X)),

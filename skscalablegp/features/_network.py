@@ -64,10 +64,13 @@ class DenseNetwork(Network):
         Columns of the rows, then of each layer.
     activation : str
         A key of `ACTIVATIONS`.
+    linear_end : bool
+        Whether the last layer goes without.
     """
 
     widths: tuple[int, ...]
     activation: str = "relu"
+    linear_end: bool = False
 
     @property
     def n_features_in(self) -> int:
@@ -92,8 +95,10 @@ class DenseNetwork(Network):
 
     def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
         activate = ACTIVATIONS[self.activation]
-        for weight, bias in zip(params[::2], params[1::2], strict=True):
-            X = activate(F.linear(X, weight, bias))
+        last = self.n_trainable // 2 - 1 if self.linear_end else None
+        for k, (weight, bias) in enumerate(zip(params[::2], params[1::2], strict=True)):
+            X = F.linear(X, weight, bias)
+            X = X if k == last else activate(X)
         return X
 
 
@@ -173,7 +178,10 @@ class ModuleNetwork(Network):
 
 
 def make_network(
-    n_columns: int, feature_extractor: Any = (128, 128), activation: str = "relu"
+    n_columns: int,
+    feature_extractor: Any = (128, 128),
+    activation: str = "relu",
+    linear_end: bool = False,
 ) -> Network:
     """The network that an estimator's parameters describe.
 
@@ -188,6 +196,8 @@ def make_network(
         identity.
     activation : str, default="relu"
         After each layer that is given by its width; a key of `ACTIVATIONS`.
+    linear_end : bool, default=False
+        Whether the last of such layers goes without.
 
     Returns
     -------
@@ -203,7 +213,7 @@ def make_network(
     """
     if not callable(feature_extractor):
         widths = _widths(() if feature_extractor is None else feature_extractor)
-        return DenseNetwork((n_columns, *widths), _activation(activation))
+        return DenseNetwork((n_columns, *widths), _activation(activation), linear_end)
     given = isinstance(feature_extractor, torch.nn.Module)
     factory = _Copies(feature_extractor) if given else feature_extractor
     draft = ModuleNetwork(factory, n_columns)

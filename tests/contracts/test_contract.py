@@ -40,7 +40,14 @@ ROWS = [
     Row(
         "kissgp", KISSGPRegressor(grid_size=20, structure="additive"), search={"grid_size": [9, 15]}
     ),
-    Row("kissgp-auto", KISSGPRegressor(), scikit_learn_checks=False),
+    Row("kissgp-auto", KISSGPRegressor(), limit={"max_iter": 1}, scikit_learn_checks=False),
+    Row(
+        "kissgp-network",
+        KISSGPRegressor(feature_extractor=[8, 1], max_epochs=30, grid_size=15),
+        limit={"max_iter": 1},
+        batch_rtol=1e-5,
+        scikit_learn_checks=False,
+    ),
     Row(
         "love",
         LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),

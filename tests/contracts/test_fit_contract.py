@@ -13,6 +13,8 @@ REAL_PATHS = (
     "scgd",
     "minimax",
     "bsgd",
+    "kissgp-auto",
+    "kissgp-network",
 )
 FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
 CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)

@@ -247,6 +247,6 @@ def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
     without = model.predict_std(X[test]) ** 2
     assert np.abs(found - without).mean() <= 1e-4 * y[test].var()
     exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
-    exact.fit(model._features(X[~test]), y[~test])
-    std = exact.predict(model._features(X[test]), return_std=True)[1]
+    exact.fit(model.extract_features(X[~test]), y[~test])
+    std = exact.predict(model.extract_features(X[test]), return_std=True)[1]
     assert np.abs(found - std**2).mean() <= 5e-3 * y[test].var()

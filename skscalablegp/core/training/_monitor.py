@@ -31,7 +31,7 @@ class TrainingStep:
     stage : str
         The number of rows ("2000"), "neighbourhood 1" or "start" while initialising, "full"
         afterwards; "expert 1" for separate experts; "batches" where every step sees a random batch;
-        "network" while a network is trained before the kernel.
+        "network" and "network and kernel" while a network is trained before the kernel.
     iteration : int
         Steps so far in this stage, from 1.
     theta : ndarray of shape (p,)

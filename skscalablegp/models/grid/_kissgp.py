@@ -1,35 +1,39 @@
-"""Gaussian-process regression on a grid: kernel interpolation for scalable structured GPs."""
+"""Gaussian-process regression on a grid: kernel interpolation for scalable structured GPs.
+
+Longer than most files here: half of it documents the parameters.
+"""
 
 from __future__ import annotations
 
-from numbers import Integral
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import validate_data
 
-from ..._compat import FitEvents, Interval, StrOptions, fit_context
+from ..._compat import fit_context
 from ..._validation import check_memory, check_n_targets, check_noise, check_noise_variance
 from ...core import (
+    FitRun,
     GPRegressorBase,
+    StageSettings,
     budget_of,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    unfinished,
-    warn_once,
+    constraints,
+    fit_hyperparameters,
 )
 from ...core.data import Table, noise_unit
-from ...core.training import Monitor, TrainingResult
+from ...core.training import TrainingResult, resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import GradientState
+from ._gradient import GridGradient
 from ._grid import Grid
 from ._grid_kernel import GridKernel
-from ._network import apply_network, check_layers
-from ._objective import GridProblem, Rows, grid_marginal_likelihood
+from ._network import GridFeatures, NetworkTraining, grid_network, held_rows, network_steps
+from ._objective import GridEvaluation, GridProblem, grid_marginal_likelihood
 from ._plan import plan_grid
 from ._posterior import GridPosterior
-from ._training import KeptRows, kernel_on_grid, learned_features, summed, train_on_grid
+from ._training import GridFit, KeptRows
 
 
 class KISSGPRegressor(GPRegressorBase):
@@ -44,49 +48,69 @@ class KISSGPRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel. A product grid needs a product over columns (RBF, SpectralMixture, or
-        anything stationary where there is one column); an additive one takes any stationary kernel,
-        applied to each column in turn and summed. None means ``ConstantKernel() * RBF() +
-        WhiteKernel()`` with one length scale a column, in the units of the table.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Added to the diagonal, in the units of the (normalised) target squared.
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. A product grid needs a
+        product over columns (RBF, SpectralMixture, or anything stationary where there is one
+        column); an additive one takes any stationary kernel, applied to each column in turn and
+        summed. None means ``ConstantKernel() * RBF() + WhiteKernel()`` with one length scale a
+        column, in the units of the table.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
-        Points along every column, two cells of padding at both ends included. "auto" is at most
-        400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
+        Points of the grid along each column. Two cells of padding at both ends are included. "auto"
+        is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
-        One grid over all columns, or a sum of functions of one column each. "auto" is product up to
-        four columns that vary.
-    feature_extractor : array-like of int, default=None
-        Widths of the layers of a network, the last 1 or 2, whose outputs take the place of the
-        columns: a deep kernel. The network is trained by squared error, then by the marginal
-        likelihood of batches of rows; the kernel's hyperparameters on the 15% of the rows that the
-        network does not see (from 400 rows on). On learned features the default kernel's length
-        scales are at least 0.7, a third of the features' range.
-    n_lanczos : int or None, default=100
-        Rank of the variance cache (LOVE); None for exact variances.
+        How columns share grids. "product" is one grid over all columns, "additive" a sum of
+        functions of one column each; "auto" is product up to four columns that vary.
     extrapolation : {"extend", "error"}, default="extend"
-        Rows outside the grid: the grid goes on, with exact variances, at a cost of O(m r) a row; or
-        a ValueError.
-    optimizer : "auto", str, callable, object or None, default="auto"
-        "auto" is a quasi-Newton method with exact values and gradients; None keeps the kernel's
-        hyperparameters.
+        What happens to rows outside the grid. "extend" lets the grid go on, with exact variances,
+        at a cost of O(m r) a row; "error" is a ValueError.
+    variance_rank : int or None, default=100
+        Rank of the low-rank variances. None is for exact variances.
+    feature_extractor : array-like of int, callable, torch.nn.Module or None, default=None
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. It ends in 1 or 2 features, which are squashed into (-1, 1)
+        and take the place of the columns: a deep kernel. It is trained by squared error, then by
+        the marginal likelihood of batches of rows; the kernel's hyperparameters on the 15% of the
+        rows that the network does not see (from 400 rows on). On learned features the default
+        kernel's length scales are at least 0.7, a third of the features' range.
+    activation : str, default="relu"
+        What follows each layer of a network that is given by its layer sizes. The last layer is
+        followed by tanh.
+    max_epochs : int or "auto", default="auto"
+        Passes of training over the rows. They count for the network, whose learning rates fall to
+        zero at their end; "auto" is 2,600 steps of 256 rows, or of all where there are fewer.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
+    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton method
+        with exact values and gradients. A network is trained whatever this is.
     n_restarts_optimizer : int, default=0
-        Further starts, uniform within the bounds.
+        Further starts of the optimiser, drawn uniformly within the bounds.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000 rows
+        and 0.03 above.
+    max_iter : int or "auto", default="auto"
+        Most steps of training. They count for the hyperparameters, for each start; "auto" is 100.
+    n_iter_no_change : int or None, default=5
+        Training ends after so many steps or scores without progress; None never ends it so. For
+        Adam, where no log hyperparameter moves by more than 1e-3.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of restarts and of the network.
-    max_iter : int, default=100
-        Optimiser steps of each start.
+        Seed of all that is random in a fit; None draws a new one each time. Here the restarts and
+        the network.
     memory_budget : float or "auto", default="auto"
-        Bytes that the grid may take; "auto" looks at the machine.
+        Bytes that matrices may take; "auto" looks at the machine. The grid's are the largest.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. A grid is always worked on by the
+        CPU: another device has no effect.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. Sums on a grid are always in float64, and a network is
+        trained in float32: this has no effect.
     callbacks : callable, list of callable or None, default=None
-        Called after each evaluation with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the hyperparameters' training, looked at between evaluations; the best state
-        so far is kept.
+        Time budget of the whole fit; the best state so far is kept.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -99,13 +123,18 @@ class KISSGPRegressor(GPRegressorBase):
     log_marginal_likelihood_value_ : float
         Of the interpolated model at `kernel_`, in normalised units.
     n_iter_ : int
-        Evaluations of the likelihood.
+        Training steps, all stages together: of the network, and evaluations of the likelihood.
+        `partial_fit` takes none.
     n_samples_seen_ : int
         Rows in the model, those of `partial_fit` included.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each evaluation.
-    solver_info_ : dict
-        Why training stopped, the numerical rank of Kuu, and jitter added to the noise.
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each
+        evaluation of the likelihood and of each score of the network; empty after `partial_fit`.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, seconds by stage, the jitter added to the
+        noise, and ``grid_rank``, the numerical rank of Kuu.
+    device_, dtype_ : str
+        "cpu" and "float64".
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
@@ -120,7 +149,7 @@ class KISSGPRegressor(GPRegressorBase):
     Reading costs O(n 7^d), each evaluation O(m r^2) for m grid points and a grid covariance of rank
     r; interpolation errs by the third power of the grid's spacing. In three columns r is above a
     thousand where length scales are below a third of a column's range: set grid_size, or a lower
-    bound for them, where that is too slow. Float64 on the CPU.
+    bound for them, where that is too slow.
 
     References
     ----------
@@ -138,68 +167,79 @@ class KISSGPRegressor(GPRegressorBase):
     True
     """
 
-    _parameter_constraints = shared_parameters(
+    _parameter_constraints = constraints(
         "kernel",
+        "grid_size",
+        "structure",
+        "extrapolation",
+        "variance_rank",
+        "feature_extractor",
+        "activation",
+        "max_epochs",
         "alpha",
         "optimizer",
         "n_restarts_optimizer",
+        "learning_rate",
+        "max_iter",
+        "n_iter_no_change",
         "normalize_y",
         "n_targets",
         "random_state",
         "memory_budget",
+        "device",
+        "dtype",
         "callbacks",
         "max_seconds",
         "verbose",
-    ) | {
-        "grid_size": [
-            StrOptions({"auto"}),
-            Interval(Integral, 6, None, closed="left"),
-            "array-like",
-        ],
-        "structure": [StrOptions({"auto", "product", "additive"})],
-        "feature_extractor": [None, "array-like"],
-        "n_lanczos": [Interval(Integral, 1, None, closed="left"), None],
-        "extrapolation": [StrOptions({"extend", "error"})],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-    }
-    # Rows are summed up, never kept.
-    copy_X_train = False
+    )
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        alpha: Any = 1e-10,
         grid_size: Any = "auto",
         structure: Any = "auto",
-        feature_extractor: Any = None,
-        n_lanczos: Any = 100,
         extrapolation: Any = "extend",
+        variance_rank: Any = 100,
+        feature_extractor: Any = None,
+        activation: Any = "relu",
+        max_epochs: Any = "auto",
+        alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,
+        learning_rate: Any = "auto",
+        max_iter: Any = "auto",
+        n_iter_no_change: Any = 5,
         normalize_y: Any = False,
         n_targets: Any = None,
         random_state: Any = None,
-        max_iter: Any = 100,
         memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
         callbacks: Any = None,
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
         self.kernel = kernel
-        self.alpha = alpha
         self.grid_size = grid_size
         self.structure = structure
-        self.feature_extractor = feature_extractor
-        self.n_lanczos = n_lanczos
         self.extrapolation = extrapolation
+        self.variance_rank = variance_rank
+        self.feature_extractor = feature_extractor
+        self.activation = activation
+        self.max_epochs = max_epochs
+        self.alpha = alpha
         self.optimizer = optimizer
         self.n_restarts_optimizer = n_restarts_optimizer
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.n_iter_no_change = n_iter_no_change
         self.normalize_y = normalize_y
         self.n_targets = n_targets
         self.random_state = random_state
-        self.max_iter = max_iter
         self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
         self.callbacks = callbacks
         self.max_seconds = max_seconds
         self.verbose = verbose
@@ -233,33 +273,73 @@ class KISSGPRegressor(GPRegressorBase):
             For a grid, or a covariance of its points, that would not fit, before any work; in
             training, where shorter length scales have made that covariance too large.
         """
-        monitor = make_monitor(self)
-        table = self._read_table(X, y, noise_variance)
-        random_state, generator = seeded(self.random_state)
-        layers, network, held = check_layers(self.feature_extractor), None, None
-        if layers is not None:
-            network, table, held = learned_features(table, layers, random_state)
-        grid = self._plan_grid(table, network is not None)
-        budget = budget_of(self.memory_budget)
-        kernel = kernel_on_grid(self.kernel, table, grid, network is not None, budget)
-        rows = summed(kernel, table)
-        # A network fits the rows that it has seen too well to learn the noise from them.
-        unseen = rows if held is None or not held.any() else summed(kernel, table, held)
-        count = len(table.X) if unseen is rows else int(held.sum())
-        problem = GridProblem.make(kernel.kernel, kernel, unseen, count)
-        events = FitEvents(self, table.X, table.y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        try:
-            result = train_on_grid(problem, self, monitor, random_state, generator)
-        finally:
-            monitor.close()
-        self._remember(None)
-        self._network = network
-        self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
-        self._finish(kernel, rows, result, monitor)
-        self.n_samples_seen_ = len(table.X)
-        events.end()
+        with FitRun(self) as run:
+            # Rows are summed up, never kept.
+            table = self._read_table(X, y, noise_variance, copy=False)
+            self._choose(run)
+            run.begin(table.X, table.y)
+            self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
+            features, held, n_steps = None, None, 0
+            if self.feature_extractor is not None:
+                held = held_rows(len(table.X), run.random_state)
+                features, n_steps = self._train_network(table, held, run)
+            made = self._on_grid(table, features, held)
+            self._report_grid(made.problem.grid_kernel.grid, run)
+            run.preview = lambda model, step: model._finish(made, step.theta)
+            result = self._train(made.problem, features is not None, run)
+            evaluation = run.finish("grid", lambda: self._finish(made, result.theta))
+            n_iter = n_steps + result.n_iter
+            run.ended(result.stop_reason, n_iter=n_iter, planned=result.planned)
+            self._report_evaluation(evaluation, run)
         return self
+
+    def _choose(self, run: FitRun) -> None:
+        """What does not depend on the table."""
+        if isinstance(self.optimizer, str) and self.optimizer != "auto":
+            resolve_optimizer(self.optimizer, more=("auto",))
+        run.device = torch.device("cpu")
+        self.dtype_ = "float64"
+        run.chose("optimizer", "bfgs", "values and gradients are exact")
+        run.chose("max_iter", 100, "enough for a few hyperparameters")
+        run.chose("dtype", "float64", "sums on a grid need it")
+        if self.dtype == "float32":
+            run.ignores("dtype", "sums on a grid are always in float64")
+        if self.device not in ("auto", "cpu"):
+            run.ignores("device", "a grid is worked on by the CPU")
+        if self.optimizer != "adam":
+            for name in ("learning_rate", "n_iter_no_change"):
+                run.ignores(name, "only Adam takes steps of a given size")
+        if self.feature_extractor is None:
+            for name in ("activation", "max_epochs"):
+                run.ignores(name, "there is no network")
+
+    def _train_network(
+        self, table: Table, held: np.ndarray, run: FitRun
+    ) -> tuple[GridFeatures, int]:
+        """The features of a network, and the steps that its training took."""
+        X, Y = table.X[~held], table.targets[~held]
+        network = grid_network(X.shape[1], self.feature_extractor, self.activation)
+        steps = network_steps(len(X), self.max_epochs)
+        run.chose("max_epochs", sum(steps) * min(256, len(X)) / len(X), f"{sum(steps)} steps")
+        training = NetworkTraining(X, Y, network, run.random_state)
+
+        def preview(model: KISSGPRegressor, step: Any) -> None:
+            made = model._on_grid(table, training.features(), held)
+            model._finish(made, made.problem.kernel.theta0.numpy())
+
+        run.preview = preview
+        n_steps = training.train(run, steps)
+        return training.features(), n_steps
+
+    def _on_grid(
+        self, table: Table, features: GridFeatures | None, held: np.ndarray | None
+    ) -> GridFit:
+        """The rows, or what a network makes of them, summed on a grid."""
+        budget = budget_of(self.memory_budget)
+        if features is not None:
+            table = replace(table, X=features(table.X))
+        grid = self._plan_grid(table, features is not None)
+        return GridFit.make(table, grid, self.kernel, features, held, budget)
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
         X, budget = table.X, budget_of(self.memory_budget)
@@ -268,6 +348,62 @@ class KISSGPRegressor(GPRegressorBase):
             ends = np.ones((1, X.shape[1]))
             X = np.vstack([X, -ends, ends])
         return plan_grid(X, self.grid_size, self.structure, budget)
+
+    def _report_grid(self, grid: Grid, run: FitRun) -> None:
+        axes = [axis for component in grid.components for axis in component]
+        product = len(grid.components) == 1
+        run.chose("structure", "product" if product else "additive", f"{len(axes)} columns vary")
+        sizes = [axis.size for axis in axes]
+        run.chose("grid_size", sizes, f"a grid of {grid.n_points} points in all")
+
+    def _train(self, problem: GridProblem, on_features: bool, run: FitRun) -> TrainingResult:
+        """Hyperparameters that maximise the marginal likelihood."""
+        kernel = problem.kernel
+        theta = kernel.theta0.numpy()
+        start = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+        if self.optimizer is None or kernel.n_params == 0:
+            return start
+        settings = StageSettings(
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            max_iter=self.max_iter,
+            n_restarts=self.n_restarts_optimizer,
+            n_iter_no_change=self.n_iter_no_change,
+        )
+        if self.optimizer == "adam":
+            large = len(problem.X) > 50_000
+            run.chose("learning_rate", 0.03 if large else 0.1, f"{len(problem.X)} rows")
+        try:
+            return fit_hyperparameters(problem, GridGradient(), theta, settings, run)
+        except KeyboardInterrupt:
+            # With a trained network there is something to keep.
+            if not on_features or run.stopped:
+                raise
+            return replace(start, stop_reason=run.monitor.end("interrupted"))
+
+    def _finish(self, made: GridFit, theta: Any) -> GridEvaluation:
+        """The fitted model at these hyperparameters."""
+        kernel = made.problem.grid_kernel
+        self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
+        self.grid_ = kernel.grid
+        self._network = made.features
+        self._kept = KeptRows.of(made.rows, *self._white_and_prior())
+        return self._evaluate()
+
+    def _evaluate(self) -> GridEvaluation:
+        """The posterior, and the likelihood that comes with it."""
+        posterior = self._build_posterior()
+        self._remember(posterior)
+        self.log_marginal_likelihood_value_ = posterior.evaluation.value
+        return posterior.evaluation
+
+    def _report_evaluation(self, evaluation: GridEvaluation, run: FitRun) -> None:
+        grid, rank = self.grid_, len(evaluation.inner)
+        run.reports(
+            jitter=evaluation.jitter,
+            grid_rank=rank,
+            summary=f"{grid.n_points} grid points in {len(grid.components)} grids, of rank {rank}",
+        )
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
@@ -296,83 +432,76 @@ class KISSGPRegressor(GPRegressorBase):
         MemoryError
             For a grid that would not fit once grown.
         """
-        if not hasattr(self, "kernel_"):
+        if not hasattr(self, "n_iter_"):
             return self.fit(X, y, noise_variance)
-        X, y = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
-        )
-        known = check_noise(self.alpha, len(X))
-        given = check_noise_variance(noise_variance, len(X))
-        check_n_targets(self._n_outputs(), y)
-        if given is not None:
-            known = known + given / noise_unit(self._y_train_std)
-        Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
-        X = self._features(X)
-        self._check_inside(X)
-        grid, numbers = self.grid_, None
-        if not grid.covers(X).all():
-            grid = self.grid_.extended(X)
-            self._check_grid(grid)
-            numbers = self.grid_.numbers_in(grid)
-        kept = self._kept if numbers is None else self._kept.moved(numbers, grid)
-        self._kept = kept.plus(grid, X, Y, known, *self._white_and_prior())
-        self.grid_ = grid
-        self.n_samples_seen_ += len(X)
-        self._remember(None)
-        self._set_likelihood()
+        with FitRun(self) as run:
+            run.device = torch.device("cpu")
+            X, y = validate_data(
+                self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
+            )
+            known = check_noise(self.alpha, len(X))
+            given = check_noise_variance(noise_variance, len(X))
+            check_n_targets(self._n_outputs(), y)
+            if given is not None:
+                known = known + given / noise_unit(self._y_train_std)
+            run.begin(X, y, self.n_samples_seen_)
+            Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
+            Z = self._features(X)
+            self._check_inside(Z)
+            kept, grid = self._kept, self.grid_
+            if not grid.covers(Z).all():
+                grid = self.grid_.extended(Z)
+                self._check_grid(grid, run)
+                kept = kept.moved(self.grid_.numbers_in(grid), grid)
+            self._kept = kept.plus(grid, Z, Y, known, *self._white_and_prior())
+            self.grid_ = grid
+            self._report_evaluation(run.finish("grid", self._evaluate), run)
         return self
-
-    def _finish(
-        self, kernel: GridKernel, rows: Rows, result: TrainingResult | None, monitor: Monitor
-    ) -> None:
-        compiled = kernel.kernel
-        theta = compiled.theta0 if result is None else torch.as_tensor(result.theta)
-        self.kernel_ = compiled.to_sklearn(theta)
-        self.grid_ = kernel.grid
-        self.n_iter_ = 0 if result is None else result.n_iter
-        self.history_ = monitor.history()
-        self._kept = KeptRows.of(rows, *self._white_and_prior())
-        reason = "nothing to train" if result is None else result.stop_reason
-        self.solver_info_ = {"stop_reason": reason}
-        self._set_likelihood()
-        warn_once(unfinished(reason, self, f"{self.n_iter_} gradient evaluations"))
-
-    def _set_likelihood(self) -> None:
-        posterior = self._build_posterior()
-        self._remember(posterior)
-        self.log_marginal_likelihood_value_ = posterior.evaluation.value
-        self.solver_info_["rank"] = len(posterior.evaluation.inner)
-        self.solver_info_["jitter"] = posterior.evaluation.jitter
 
     # ------------------------------------------------------------------ what predictions need
 
-    def _rows(self, X: Any) -> np.ndarray:
-        return self._seen(super()._rows(X))
+    def extract_features(self, X: Any) -> np.ndarray:
+        """What the kernel sees of rows: the features of a network, or the rows themselves.
 
-    def _seen(self, X: np.ndarray) -> np.ndarray:
-        """Validated rows as the posterior sees them."""
-        features = self._features(X)
-        self._check_inside(features)
-        return features
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows.
+
+        Returns
+        -------
+        features : ndarray of shape (m, q)
+            Each in (-1, 1); without a `feature_extractor`, X.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        """
+        return self._features(self._rows(X))
 
     def _features(self, X: np.ndarray) -> np.ndarray:
-        return X if self._network is None else apply_network(self._network, X)
+        return X if self._network is None else self._network(X)
+
+    def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        features = self._features(X)
+        self._check_inside(features)
+        return super()._inputs(features)
 
     def _check_inside(self, X: np.ndarray) -> None:
         if self.extrapolation == "error" and not (inside := self.grid_.covers(X)).all():
             raise ValueError(
-                f"{int((~inside).sum())} of {len(X)} rows lie outside the grid; the first is row "
-                f"{int(np.flatnonzero(~inside)[0])}. Use extrapolation='extend', or fit on a range "
-                "that contains them."
+                f"{int((~inside).sum())} of {len(X)} rows lie outside the grid, the first at "
+                f"{X[~inside][0].tolist()}. Use extrapolation='extend', or fit on a range that "
+                "contains them."
             )
 
-    def _check_grid(self, grid: Grid) -> None:
+    def _check_grid(self, grid: Grid, run: FitRun) -> None:
         widest = max(len(axes) for axes in grid.components)
-        check_memory(
+        run.check_memory(
             30.0 * grid.n_points * 7**widest,
             f"The grid extended to the new rows ({grid.n_points:,} points)",
             "leave out rows far away from the others, or fit again with a smaller grid_size",
-            budget_of(self.memory_budget),
         )
 
     def _n_outputs(self) -> int:
@@ -396,11 +525,11 @@ class KISSGPRegressor(GPRegressorBase):
         problem = self._problem()
         theta = problem.kernel.theta0
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
-        return GridPosterior(problem.grid_kernel, theta, evaluation, self.n_lanczos)
+        return GridPosterior(problem.grid_kernel, theta, evaluation, self.variance_rank)
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        m, outside = len(X), int((~self.grid_.covers(X)).sum())
-        rank = self.solver_info_["rank"]
+        m, outside = len(X), int((~self.grid_.covers(self._features(X))).sum())
+        rank = len(self._posterior().evaluation.inner)
         need = 24.0 * m * m + 48.0 * outside**2 + 24.0 * m * rank
         remedy = "ask for fewer rows at a time, or for return_std"
         if what == "sample_y":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...features import DenseNetwork
+from ...core import FitRun
+from ...core.training import Stepper, StopTraining, train_steps
+from ...features import (
+    Network,
+    check_features,
+    make_network,
+    network_from_numpy,
+    network_to_numpy,
+)
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)
 _RATES = (3e-3, 1e-3)
+_OTHER_RATES = (3e-3, 0.02)
+_STAGES = ("network", "network and kernel")
+# Scores of each of the two.
+_SCORES = 20
 _BATCH_ROWS = 256
 # Decay of the weights a step, in units of the rate: without it features bend more than new rows do.
 _DECAY = 1.0
@@ -25,37 +38,55 @@ SHORTEST_FEATURE_LENGTH = 0.7
 # Rows that the network does not see; the kernel's hyperparameters are trained on them.
 _HELD_SHARE = 0.15
 _LEAST_HELD_ROWS = 60
+_MOST_FEATURES = 2
 
-Network = list[tuple[np.ndarray, np.ndarray]]
+
+@dataclass(frozen=True, eq=False)
+class GridFeatures:
+    """What a network makes of rows, standardised and squashed into (-1, 1).
+
+    Attributes
+    ----------
+    network : Network
+    weights : list of ndarray
+        Its trained tensors.
+    x_mean, x_scale : ndarray of shape (d,)
+        What rows are standardised by before the network.
+    centre, spread : ndarray of shape (q,)
+        What its outputs are standardised by.
+    """
+
+    network: Network
+    weights: list[np.ndarray]
+    x_mean: np.ndarray
+    x_scale: np.ndarray
+    centre: np.ndarray
+    spread: np.ndarray
+
+    def __call__(self, X: np.ndarray) -> np.ndarray:
+        """The features of rows, (n, q)."""
+        with torch.no_grad():
+            rows = torch.from_numpy((X - self.x_mean) / self.x_scale)
+            raw = self.network(network_from_numpy(self.weights), rows)
+        check_features(raw)
+        return np.tanh(_SQUASH * (raw.numpy() - self.centre) / self.spread)
 
 
-def check_layers(layers: Any) -> list[int] | None:
-    """Widths of a network's layers, or None.
+def grid_network(n_columns: int, feature_extractor: Any, activation: str) -> Network:
+    """The network that an estimator's parameters describe; layer sizes end in a linear layer.
 
     Raises
     ------
     ValueError
-        For anything but positive whole numbers ending in 1 or 2.
+        For anything that does not end in 1 or 2 features.
     """
-    if layers is None:
-        return None
-    widths = np.asarray(layers)
-    if widths.ndim != 1 or widths.dtype.kind not in "iu" or not widths.size or widths.min() < 1:
-        raise ValueError(f"feature_extractor must list the widths of layers, got {layers!r}.")
-    if widths[-1] > 2:
+    network = make_network(n_columns, feature_extractor, activation, linear_end=True)
+    if network.n_features > _MOST_FEATURES or network.n_trainable == 0:
         raise ValueError(
-            f"feature_extractor must end in 1 or 2 features, which a grid can cover; got "
-            f"{layers!r}."
+            "feature_extractor must end in 1 or 2 trained features, which a grid can cover; got "
+            f"{feature_extractor!r}, which ends in {network.n_features}."
         )
-    return widths.tolist()
-
-
-def apply_network(network: Network, X: np.ndarray) -> np.ndarray:
-    """The features of rows, each in (-1, 1)."""
-    for k, (weight, bias) in enumerate(network):
-        X = X @ weight + bias
-        X = np.tanh(X) if k == len(network) - 1 else np.maximum(X, 0)
-    return X
+    return network
 
 
 def held_rows(n: int, random_state: np.random.RandomState) -> np.ndarray:
@@ -71,15 +102,21 @@ def held_rows(n: int, random_state: np.random.RandomState) -> np.ndarray:
     return held
 
 
-def train_network(
-    X: np.ndarray, Y: np.ndarray, layers: list[int], random_state: np.random.RandomState
-) -> Network:
-    """A network whose features carry the targets smoothly.
+def network_steps(n: int, max_epochs: Any) -> tuple[int, int]:
+    """Steps of the two stages on n rows; "auto" is 2,600 together."""
+    if max_epochs == "auto":
+        return _STEPS
+    steps = max(2, math.ceil(max_epochs * n / min(n, _BATCH_ROWS)))
+    second = max(1, steps * _STEPS[1] // sum(_STEPS))
+    return steps - second, second
+
+
+class NetworkTraining:
+    """Trains a network whose features carry the targets smoothly.
 
     First the features and a linear map of them are trained by squared error, then features and an
     RBF kernel by the exact marginal likelihood of random batches (Wilson et al. 2016), with
-    decoupled weight decay throughout. Its last layer is standardised over the rows, so that
-    features fill the range without saturating.
+    decoupled weight decay throughout.
 
     Parameters
     ----------
@@ -87,83 +124,122 @@ def train_network(
         Rows.
     Y : ndarray of shape (n, t)
         Targets.
-    layers : list of int
-        Widths; the last is the number of features.
+    network : Network
+        With 1 or 2 features.
     random_state : RandomState
         Initial weights and batches.
     """
-    mean, std = X.mean(0), X.std(0)
-    std = np.where(std > 0, std, 1.0)
-    unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
-    generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
-    batches = _Batches(
-        torch.from_numpy((X - mean) / std).float(), torch.from_numpy(Y / unit).float(), generator
-    )
-    features = _Features(DenseNetwork((X.shape[1], *layers[:-1])))
-    params = [
-        p.requires_grad_(True) for p in DenseNetwork((X.shape[1], *layers)).initial(generator)
-    ]
-    head = torch.randn(layers[-1] + 1, Y.shape[1], generator=generator).requires_grad_(True)
-    hyper = torch.tensor([0.0, -1.0, -2.0], requires_grad=True)
-    _minimise(_squared_error, features, batches, params, [head], 0)
-    _minimise(_negative_likelihood, features, batches, params, [hyper], 1)
-    with torch.no_grad():
-        raw = features.raw(params, batches.X)
-        centre, spread = raw.mean(0), _spread(raw)
-        params[-2] = params[-2] * (_SQUASH / spread)[:, None]
-        params[-1] = (params[-1] - centre) * (_SQUASH / spread)
-    arrays = [p.detach().double().numpy() for p in params]
-    network = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-    weight, bias = network[0]
-    folded = weight / std[:, None]
-    network[0] = (folded, bias - mean @ folded)
-    return network
 
+    def __init__(
+        self, X: np.ndarray, Y: np.ndarray, network: Network, random_state: np.random.RandomState
+    ):
+        self.network = network
+        self._x_mean, std = X.mean(0), X.std(0)
+        self._x_scale = np.where(std > 0, std, 1.0)
+        unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
+        self._generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
+        self._Y = torch.from_numpy(Y / unit).float()
+        self.params = network.initial(self._generator)
+        for p in self.trained:
+            p.requires_grad_(True)
+        head = torch.randn(network.n_features + 1, Y.shape[1], generator=self._generator)
+        self._others = [head, torch.tensor([0.0, -1.0, -2.0])]
 
-@dataclass(frozen=True)
-class _Batches:
-    X: Tensor
-    Y: Tensor
-    generator: torch.Generator
+    @property
+    def trained(self) -> list[Tensor]:
+        """Those of the network's tensors that move."""
+        return self.params[: self.network.n_trainable]
+
+    def train(self, run: FitRun, steps: tuple[int, int]) -> int:
+        """Both stages, unless something ends the fit; returns the steps taken."""
+        done = 0
+        for phase, n_steps in enumerate(steps):
+            if run.stopped:
+                break
+            stepper = _Stepper(self, phase, n_steps)
+            run.monitor.begin(_STAGES[phase], n_steps, stepper.objective_name)
+            result = train_steps(
+                stepper,
+                max_steps=n_steps,
+                check_every=max(1, n_steps // _SCORES),
+                monitor=run.monitor,
+                epochs_per_step=min(1.0, _BATCH_ROWS / len(self._X)),
+                keep_best=False,
+            )
+            done += result.n_steps
+            if result.stop_reason == "diverged":
+                run.warn("The network's training diverged; its last useful weights are kept.")
+        return done
+
+    def features(self) -> GridFeatures:
+        """Of the network as it is now, standardised over the rows."""
+        with torch.no_grad():
+            raw = self.network(self.params, self._X)
+            centre, spread = (part.double().numpy() for part in (raw.mean(0), _spread(raw)))
+        weights = network_to_numpy(self.params)
+        return GridFeatures(self.network, weights, self._x_mean, self._x_scale, centre, spread)
+
+    def loss(self, phase: int, X: Tensor, Y: Tensor) -> Tensor:
+        raw = self.network(self.params, X)
+        Z = torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
+        return (_squared_error, _negative_likelihood)[phase](Z, Y, self._others[phase])
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        if len(self.X) <= _BATCH_ROWS:
-            return self.X, self.Y
-        chosen = torch.randint(len(self.X), (_BATCH_ROWS,), generator=self.generator)
-        return self.X[chosen], self.Y[chosen]
+        """The rows of a step."""
+        if len(self._X) <= _BATCH_ROWS:
+            return self._X, self._Y
+        chosen = torch.randint(len(self._X), (_BATCH_ROWS,), generator=self._generator)
+        return self._X[chosen], self._Y[chosen]
+
+    def some(self) -> tuple[Tensor, Tensor]:
+        """Rows for scores, always the same."""
+        step = max(1, len(self._X) // _BATCH_ROWS)
+        return self._X[::step][:_BATCH_ROWS], self._Y[::step][:_BATCH_ROWS]
 
 
-@dataclass(frozen=True)
-class _Features:
-    hidden: DenseNetwork
+class _Stepper(Stepper):
+    """AdamW with a cosine schedule over the network's and some other parameters."""
 
-    def raw(self, params: list[Tensor], X: Tensor) -> Tensor:
-        return torch.nn.functional.linear(self.hidden(params[:-2], X), params[-2], params[-1])
+    def __init__(self, training: NetworkTraining, phase: int, n_steps: int):
+        self.objective_name = ("minus squared error", "log likelihood a row of a batch")[phase]
+        self._training, self._phase = training, phase
+        other = training._others[phase].requires_grad_(True)
+        groups = [
+            {"params": training.trained, "weight_decay": _DECAY},
+            {"params": [other], "weight_decay": 0.0, "lr": _OTHER_RATES[phase]},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=_RATES[phase])
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, n_steps)
+        self._moving = [*training.trained, other]
 
-    def __call__(self, params: list[Tensor], X: Tensor) -> Tensor:
-        raw = self.raw(params, X)
-        return torch.tanh(_SQUASH * (raw - raw.mean(0)) / _spread(raw))
+    def step(self) -> None:
+        value = self._training.loss(self._phase, *self._training.draw())
+        if not torch.isfinite(value):
+            raise StopTraining("diverged")
+        self._optimizer.zero_grad()
+        value.backward()
+        self._optimizer.step()
+        self._schedule.step()
+
+    def score(self) -> float:
+        with torch.no_grad():
+            return float(self._training.loss(self._phase, *self._training.some()))
+
+    def theta(self) -> np.ndarray:
+        return np.empty(0)
+
+    def snapshot(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._moving]
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        with torch.no_grad():
+            for p, kept in zip(self._moving, snapshot, strict=True):
+                p.copy_(kept)
 
 
 def _spread(raw: Tensor) -> Tensor:
     return raw.std(0, correction=0) + 1e-6
-
-
-def _minimise(loss, features, batches, params, others, phase: int) -> None:
-    """AdamW with a cosine schedule over the features' and some other parameters."""
-    groups = [
-        {"params": params, "weight_decay": _DECAY},
-        {"params": others, "weight_decay": 0.0, "lr": (_RATES[0], 0.02)[phase]},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=_RATES[phase])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS[phase])
-    for _ in range(_STEPS[phase]):
-        X, Y = batches.draw()
-        value = loss(features(params, X), Y, others[0])
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        schedule.step()
 
 
 def _squared_error(Z: Tensor, Y: Tensor, head: Tensor) -> Tensor:
@@ -176,6 +252,7 @@ def _negative_likelihood(Z: Tensor, Y: Tensor, hyper: Tensor) -> Tensor:
     squared = (Z[:, None, :] - Z[None, :, :]).square().sum(2)
     H = signal * torch.exp(-0.5 * squared / (SHORTEST_FEATURE_LENGTH + scale).square())
     H = H + (noise + 1e-3) * torch.eye(len(Z))
-    L = torch.linalg.cholesky(H)
+    L, failed = torch.linalg.cholesky_ex(H)
     white = torch.linalg.solve_triangular(L, Y, upper=False)
-    return (0.5 * white.square().sum() + Y.shape[1] * L.diagonal().log().sum()) / len(Z)
+    value = (0.5 * white.square().sum() + Y.shape[1] * L.diagonal().log().sum()) / len(Z)
+    return value * float("nan") if failed else value

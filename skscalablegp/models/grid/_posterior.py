@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.posteriors import (
-    KernelPosterior,
+    Posterior,
     explained_weights,
     joint_normal,
     reported_variance,
@@ -34,7 +33,7 @@ _CUT_SHARE = 1e-6
 _SAMPLE_BLOCK = 2**18
 
 
-class GridPosterior(KernelPosterior):
+class GridPosterior(Posterior):
     """Mean, variance and samples by interpolation of the posterior on the grid.
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of
@@ -66,13 +65,21 @@ class GridPosterior(KernelPosterior):
     ):
         self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
         self.weights = evaluation.weights
-        widest = max(len(axes) for axes in grid_kernel.grid.components)
-        step = 4 * 7 ** min(widest, _POLYNOMIAL_COLUMNS) * len(grid_kernel.grid.components)
-        # What callers ask of an operator: in what to pass rows, and how many at a time.
-        self.operator = SimpleNamespace(
-            dtype=torch.float64, device=torch.device("cpu"), shape=(step, step)
-        )
         self.rank = rank if rank is not None and rank < len(evaluation.inner) else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def width(self) -> int:
+        components = self.grid_kernel.grid.components
+        widest = max(len(axes) for axes in components)
+        return 4 * 7 ** min(widest, _POLYNOMIAL_COLUMNS) * len(components)
 
     def with_rank(self, rank: int | None) -> GridPosterior:
         """The same posterior at another rank of Lanczos; None for none."""
@@ -155,32 +162,55 @@ class GridPosterior(KernelPosterior):
     def mean(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n t"]:
         """The posterior mean; O(4^d) a row."""
         rows, inside = self._split(X)
-        out = np.empty((len(rows), self.weights.shape[1]))
-        if self._axes is not None:
-            for target, coefficients in enumerate(self._mean_polynomials):
-                out[inside, target] = cell_polynomials(self._axes, rows[inside], coefficients)
-        else:
-            out[inside] = (
-                self.grid_kernel.grid.interpolate(rows[inside]) @ self.mean_on_grid.numpy()
-            )
+        out = self._mean_inside(rows, inside)
         for part, g in self._outside(rows, inside):
             out[part] = (g @ self.weights).numpy()
         return torch.from_numpy(out)
 
     def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         rows, inside = self._split(X)
-        prior = torch.full((len(rows),), float(self._prior()), dtype=torch.float64)
+        out = self._variance_inside(rows, inside)
+        for part, g in self._outside(rows, inside):
+            out[part] = self._variance_outside(rows[part], g)
+        return self._reported(out)
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
+        rows, inside = self._split(X)
+        mean, variance = self._mean_inside(rows, inside), self._variance_inside(rows, inside)
+        for part, g in self._outside(rows, inside):
+            mean[part] = (g @ self.weights).numpy()
+            variance[part] = self._variance_outside(rows[part], g)
+        return torch.from_numpy(mean), self._reported(variance)
+
+    def _mean_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
+        """Means (n, t); those of rows outside are still to be filled in."""
+        out = np.empty((len(rows), self.weights.shape[1]))
+        if self._axes is not None:
+            for target, coefficients in enumerate(self._mean_polynomials):
+                out[inside, target] = cell_polynomials(self._axes, rows[inside], coefficients)
+        else:
+            out[inside] = self.interpolate(rows[inside], self.mean_on_grid).numpy()
+        return out
+
+    def _variance_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
+        """Variances (n,); those of rows outside are still to be filled in."""
         out = np.empty(len(rows))
         if self._axes is not None and not self._polynomials_are_dear(int(inside.sum())):
             out[inside] = cell_polynomials(self._axes, rows[inside], self._variance_polynomials)
         else:
             out[inside] = self.root_variance(torch.from_numpy(rows[inside])).numpy()
-        for part, g in self._outside(rows, inside):
-            with torch.no_grad():
-                own = self.grid_kernel.cross(self.theta, rows[part])
-            left = own - g.square().sum(1)
-            out[part] = (left + self._whitened(g).square().sum(1)).numpy()
-        return reported_variance(torch.from_numpy(out), prior)
+        return out
+
+    def _variance_outside(self, rows: np.ndarray, g: Float[Tensor, "n r"]) -> np.ndarray:
+        with torch.no_grad():
+            own = self.grid_kernel.cross(self.theta, rows)
+        left = own - g.square().sum(1)
+        return (left + self._whitened(g).square().sum(1)).numpy()
+
+    def _reported(self, variance: np.ndarray) -> Float[Tensor, " n"]:
+        return reported_variance(torch.from_numpy(variance), self._prior().expand(len(variance)))
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, inside = self._split(X)

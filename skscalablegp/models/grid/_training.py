@@ -6,18 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import clone
 
-from ...core import Run, StageSettings, fit_hyperparameters
 from ...core.data import Table
-from ...core.training import Monitor, TrainingResult
 from ...kernels import compile_kernel
-from ._gradient import GridGradient
 from ._grid import Grid
 from ._grid_kernel import GridKernel
 from ._moments import GridMoments, grid_moments
-from ._network import SHORTEST_FEATURE_LENGTH, Network, apply_network, held_rows, train_network
+from ._network import SHORTEST_FEATURE_LENGTH, GridFeatures
 from ._objective import (
     CommonNoise,
     FixedNoise,
@@ -93,14 +89,55 @@ class KeptRows:
         return KeptRows(old + added, None, log_det, max(jitter, new))
 
 
-def learned_features(
-    table: Table, layers: list[int], random_state: np.random.RandomState
-) -> tuple[Network, Table, np.ndarray]:
-    """A network, the table of its features, and which rows it has not seen."""
-    held = held_rows(len(table.X), random_state)
-    network = train_network(table.X[~held], table.targets[~held], layers, random_state)
-    Z = apply_network(network, table.X)
-    return network, Table(Z, table.y, table.y_mean, table.y_std, table.noise), held
+@dataclass(frozen=True, eq=False)
+class GridFit:
+    """A table on a grid: what training and the fitted model are made from.
+
+    Attributes
+    ----------
+    features : GridFeatures or None
+        What takes the place of the columns.
+    problem : GridProblem
+        Of the rows that train the hyperparameters.
+    rows : Rows
+        All of them.
+    """
+
+    features: GridFeatures | None
+    problem: GridProblem
+    rows: Rows
+
+    @classmethod
+    def make(
+        cls,
+        table: Table,
+        grid: Grid,
+        kernel: Any,
+        features: GridFeatures | None,
+        held: np.ndarray | None,
+        budget: float | None,
+    ) -> GridFit:
+        """Read the rows of a table (of features, where there is a network).
+
+        Parameters
+        ----------
+        table : Table
+        grid : Grid
+        kernel : kernel instance or None
+            The user's, or the default one.
+        features : GridFeatures or None
+        held : ndarray of bool or None
+            The rows that a network has not seen, which alone train the hyperparameters: it fits the
+            others too well to learn the noise from them.
+        budget : float or None
+            Bytes that the grid's covariance may take.
+        """
+        on_grid = kernel_on_grid(kernel, table, grid, features is not None, budget)
+        rows = summed(on_grid, table)
+        unseen, count = rows, len(table.X)
+        if held is not None and held.any():
+            unseen, count = summed(on_grid, table, held), int(held.sum())
+        return cls(features, GridProblem.make(on_grid.kernel, on_grid, unseen, count), rows)
 
 
 def kernel_on_grid(
@@ -134,34 +171,3 @@ def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -
         return NoiseByRow(kernel, X, Y, known)
     grid = kernel.grid
     return CommonNoise(grid_moments(grid, X, Y), grid.shapes, grid.starts, float(known[0]))
-
-
-def train_on_grid(
-    problem: GridProblem,
-    estimator: Any,
-    monitor: Monitor,
-    random_state: np.random.RandomState,
-    generator: torch.Generator,
-) -> TrainingResult | None:
-    """Hyperparameters that maximise the marginal likelihood, None where there are none to train.
-
-    Parameters
-    ----------
-    problem : GridProblem
-        Moments and kernel.
-    estimator : KISSGPRegressor
-        For its settings.
-    monitor : Monitor
-    random_state, generator
-        Seeds of restarts.
-    """
-    kernel = problem.kernel
-    if estimator.optimizer is None or kernel.n_params == 0:
-        return None
-    settings = StageSettings(
-        optimizer=estimator.optimizer,
-        max_iter=estimator.max_iter,
-        n_restarts=estimator.n_restarts_optimizer,
-    )
-    run = Run(monitor, generator, random_state)
-    return fit_hyperparameters(problem, GridGradient(), kernel.theta0.numpy(), settings, run)

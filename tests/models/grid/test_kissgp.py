@@ -32,7 +32,7 @@ def test_tends_to_the_exact_regressor_at_the_cubic_rate(d):
     mean, std = exact.predict(X_new, return_std=True)
     errors = []
     for size in (15, 25, 45):
-        model = fixed(d, grid_size=size, n_lanczos=None, alpha=0).fit(X, y)
+        model = fixed(d, grid_size=size, variance_rank=None, alpha=0).fit(X, y)
         m, s = model.predict(X_new, return_std=True)
         errors.append([np.abs(m - mean).max(), np.abs(s**2 - std**2).max()])
     ratios = np.array(errors[:-1]) / errors[1:]
@@ -73,7 +73,7 @@ def test_outside_the_grid(structure, monkeypatch):
     for name, value in (("_CUT_NATS", 1e-9), ("_CUT_VARIANCE", 1e-13)):
         monkeypatch.setattr(f"skscalablegp.models.grid._objective.{name}", value)
     X, y, _ = table()
-    model = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
+    model = fixed(grid_size=20, structure=structure, variance_rank=None).fit(X, y)
     far = np.array([[1.3, 0.4], [0.2, -0.4], [40.0, 0.5]])
     assert not model.grid_.covers(far).any()
     mean, std = model.predict(far, return_std=True)
@@ -84,11 +84,13 @@ def test_outside_the_grid(structure, monkeypatch):
             1.01, rel=2e-3
         )
     # Rows beyond the edge see the same as on a grid that reaches there.
-    wider = fixed(grid_size=20, structure=structure, n_lanczos=None).fit(X, y)
+    wider = fixed(grid_size=20, structure=structure, variance_rank=None).fit(X, y)
     wider.partial_fit(far[:2], [0.0, 0.0], noise_variance=1e12)
     a, b = (m.predict(far[:2], return_std=True) for m in (model, wider))
     np.testing.assert_allclose(a, b, atol=1e-6)
-    with pytest.raises(ValueError, match="3 of 3 rows lie outside the grid.*row 0.*extend"):
+    with pytest.raises(
+        ValueError, match=r"3 of 3 rows lie outside the grid, .* \[1.3, 0.4\].*extend"
+    ):
         model.set_params(extrapolation="error").predict(far)
 
 
@@ -133,7 +135,7 @@ def test_rows_without_noise_beside_noisy_ones(unit, alpha, how):
     np.testing.assert_allclose(
         model.predict_std(new), exact.predict(new, return_std=True)[1], atol=1e-4 * unit
     )
-    assert model.solver_info_["jitter"] == pytest.approx(1e-9 * unit**2, rel=0.2)
+    assert model.fit_report_.jitter == pytest.approx(1e-9 * unit**2, rel=0.2)
     # Rows that interpolation cannot reproduce weigh in at 1e9: the value is loose.
     assert np.isfinite(model.log_marginal_likelihood_value_)
 
@@ -141,7 +143,7 @@ def test_rows_without_noise_beside_noisy_ones(unit, alpha, how):
 def test_covariances_of_rows_inside_and_outside_the_grid():
     X, y, new = table(1)
     new[::2] += 1
-    models = [fixed(1, n_lanczos=rank).fit(X, y) for rank in (4, None)]
+    models = [fixed(1, variance_rank=rank).fit(X, y) for rank in (4, None)]
     noise_free = KISSGPRegressor(RBF(0.3), optimizer=None).fit(X, np.sin(9 * X[:, 0]))
     for model in (*models, noise_free):
         cov = model.predict(new, return_cov=True)[1]
@@ -185,7 +187,7 @@ def test_known_noise_of_targets_of_different_scales():
 @pytest.mark.parametrize("rank", [30, None])
 def test_few_rows_do_without_what_many_share(rank, monkeypatch):
     X, y, new = table(3)
-    models = [fixed(3, grid_size=12, n_lanczos=rank).fit(X, y) for _ in range(2)]
+    models = [fixed(3, grid_size=12, variance_rank=rank).fit(X, y) for _ in range(2)]
     shared = models[0].predict_std(new)
     monkeypatch.setattr("skscalablegp.models.grid._posterior._SHARED_PRODUCTS", 0)
     np.testing.assert_allclose(models[1].predict_std(new), shared, rtol=1e-9)
@@ -195,7 +197,7 @@ def test_few_rows_do_without_what_many_share(rank, monkeypatch):
 
 def test_budget_counts_the_rank_before_rows_are_read(monkeypatch):
     X, y, _ = table(1)
-    monkeypatch.setattr("skscalablegp.models.grid._kissgp.summed", None)
+    monkeypatch.setattr("skscalablegp.models.grid._training.summed", None)
     model = KISSGPRegressor(C(1.0) * RBF(0.01) + W(0.01), grid_size=400, memory_budget=2**20)
     with pytest.raises(MemoryError, match="400 points whose covariance has rank.*budget is 1.0 M"):
         model.fit(X, y)
@@ -260,9 +262,9 @@ def test_deep_features():
     assert model.score(X, y) > 0.9
     assert model.grid_.n_features == 1
     # Features end where the grid does, wherever a row may lie.
-    assert model.grid_.covers(model._features(1e6 * np.vstack([X_new, -X_new]))).all()
+    assert model.grid_.covers(model.extract_features(1e6 * np.vstack([X_new, -X_new]))).all()
     model.partial_fit(X_new, np.zeros(50))
-    for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "widths"), ((), "widths")]:
+    for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "whole numbers"), ((), "end in")]:
         with pytest.raises(ValueError, match=message):
             KISSGPRegressor(feature_extractor=wrong).fit(X, y)
 
