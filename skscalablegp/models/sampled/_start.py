@@ -89,7 +89,7 @@ def subset_kernel(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, Y)
-    return model.kernel_, stop_after(model.solver_info_["stop_reason"])
+    return model.kernel_, stop_after(model.fit_report_.status)
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
