@@ -121,7 +121,7 @@ def variance(args):
     X_train, _, y_train, _ = load("kin40k", 0, 0, 0)
     n, d = X_train.shape
     rng = np.random.default_rng(0)
-    start = QSGPRegressor(kernel(d, 1.0), n_features=512, inference="exact", random_state=0)
+    start = QSGPRegressor(kernel(d, 1.0), n_components=512, inference="exact", random_state=0)
     chosen = rng.permutation(n)[:1000]
     start.fit(X_train[chosen], y_train[chosen])
     compiled = compile_kernel(start.kernel_, d)
@@ -194,7 +194,7 @@ def table(args):
         fit_cpu_seconds=round(cpu, 1),
         **scores(y_test, {"mean": mean, "std": std}),
         n_iter=model.n_iter_,
-        stop=model.solver_info_["stop_reason"],
+        stop=model.fit_report_.status,
         history_seconds=[round(s, 1) for s in model.history_["seconds"]],
         history=[round(o, 4) for o in model.history_["objective"]],
     )
@@ -256,7 +256,7 @@ def curve(args):
                 fit_seconds=round(wall, 1),
                 fit_cpu_seconds=round(cpu, 1),
                 n_iter=model.n_iter_,
-                stop=model.solver_info_["stop_reason"],
+                stop=model.fit_report_.status,
                 **scores(y_test, {"mean": mean, "std": std}),
             )
 

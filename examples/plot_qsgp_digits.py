@@ -39,8 +39,8 @@ X_train, X_test, y_train, y_test, _, digit_test = split
 # steps also where the table is so small that linear algebra would be cheaper.
 model = QSGPClassifier(
     ConstantKernel() * RBF(0.1 * side**2 / 8, (0.1, 100)) + WhiteKernel(0.1),
-    n_features=10_000,
-    feature_batch_size=2_000,
+    n_components=10_000,
+    component_batch_size=2_000,
     control_variate_rank=500,
     inference="stochastic",
     standardize=False,
@@ -49,7 +49,7 @@ model = QSGPClassifier(
 probability = model.predict_proba(X_test)
 print(f"accuracy {accuracy_score(y_test, model.predict(X_test)):.3f}")
 print(f"mean negative log probability {log_loss(y_test, probability):.3f}")
-print(model.solver_info_["plan"])
+print(model.fit_report_.summary)
 
 # %%
 # Minus the evidence lower bound a row falls as steps go on.

@@ -111,6 +111,7 @@ class FitRun(Run):
         self._messages: list[str] = []
         self._events: FitEvents | None = None
         self._status, self._limit, self._n_iter = "converged", "max_iter", 0
+        self._rate = "learning_rate"
         self._final: SolveSummary | None = None
 
     # ------------------------------------------------------------------ the context
@@ -277,7 +278,13 @@ class FitRun(Run):
                 return part()
 
     def ended(
-        self, reason: str, *, n_iter: int, planned: bool = False, limit: str = "max_iter"
+        self,
+        reason: str,
+        *,
+        n_iter: int,
+        planned: bool = False,
+        limit: str = "max_iter",
+        rate: str = "learning_rate",
     ) -> None:
         """Keep how training ended.
 
@@ -292,11 +299,13 @@ class FitRun(Run):
             a limit that cut an optimisation.
         limit : str, default="max_iter"
             The parameter that would have to be raised.
+        rate : str, default="learning_rate"
+            The parameter that would have to be lowered where steps diverge.
         """
         self._n_iter = n_iter
         if reason in ("max_iter", "max_epochs"):
             reason = "completed" if planned else "max_iter"
-        self._status, self._limit = reason, limit
+        self._status, self._limit, self._rate = reason, limit, rate
 
     def solved(self, solution: Solution | SolveSummary) -> None:
         """Keep the last linear solve, from which predictions are made."""
@@ -349,13 +358,11 @@ class FitRun(Run):
                 f"training stopped after {steps} at a linear solve that broke down, {kept}: raise "
                 "alpha, or use dtype='float64'"
             )
-        rate = getattr(est, "learning_rate", None)
-        smaller = "" if rate is None else f": try a learning_rate below {self._rate(rate)}"
+        rate = getattr(est, self._rate, None)
+        if isinstance(rate, str) and self._rate in self._choices:
+            rate = self._choices[self._rate].value
+        smaller = "" if rate is None else f": try a {self._rate} below {rate}"
         return f"training diverged after {steps}, {kept}{smaller}"
-
-    def _rate(self, rate: Any) -> Any:
-        choice = self._choices.get("learning_rate")
-        return choice.value if choice is not None and isinstance(rate, str) else rate
 
     def _report(self) -> FitReport:
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]

@@ -15,6 +15,11 @@ REAL_PATHS = (
     "bsgd",
     "kissgp-auto",
     "kissgp-network",
+    "qsgp-stochastic",
+    "qsgp-rows",
+    "qsgp-classifier",
+    "qsgp-classifier-stochastic",
+    "qsrvm",
 )
 FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
 CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)

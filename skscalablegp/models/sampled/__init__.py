@@ -14,9 +14,10 @@ from ._bounds import (
     sampled_variance,
 )
 from ._classifier import QSGPClassifier
+from ._dictionary import Dictionary
+from ._exact import FullBatch, newton_steps
 from ._gradient import sampled_gradient
 from ._hyperparameters import SampledHyperparameters
-from ._newton import linear_posterior
 from ._optimizers import SparseAdaGrad, SparseAdam, SparseSGD
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
@@ -28,6 +29,7 @@ from ._weights import SampledWeights
 
 __all__ = [
     "BasisDraw",
+    "Dictionary",
     "Flattening",
     "KernelFunctions",
     "Projection",
@@ -49,7 +51,8 @@ __all__ = [
     "constant_estimate",
     "covariance_estimate",
     "likelihood_bound",
-    "linear_posterior",
+    "FullBatch",
+    "newton_steps",
     "mean_estimate",
     "optimal_diagonal",
     "sampled_gradient",

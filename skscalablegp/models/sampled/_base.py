@@ -1,90 +1,33 @@
-"""What the quadruply stochastic estimators share: parameters, and from a table to a posterior."""
+"""What the quadruply stochastic estimators share: from a table to a posterior."""
 
 from __future__ import annotations
 
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_array
+from torch import Tensor
 
-from ..._compat import FitEvents, Interval, StrOptions
-from ...core import make_monitor, seeded, shared_parameters, training_device, unfinished, warn_once
-from ...core.data import RowSource, Scaling
+from ...core import FitRun
+from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
-from ...core.training import Monitor
+from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
-from ._dual import dual_fit
-from ._exact import exact_fit
+from ._basis import SampledBasis
+from ._dual import dual_diagonal, dual_state, make_dual_stepper
+from ._exact import exact_process, exact_state, full_batch, optimum
 from ._fit import Fit
-from ._optimizers import SPARSE_OPTIMIZERS
-from ._posterior import ChevronPosterior
+from ._plan import Settings, check_room, make_plan, report, report_past
 from ._site import Site
-from ._start import noise_of
-from ._state import Trained, build_posterior, make_basis, scaling_of
-from ._steps import stochastic_fit
+from ._start import Start, noise_of, starting_point
+from ._steps import calibrates, fitted_stepper_scales, make_stepper, state_of
+from ._trained import Trained, build_posterior, make_basis, scaling_of
 
 # Rows that the typical curvature of a likelihood comes from.
 _CURVATURE_ROWS = 1000
-
-_AUTO = StrOptions({"auto"})
-_POSITIVE = Interval(Real, 0, None, closed="neither")
-_COUNT = Interval(Integral, 1, None, closed="left")
-
-COMMON_CONSTRAINTS: dict[str, list[Any]] = {
-    "n_features": [Interval(Integral, 2, None, closed="left"), _AUTO],
-    "n_dense": [Interval(Integral, 0, None, closed="left"), _AUTO],
-    "feature_batch_size": [_COUNT, _AUTO],
-    "control_variate_rank": [_COUNT, _AUTO],
-    "inference": [StrOptions({"auto", "exact", "stochastic"})],
-    "variational_optimizer": [StrOptions(set(SPARSE_OPTIMIZERS))],
-    "decay": [Interval(Real, 0, 1, closed="right")],
-    "optimizer": [StrOptions({"auto", "adam"}), None],
-    "hyperparameter_learning_rate": [Interval(Real, 0, None, closed="left")],
-    "freeze": [Interval(Real, 0, 1, closed="both")],
-    "subset_size": [_COUNT],
-    "standardize": ["boolean"],
-    "warm_start": ["boolean"],
-} | shared_parameters(
-    "kernel",
-    "n_restarts_optimizer",
-    "random_state",
-    "learning_rate",
-    "max_iter",
-    "n_iter_no_change",
-    "batch_size",
-    "memory_budget",
-    "device",
-    "dtype",
-    "callbacks",
-    "max_seconds",
-    "verbose",
-)
-
-
-def train_model(fit: Fit, start: Trained | None = None, n_seen: int = 0) -> Trained:
-    """Train from the beginning, or go on from `start`, which has seen `n_seen` other rows."""
-    if start is None:
-        # The basis first: it is then the same for any number of rows.
-        seed = int(fit.random_state.randint(2**31 - 1))
-        kernel = fit.hyperparameters()
-    else:
-        fit.start_from(start)
-        kernel, seed = start.kernel, start.seed
-    rng = np.random.default_rng(fit.random_state.randint(2**31 - 1))
-    compiled = compile_kernel(kernel, fit.d)
-    points = None if fit.points is None else torch.as_tensor(fit.points)
-    basis = make_basis(
-        fit.est, compiled, fit.plan, seed, points, None if start is None else start.block
-    )
-    few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
-    site = Site.of(fit.likelihood, noise_of(compiled, compiled.theta0), few)
-    if fit.plan.exact:
-        return exact_fit(fit, kernel, basis, site, seed, start, n_seen)
-    if points is not None:
-        return dual_fit(fit, kernel, basis, site, seed, rng, start, n_seen)
-    return stochastic_fit(fit, kernel, compiled, basis, site, seed, rng, start, n_seen)
+# Newton steps of the exact process on the start's rows.
+_PROCESS_STEPS = 30
 
 
 class QSGPMixin:
@@ -92,8 +35,162 @@ class QSGPMixin:
 
     _fast_products = False
 
-    def _fitted(self) -> bool:
-        return hasattr(self, "_state")
+    def _train(
+        self,
+        run: FitRun,
+        X: np.ndarray,
+        Y: np.ndarray,
+        likelihood: Likelihood,
+        normalize_y: bool,
+        past: Trained | None,
+        n_seen: int = 0,
+    ) -> None:
+        """Plan, exact start, and training to the end, on (n, t) targets.
+
+        Parameters
+        ----------
+        run : FitRun
+        X, Y : ndarray of shape (n, d), (n, t)
+        likelihood : Likelihood
+        normalize_y : bool
+        past : Trained or None
+            What the fit goes on from.
+        n_seen : int, default=0
+            Other rows that the past has seen.
+        """
+        settings = Settings.of(self)
+        scaling = self._scaling if past else scaling_of(X, Y, self.standardize, normalize_y)
+        source = RowSource(X, Y, scaling, torch.float64, run.device)
+        points = past.points if past else self._points(X, source, run.random_state)
+        n, t = Y.shape
+        m = None if points is None else len(points)
+        plan = make_plan(settings, likelihood, n, m, past)
+        check_room(plan, n, t, run, stepwise=isinstance(settings.basis, str))
+        report(plan, settings, likelihood, n, run)
+        self.likelihood_ = likelihood
+        self._keep_scaling(scaling)
+        run.begin(X, Y, seen=n_seen)
+
+        n_iter = 0
+        if past is None:
+            # The basis first: it is then the same for any number of rows.
+            seed = int(run.random_state.randint(2**31 - 1))
+
+            def process(start: Start) -> Trained:
+                return exact_process(start.kernel, likelihood, start.X, start.Y, _PROCESS_STEPS)
+
+            with run.stage("start"):
+                start = starting_point(
+                    settings, likelihood, source, run, lambda model, at: model._keep(process(at))
+                )
+            kernel, n_iter, reason = start.kernel, start.n_iter, start.reason
+        else:
+            report_past(run)
+            kernel, seed, reason = past.kernel, past.seed, "converged"
+        state = None
+        if not run.stopped:
+            fit = Fit(settings, plan, source, likelihood, run, points, past, n_seen)
+            compiled = compile_kernel(kernel, fit.d)
+            basis = make_basis(
+                compiled,
+                None if points is None else torch.as_tensor(points),
+                plan.n_components,
+                plan.components,
+                seed,
+                plan.dtype,
+                run.device,
+                None if past is None else past.block,
+            )
+            few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
+            site = Site.of(likelihood, noise_of(compiled, compiled.theta0), few)
+            train = {"exact": self._exact, "steps": self._steps, "dual": self._dual}[plan.method]
+            state, reason, steps = train(fit, kernel, basis, site, seed)
+            n_iter += steps
+        if state is None:
+            # Training ended before it had begun: the start's rows have a model, or the past is one.
+            def rest() -> Trained:
+                return past or process(start)
+
+            state = run.finish("start's rows", rest)
+        self._keep(state)
+        run.ended(reason, n_iter=n_iter, planned=plan.planned, rate="variational_learning_rate")
+        run.reports(summary=str(plan))
+
+    def _exact(
+        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
+    ) -> tuple[Trained | None, str, int]:
+        """Full batches: the state, why they ended, and the steps."""
+        run = fit.run
+        # Of rows that it has already seen, a posterior is no prior.
+        past = fit.past if fit.n_seen > 0 else None
+        batch = None
+        with run.stage("basis", optional=True):
+            X, Y = fit.source.rows(slice(None))
+            batch = full_batch(basis, site, X, Y, past, run)
+        if batch is None:
+            return None, run.monitor.stopped, 0
+
+        def state(q: Any, bound: float) -> Trained:
+            return exact_state(kernel, basis, batch, q, bound, seed, fit.points, past)
+
+        def seen(q: Any, bound: float) -> None:
+            run.preview = lambda model, step: model._keep(state(q, bound))
+
+        theta = basis.kernel.theta0.numpy()
+        with torch.no_grad():
+            found = optimum(batch, fit.plan.steps, run, theta, seen)
+        kept = None if found.q is None else state(found.q, found.bound)
+        return kept, found.reason, found.n_iter
+
+    def _steps(
+        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
+    ) -> tuple[Trained | None, str, int]:
+        """Steps of sampled rows and functions."""
+        run, stepper, scales = fit.run, None, None
+        rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+        with run.stage("support", optional=True):
+            stepper = make_stepper(fit, basis, site, rng)
+        if stepper is None:
+            return None, run.monitor.stopped, 0
+
+        def show(model: Any, score: float) -> None:
+            model._keep(state_of(fit, stepper, kernel, seed, score))
+
+        result = fit.drive(stepper, show)
+        if calibrates(fit):
+            with run.stage("calibration", optional=True):
+                scales = fitted_stepper_scales(fit, stepper)
+        if stepper.hyperparameters is not None and result.n_steps and not run.stopped:
+            with run.stage("squares", optional=True):
+                theta = torch.as_tensor(stepper.theta()).to(run.device)
+                stepper.squares = fit.squares(basis, stepper.support, rng, theta)
+        state = run.finish(
+            "weights", lambda: state_of(fit, stepper, kernel, seed, result.score, scales)
+        )
+        return state, result.stop_reason, result.n_steps
+
+    def _dual(
+        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
+    ) -> tuple[Trained | None, str, int]:
+        """Steps for kernel functions at all rows."""
+        run, stepper = fit.run, None
+        rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+        with run.stage("support", optional=True):
+            stepper = make_dual_stepper(fit, basis, site, rng)
+        if stepper is None:
+            return None, run.monitor.stopped, 0
+
+        def state(rng: np.random.Generator) -> Trained:
+            with torch.no_grad():
+                diagonal: Tensor = dual_diagonal(fit, basis, site, stepper.support, rng)
+                return dual_state(fit, stepper, kernel, seed, diagonal)
+
+        def show(model: Any, score: float) -> None:
+            model._keep(state(np.random.default_rng(0)))
+
+        result = fit.drive(stepper, show)
+        kept = run.finish("weights", lambda: state(rng))
+        return kept, result.stop_reason, result.n_steps
 
     def _points(
         self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
@@ -103,8 +200,8 @@ class QSGPMixin:
             return None
         if isinstance(self.basis, str):
             rows: Any = slice(None)
-            if self.n_features != "auto" and self.n_features < len(X):
-                rows = np.sort(random_state.permutation(len(X))[: self.n_features])
+            if self.n_components != "auto" and self.n_components < len(X):
+                rows = np.sort(random_state.permutation(len(X))[: self.n_components])
             return source.rows(rows)[0].cpu().numpy()
         points = check_array(self.basis, dtype=np.float64, input_name="basis")
         if points.shape[1] != X.shape[1]:
@@ -122,7 +219,7 @@ class QSGPMixin:
 
     def _past(self, X: np.ndarray, t: int) -> Trained | None:
         """What `fit` goes on from, if it is to and this table can."""
-        if not (self.warm_start and self._fitted()):
+        if not (self.warm_start and "_state" in vars(self)):
             return None
         state, fourier = self._state, isinstance(self.basis, str) and self.basis == "fourier"
         if X.shape[1] != len(self._scaling.x_mean) or t != state.mean.shape[2]:
@@ -134,50 +231,14 @@ class QSGPMixin:
             return state if np.array_equal(rows, state.points) else None
         return state
 
-    def _train_on(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        likelihood: Likelihood,
-        normalize_y: bool,
-        start: Trained | None,
-        n_seen: int = 0,
-    ) -> None:
-        """Train on (n, t) targets; fitted attributes change only when that has succeeded."""
-        monitor = make_monitor(self)
-        random_state, _ = seeded(self.random_state)
-        events = FitEvents(self, X, Y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        scaling = scaling_of(self, X, Y, normalize_y) if start is None else self._scaling
-        source = RowSource(X, Y, scaling, torch.float64, training_device(self.device))
-        points = self._points(X, source, random_state) if start is None else start.points
-        try:
-            fit = Fit(self, source, likelihood, points, monitor, random_state)
-            state = train_model(fit, start, n_seen)
-        finally:
-            monitor.close()
-        self.likelihood_ = likelihood
-        self._keep(state, monitor, scaling)
-        warn_once(unfinished(state.stop_reason, self, f"{state.n_steps} steps"))
-        events.end()
-
-    def _keep(self, state: Trained, monitor: Monitor, scaling: Scaling) -> None:
+    def _keep(self, state: Trained) -> None:
         self._state = state
         self.kernel_ = state.kernel
         self.coef_ = state.mean.reshape(-1, state.mean.shape[2])
         self.inference_ = "exact" if state.exact else "stochastic"
         self.n_basis_ = len(self.coef_)
-        self.lower_bound_ = -state.score
-        self.n_iter_ = state.n_steps
-        self.history_ = monitor.history()
-        self.device_, self.dtype_ = str(training_device(self.device)), state.plan["dtype"]
-        self.solver_info_ = {
-            "status": state.stop_reason,
-            "stop_reason": state.stop_reason,
-            "plan": state.summary,
-        }
-        self._keep_scaling(scaling)
-        self._remember(None)
+        self.lower_bound_ = state.lower_bound
+        self.dtype_ = state.dtype
 
-    def _build_posterior(self) -> ChevronPosterior:
-        return build_posterior(self, self._state)
+    def _build_posterior(self) -> Posterior:
+        return build_posterior(self._state, self.n_features_in_, self._fit_device())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...features import PriorFeatures, sample_prior_features
@@ -96,6 +96,10 @@ class SampledBasis(ABC):
     @abstractmethod
     def part(self, blocks: np.ndarray) -> BasisPart:
         """The units of some blocks."""
+
+    def prior_precision(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, "m m"]:
+        """Of all weights, in double precision: the identity."""
+        return torch.eye(self.n_features, dtype=torch.float64, device=theta.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +230,12 @@ class KernelFunctions(SampledBasis):
     @property
     def n_units(self) -> int:
         return len(self.points)
+
+    def prior_precision(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, "m m"]:
+        """k at the points, so that the model is a Gaussian process; with a little jitter."""
+        points = self.points.double()
+        K = self.kernel.cross(theta, points, points)
+        return K + 1e-8 * K.diagonal().mean() * torch.eye(len(K)).to(K)
 
     def index(self, blocks: np.ndarray) -> Tensor:
         return torch.as_tensor(blocks)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._compat import StrOptions, fit_context
-from ...core import GPClassifierBase, old_model_kept
+from ..._compat import fit_context
+from ...core import FitRun, GPClassifierBase, constraints
 from ...core.likelihoods import Bernoulli
-from ._base import COMMON_CONSTRAINTS, QSGPMixin
+from ._base import QSGPMixin
 
 # Its latent functions spread widely, for which the quadrature has many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
@@ -31,72 +31,88 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, in units of the standardised columns. None is
-        Constant * Matern(nu=1.5), one length scale a column up to 30 columns.
-    n_features : int or "auto", default="auto"
-        m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
-        the number of points: all rows, or so many random ones for basis="rows".
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
+        the standardised columns. None is Constant * Matern(nu=1.5), one length scale a column up to
+        30 columns.
+    n_components : int or "auto", default="auto"
+        Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
+        equally among the kernel's products. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and
+        100,000 above; for kernel functions, the number of points: all rows, or so many random ones
+        for basis="rows".
     basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
-        Random Fourier features, or kernel functions at all rows or at given points (in X's units).
-        With kernel functions the hyperparameters stay where the exact start leaves them, and
-        predictive variances are augmented so that they grow away from the points.
+        The functions that make up the model. Random Fourier features, or kernel functions at all
+        rows or at given points (in X's units). With kernel functions the hyperparameters stay where
+        the exact start leaves them, and predictive variances are augmented so that they grow away
+        from the points.
     n_dense : int or "auto", default="auto"
-        Dense columns of the covariance's Cholesky factor; all others are diagonal, in closed form.
-        "auto" is 20, none for kernel functions, all when solved exactly.
+        Dense columns of the covariance's factor; the others are diagonal. "auto" is 20, none for
+        kernel functions at all rows, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
-        What answers predictive variances after steps: the latent function given the support rows,
-        each of which stands for n / control_variate_rank rows; or the chevron factor, whose
-        diagonal of very many weights is nearly the prior's. Exact models have all of C.
+        What answers predictive variances after steps. "support" is the latent function given the
+        support rows, each of which stands for n / control_variate_rank rows; "chevron" is the
+        factor that steps train, whose diagonal of very many weights is nearly the prior's. Exact
+        models have all of C.
     batch_size : int or "auto", default="auto"
-        Rows of a step; "auto" is 500.
-    feature_batch_size : int or "auto", default="auto"
-        Functions of each draw; "auto" is a tenth of m, from 1,024 to 10,000, and all for
+        Rows of a training step. "auto" is 500. Full batches ignore it, and all that follows up to
+        `freeze` which is of steps.
+    component_batch_size : int or "auto", default="auto"
+        Basis functions of a draw. "auto" is a tenth of m, from 1,024 to 10,000, and all for
         basis="rows", whose few large weights make sampled sums noisy.
     control_variate_rank : int or "auto", default="auto"
-        Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
-        up to 20,000 rows and 1,000 above.
+        Support rows, at which the function is known exactly. They serve as control variate and
+        preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
     inference : {"auto", "exact", "stochastic"}, default="auto"
-        Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
-        of the rows, always have full batches.
+        Full-batch linear algebra, or steps. "exact" costs O(n m^2). "auto" takes it where it is the
+        cheaper way. Kernel functions at given points, or at some of the rows, always have full
+        batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
-        Of the weights' means. "adagrad" from zero is the paper's.
-    learning_rate : float or "auto", default="auto"
-        1 for "preconditioned" (in units of the largest safe step), 0.1 and 0.01 for the others.
+        What moves the belief about the weights. "adagrad" from zero is the paper's.
+    variational_learning_rate : float or "auto", default="auto"
+        Its step size. "auto" is 1 for "preconditioned" (in units of the largest safe step), 0.1 for
+        "adagrad" and 0.01 for "adam".
     decay : float, default=0.1
-        What learning rates have come down to at the last step, exponentially.
+        Share of the learning rates that is left at the last step. They fall exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
-        "auto" takes the kernel from an exact regression of labels -1 and 1 on `subset_size`
-        rows, its variance from their Laplace evidence, then
-        moves them by Adam during the steps, as "adam" does; None keeps the kernel's.
-    hyperparameter_learning_rate : float, default=1e-5
-        Of that Adam; 0 stops after the exact start.
+        What moves the hyperparameters; None keeps them as they are. "auto" takes them from an exact
+        regression of labels -1 and 1 on `subset_size` rows, the signal's variance from their
+        Laplace evidence, then moves them by Adam during the steps, as "adam" does.
+    learning_rate : float or "auto", default=1e-05
+        Step size of the optimiser, where it has one. Of the hyperparameters' Adam; 0 stops after
+        the exact start, "auto" is the default.
     freeze : float, default=0.1
         Share of the steps before hyperparameters move.
-    subset_size : int, default=1000
-        Rows of the exact start.
+    subset_size : int, "auto" or None, default=1000
+        Rows of the exact fit from which training starts. None goes without one, "auto" is the
+        default.
     n_restarts_optimizer : int, default=0
-        Its further starts.
+        Further starts of the optimiser, drawn uniformly within the bounds. Of the exact start only.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above.
+        Most steps of training. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above; full
+        batches take at most 100 Newton steps, one under a Gaussian likelihood.
     n_iter_no_change : int or None, default=None
-        Stop after so many scores (twenty a fit) without a gain.
+        Training ends after so many steps or scores without progress; None never ends it so. A fit
+        has twenty scores.
     standardize : bool, default=True
-        Centre and scale the columns of X.
+        Centre the columns of X and divide them by their standard deviations.
     warm_start : bool, default=False
-        Whether `fit` goes on from the last fit's weights, hyperparameters and basis, where the
-        table has as many columns and the same labels, and for basis="rows" the same rows.
+        Whether a fit goes on from the last one. From its weights, hyperparameters and basis, where
+        the table has as many columns and the same labels, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of basis, draws and subset. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. Basis, draws and
+        subset.
     memory_budget : float or "auto", default="auto"
-        Bytes that weights may take; "auto" looks at the machine.
+        Bytes that matrices may take; "auto" looks at the machine. A fit that would take more is
+        refused before it starts.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions are made there too.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of the steps; "auto" is float32, float64 when solved exactly.
+        Precision of the training's products. "auto" is float32 for steps; full batches are always
+        in float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each score with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget; the best state so far is kept.
+        Time budget of the whole fit; the best state so far is kept. A fit that ends with its start
+        is the exact process on the start's rows.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -115,13 +131,18 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     n_basis_ : int
         m.
     lower_bound_ : float
-        Estimate of the ELBO a row and target; the expected log likelihood when solved exactly.
+        The ELBO in nats, summed over rows and targets: after steps an estimate, the log evidence
+        where a Gaussian likelihood is solved exactly. NaN after steps for kernel functions, whose
+        bound has a term that would cost O(n^3).
     n_iter_ : int
-        Steps, of all calls of `partial_fit` together.
+        Steps of the last call, those of the exact start included.
     history_ : dict of lists
-        stage, theta, objective (minus the ELBO a row), residual, epochs and seconds of each score.
-    solver_info_ : dict
-        Why training stopped, and the plan in words.
+        stage, iteration, theta, objective (what is maximised), objective_name, residual, epochs and
+        seconds of each step of the start and of each score.
+    fit_report_ : FitReport
+        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+    n_samples_seen_ : int
+        Rows, of all calls of `partial_fit` together.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -154,28 +175,54 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     True
     """
 
-    _parameter_constraints = COMMON_CONSTRAINTS | {
-        "basis": [StrOptions({"fourier", "rows"}), "array-like"],
-        "covariance": [StrOptions({"support", "chevron"})],
-    }
+    _parameter_constraints = constraints(
+        "kernel",
+        "n_components",
+        "basis",
+        "n_dense",
+        "covariance",
+        "batch_size",
+        "component_batch_size",
+        "control_variate_rank",
+        "inference",
+        "variational_optimizer",
+        "variational_learning_rate",
+        "decay",
+        "optimizer",
+        "learning_rate",
+        "freeze",
+        "subset_size",
+        "n_restarts_optimizer",
+        "max_iter",
+        "n_iter_no_change",
+        "standardize",
+        "warm_start",
+        "random_state",
+        "memory_budget",
+        "device",
+        "dtype",
+        "callbacks",
+        "max_seconds",
+        "verbose",
+    )
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        n_features: Any = "auto",
+        n_components: Any = "auto",
         basis: Any = "fourier",
         n_dense: Any = "auto",
         covariance: Any = "support",
         batch_size: Any = "auto",
-        feature_batch_size: Any = "auto",
+        component_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
         inference: Any = "auto",
         variational_optimizer: Any = "preconditioned",
-        learning_rate: Any = "auto",
+        variational_learning_rate: Any = "auto",
         decay: Any = 0.1,
         optimizer: Any = "auto",
-        hyperparameter_learning_rate: Any = 1e-5,
+        learning_rate: Any = 1e-05,
         freeze: Any = 0.1,
         subset_size: Any = 1000,
         n_restarts_optimizer: Any = 0,
@@ -192,19 +239,19 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         verbose: Any = 0,
     ):
         self.kernel = kernel
-        self.n_features = n_features
+        self.n_components = n_components
         self.basis = basis
         self.n_dense = n_dense
         self.covariance = covariance
         self.batch_size = batch_size
-        self.feature_batch_size = feature_batch_size
+        self.component_batch_size = component_batch_size
         self.control_variate_rank = control_variate_rank
         self.inference = inference
         self.variational_optimizer = variational_optimizer
-        self.learning_rate = learning_rate
+        self.variational_learning_rate = variational_learning_rate
         self.decay = decay
         self.optimizer = optimizer
-        self.hyperparameter_learning_rate = hyperparameter_learning_rate
+        self.learning_rate = learning_rate
         self.freeze = freeze
         self.subset_size = subset_size
         self.n_restarts_optimizer = n_restarts_optimizer
@@ -250,11 +297,11 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             If the weights do not fit.
         """
         old = getattr(self, "classes_", None)
-        with old_model_kept(self):
+        with FitRun(self) as run:
             X, codes = self._read_rows(X, y)
             labels = self._labels(codes)
-            start = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train_on(X, labels, _LIKELIHOOD, False, start)
+            past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
+            self._train(run, X, labels, _LIKELIHOOD, False, past)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -279,13 +326,16 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         ValueError
             For labels that were not among the first call's, or its `classes`.
         """
-        first = not self._fitted()
-        X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
-        if first:
-            self._train_on(X, self._labels(codes), _LIKELIHOOD, False, None)
-            return self
-        self._check_growing()
-        self._train_on(X, self._labels(codes), _LIKELIHOOD, False, self._state, self._state.n_rows)
+        first = "n_iter_" not in vars(self)
+        with FitRun(self) as run:
+            X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
+            labels = self._labels(codes)
+            if first:
+                self._train(run, X, labels, _LIKELIHOOD, False, None)
+            else:
+                self._check_growing()
+                past = self._state
+                self._train(run, X, labels, _LIKELIHOOD, False, past, past.n_rows)
         return self
 
     # ------------------------------------------------------------------ predict
@@ -296,8 +346,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         means, variances = [], []
         for start in range(0, len(X), _ROWS):
             rows = self._scaling.inputs(X[start : start + _ROWS], posterior.dtype, posterior.device)
-            means.append(posterior.mean(rows).double())
-            variances.append(posterior.variance(rows).double())
+            mean, variance = posterior.mean_and_variance(rows)
+            means.append(mean.double().cpu())
+            variances.append(variance.double().cpu())
         return torch.cat(means), torch.cat(variances)[:, None]
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
+from ...core.posteriors import Posterior, joint_normal, reported_variance
 from ...kernels import TorchKernel
 from ._basis import SampledBasis
 
@@ -28,8 +28,7 @@ class ChevronWeights:
     dense : Tensor of shape (q, m / q, c)
         The first c columns of C.
     diagonal : Tensor of shape (q, m / q)
-        c_rr of the others, 0 in the rows where the dense columns have theirs; (q, m / q, t) where
-        every target has its own.
+        c_rr of the others, 0 in the rows where the dense columns have theirs.
     """
 
     mean: Float[Tensor, "q units t"]
@@ -78,7 +77,7 @@ class SupportVariance:
         return self.scale * out.to(X)
 
 
-class ChevronPosterior(KernelPosterior):
+class ChevronPosterior(Posterior):
     """f(x) = phi(x)'w; nothing of the training rows is kept but what the basis itself is made of.
 
     Parameters
@@ -92,6 +91,8 @@ class ChevronPosterior(KernelPosterior):
     augment : tuple of TorchKernel and float, optional
         A kernel, and s2 times m / (training rows): predictive variances are augmented by a kernel
         function at the point itself (appendix G), since far from the basis there is nothing else.
+    support : SupportVariance, optional
+        Takes the place of the chevron's variance.
 
     Notes
     -----
@@ -105,11 +106,10 @@ class ChevronPosterior(KernelPosterior):
         weights: ChevronWeights,
         noise_variance: float,
         augment: tuple[TorchKernel, float] | None = None,
+        support: SupportVariance | None = None,
     ):
         self.basis, self.at, self.weights = basis, theta, weights
-        self.noise_variance, self.augment = noise_variance, augment
-        # Takes the place of the chevron's variance where it is set.
-        self.support: SupportVariance | None = None
+        self.noise_variance, self.augment, self.support = noise_variance, augment, support
 
     @property
     def dtype(self) -> torch.dtype:
@@ -130,28 +130,36 @@ class ChevronPosterior(KernelPosterior):
                 yield part.index, part.evaluate(self.at, X)
 
     def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
-        t = self.weights.mean.shape[2]
-        out = X.new_zeros(len(X), t)
+        out = X.new_zeros(len(X), self.weights.mean.shape[2])
         for index, phi in self._evaluations(X):
             out += phi @ self.weights.mean[:, index].flatten(0, 1)
         return out
 
-    def factors(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """phi'C of the dense columns (r, c), the others' variance (r, 1), and phi'phi (r,)."""
-        c = self.weights.dense.shape[2]
-        dense, sparse, norm = X.new_zeros(len(X), c), X.new_zeros(len(X)), X.new_zeros(len(X))
-        for index, phi in self._evaluations(X):
-            dense += phi @ self.weights.dense[:, index].flatten(0, 1)
-            sparse += phi.square() @ self.weights.diagonal[:, index].flatten().square()
-            norm += phi.square().sum(1)
-        return dense, sparse, norm
-
     def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        return self._support_variance(X) if self.support is not None else self._chevron(X)[1]
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "r d"]
+    ) -> tuple[Float[Tensor, "r t"], Float[Tensor, " r"]]:
         if self.support is not None:
-            with torch.no_grad():
-                return self.support(self.at, X)
-        dense, sparse, norm = self.factors(X)
-        return dense.square().sum(1) + sparse + self._augmentation(X, norm)
+            return self.mean(X), self._support_variance(X)
+        return self._chevron(X)
+
+    def _support_variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        with torch.no_grad():
+            return self.support(self.at, X)
+
+    def _chevron(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
+        """Mean and |phi' C|^2 from one evaluation of the basis."""
+        w, r = self.weights, len(X)
+        mean, dense = X.new_zeros(r, w.mean.shape[2]), X.new_zeros(r, w.dense.shape[2])
+        sparse, norm = X.new_zeros(r), X.new_zeros(r)
+        for index, phi in self._evaluations(X):
+            mean += phi @ w.mean[:, index].flatten(0, 1)
+            dense += phi @ w.dense[:, index].flatten(0, 1)
+            sparse += phi.square() @ w.diagonal[:, index].flatten().square()
+            norm += phi.square().sum(1)
+        return mean, dense.square().sum(1) + sparse + self._augmentation(X, norm)
 
     def _augmentation(self, X: Float[Tensor, "r d"], norm: Float[Tensor, " r"]) -> Tensor:
         """s2 k(x, x)^2 / (k_x'k_x + s2 k(x, x)) (proposition 4)."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
-from ..._compat import Interval, StrOptions, fit_context
-from ...core import MinibatchGPRegressorBase, shared_parameters
+from ..._compat import fit_context
+from ...core import FitRun, MinibatchGPRegressorBase, constraints
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
-from ._base import COMMON_CONSTRAINTS, QSGPMixin
+from ._base import QSGPMixin
 
 
 class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
@@ -27,82 +26,100 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, in units of the standardised columns. None is
-        Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns, the signal's
-        variance at most ten times the target's (random features err by a share of it). A kernel
-        without WhiteKernel gets one: the likelihood needs noise.
-    n_features : int or "auto", default="auto"
-        m. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and 100,000 above; for kernel functions,
-        the number of points: all rows, or so many random ones for basis="rows".
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
+        the standardised columns. None is Constant * Matern(nu=1.5) + White, one length scale a
+        column up to 30 columns, the signal's variance at most ten times the target's (random
+        features err by a share of it). A kernel without WhiteKernel gets one: the likelihood needs
+        noise.
+    n_components : int or "auto", default="auto"
+        Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
+        equally among the kernel's products. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and
+        100,000 above; for kernel functions, the number of points: all rows, or so many random ones
+        for basis="rows".
     basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
-        Random Fourier features, or kernel functions at all rows or at given points (in X's units).
-        With kernel functions the hyperparameters stay where the exact start leaves them, and
-        predictive variances are augmented so that they grow away from the points.
+        The functions that make up the model. Random Fourier features, or kernel functions at all
+        rows or at given points (in X's units). With kernel functions the hyperparameters stay where
+        the exact start leaves them, and predictive variances are augmented so that they grow away
+        from the points.
     n_dense : int or "auto", default="auto"
-        Dense columns of the covariance's Cholesky factor; all others are diagonal, in closed form.
-        "auto" is 20, none for kernel functions, all when solved exactly.
+        Dense columns of the covariance's factor; the others are diagonal. "auto" is 20, none for
+        kernel functions at all rows, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
-        What answers predictive variances after steps: the variance given the support rows, each of
-        which stands for n / control_variate_rank rows; from 2,000 rows on some are held out and
-        choose a factor of it and the noise that predictions have (`kernel_` keeps its own). Or the
-        chevron factor, which knows no correlations between most weights and may be far too narrow
-        or too wide. Kernel functions keep their augmented chevron, exact models have all of C.
+        What answers predictive variances after steps. "support" is the variance given the support
+        rows, each of which stands for n / control_variate_rank rows; from 2,000 rows on some are
+        held out and choose a factor of it and the noise that predictions have (`kernel_` keeps its
+        own). "chevron" is the factor that steps train, which knows no correlations between most
+        weights and may be far too narrow or too wide. Kernel functions keep their augmented
+        chevron, exact models have all of C.
     batch_size : int or "auto", default="auto"
-        Rows of a step; "auto" is 500.
-    feature_batch_size : int or "auto", default="auto"
-        Functions of each draw; "auto" is a tenth of m, from 1,024 to 10,000, and all for
+        Rows of a training step. "auto" is 500. Full batches ignore it, and all that follows up to
+        `freeze` which is of steps.
+    component_batch_size : int or "auto", default="auto"
+        Basis functions of a draw. "auto" is a tenth of m, from 1,024 to 10,000, and all for
         basis="rows", whose few large weights make sampled sums noisy.
     control_variate_rank : int or "auto", default="auto"
-        Support rows, at which f is known exactly: control variate and preconditioner. "auto" is 500
-        up to 20,000 rows and 1,000 above.
+        Support rows, at which the function is known exactly. They serve as control variate and
+        preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
     likelihood : {"gaussian", "laplace"} or Likelihood, default="gaussian"
-        "laplace" is robust to outliers; its scale is the root of half the noise variance. Any
-        log-concave one from ``skscalablegp.likelihoods``, or of your own, is accepted.
+        The distribution of a target given the latent function. "laplace" is robust to outliers; its
+        scale is the root of half the noise variance. Any log-concave one from
+        ``skscalablegp.likelihoods``, or of your own, is accepted.
     inference : {"auto", "exact", "stochastic"}, default="auto"
-        Full-batch linear algebra, O(n m^2), or steps. Kernel functions at given points, or at some
-        of the rows, always have full batches.
+        Full-batch linear algebra, or steps. "exact" costs O(n m^2). "auto" takes it where it is the
+        cheaper way. Kernel functions at given points, or at some of the rows, always have full
+        batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
-        Of the weights' means. "adagrad" from zero is the paper's.
-    learning_rate : float or "auto", default="auto"
-        1 for "preconditioned" (in units of the largest safe step), 0.1 and 0.01 for the others.
+        What moves the belief about the weights. "adagrad" from zero is the paper's.
+    variational_learning_rate : float or "auto", default="auto"
+        Its step size. "auto" is 1 for "preconditioned" (in units of the largest safe step), 0.1 for
+        "adagrad" and 0.01 for "adam".
     decay : float, default=0.1
-        What learning rates have come down to at the last step, exponentially.
+        Share of the learning rates that is left at the last step. They fall exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
-        "auto" takes the hyperparameters from an exact Gaussian process on `subset_size` rows, then
-        moves them by Adam during the steps, as "adam" does; None keeps the kernel's.
-    hyperparameter_learning_rate : float, default=1e-5
-        Of that Adam; 0 stops after the exact start.
+        What moves the hyperparameters; None keeps them as they are. "auto" takes them from an exact
+        Gaussian process on `subset_size` rows, then moves them by Adam during the steps, as "adam"
+        does.
+    learning_rate : float or "auto", default=1e-05
+        Step size of the optimiser, where it has one. Of the hyperparameters' Adam; 0 stops after
+        the exact start, "auto" is the default.
     freeze : float, default=0.1
         Share of the steps before hyperparameters move.
-    subset_size : int, default=1000
-        Rows of the exact start.
+    subset_size : int, "auto" or None, default=1000
+        Rows of the exact fit from which training starts. None goes without one, "auto" is the
+        default.
     n_restarts_optimizer : int, default=0
-        Its further starts.
+        Further starts of the optimiser, drawn uniformly within the bounds. Of the exact start only.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above.
+        Most steps of training. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above; full
+        batches take at most 100 Newton steps, one under a Gaussian likelihood.
     n_iter_no_change : int or None, default=None
-        Stop after so many scores (twenty a fit) without a gain.
+        Training ends after so many steps or scores without progress; None never ends it so. A fit
+        has twenty scores.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     standardize : bool, default=True
-        Centre and scale the columns of X.
+        Centre the columns of X and divide them by their standard deviations.
     n_targets : int, default=None
         Number of target columns, checked against y.
     warm_start : bool, default=False
-        Whether `fit` goes on from the last fit's weights, hyperparameters and basis, where the
-        table has as many columns and targets, and for basis="rows" the same rows.
+        Whether a fit goes on from the last one. From its weights, hyperparameters and basis, where
+        the table has as many columns and targets, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of basis, draws and subset. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. Basis, draws and
+        subset.
     memory_budget : float or "auto", default="auto"
-        Bytes that weights may take; "auto" looks at the machine.
+        Bytes that matrices may take; "auto" looks at the machine. A fit that would take more is
+        refused before it starts.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions are made there too.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of the steps; "auto" is float32, float64 when solved exactly.
+        Precision of the training's products. "auto" is float32 for steps; full batches are always
+        in float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each score with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget; the best state so far is kept.
+        Time budget of the whole fit; the best state so far is kept. A fit that ends with its start
+        is the exact process on the start's rows.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -119,13 +136,18 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_basis_ : int
         m.
     lower_bound_ : float
-        Estimate of the ELBO a row and target; the expected log likelihood when solved exactly.
+        The ELBO in nats, summed over rows and targets: after steps an estimate, the log evidence
+        where a Gaussian likelihood is solved exactly. NaN after steps for kernel functions, whose
+        bound has a term that would cost O(n^3).
     n_iter_ : int
-        Steps, of all calls of `partial_fit` together.
+        Steps of the last call, those of the exact start included.
     history_ : dict of lists
-        stage, theta, objective (minus the ELBO a row), residual, epochs and seconds of each score.
-    solver_info_ : dict
-        Why training stopped, and the plan in words.
+        stage, iteration, theta, objective (what is maximised), objective_name, residual, epochs and
+        seconds of each step of the start and of each score.
+    fit_report_ : FitReport
+        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+    n_samples_seen_ : int
+        Rows, of all calls of `partial_fit` together.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -159,35 +181,58 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     True
     """
 
-    _parameter_constraints = (
-        COMMON_CONSTRAINTS
-        | {
-            "basis": [StrOptions({"fourier", "rows"}), "array-like"],
-            "covariance": [StrOptions({"support", "chevron"})],
-            "likelihood": [str, Likelihood],
-            "n_targets": [Interval(Integral, 1, None, closed="left"), None],
-        }
-        | shared_parameters("normalize_y")
+    _parameter_constraints = constraints(
+        "kernel",
+        "n_components",
+        "basis",
+        "n_dense",
+        "covariance",
+        "batch_size",
+        "component_batch_size",
+        "control_variate_rank",
+        "likelihood",
+        "inference",
+        "variational_optimizer",
+        "variational_learning_rate",
+        "decay",
+        "optimizer",
+        "learning_rate",
+        "freeze",
+        "subset_size",
+        "n_restarts_optimizer",
+        "max_iter",
+        "n_iter_no_change",
+        "normalize_y",
+        "standardize",
+        "n_targets",
+        "warm_start",
+        "random_state",
+        "memory_budget",
+        "device",
+        "dtype",
+        "callbacks",
+        "max_seconds",
+        "verbose",
     )
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        n_features: Any = "auto",
+        n_components: Any = "auto",
         basis: Any = "fourier",
         n_dense: Any = "auto",
         covariance: Any = "support",
         batch_size: Any = "auto",
-        feature_batch_size: Any = "auto",
+        component_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
         likelihood: Any = "gaussian",
         inference: Any = "auto",
         variational_optimizer: Any = "preconditioned",
-        learning_rate: Any = "auto",
+        variational_learning_rate: Any = "auto",
         decay: Any = 0.1,
         optimizer: Any = "auto",
-        hyperparameter_learning_rate: Any = 1e-5,
+        learning_rate: Any = 1e-05,
         freeze: Any = 0.1,
         subset_size: Any = 1000,
         n_restarts_optimizer: Any = 0,
@@ -206,20 +251,20 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         verbose: Any = 0,
     ):
         self.kernel = kernel
-        self.n_features = n_features
+        self.n_components = n_components
         self.basis = basis
         self.n_dense = n_dense
         self.covariance = covariance
         self.batch_size = batch_size
-        self.feature_batch_size = feature_batch_size
+        self.component_batch_size = component_batch_size
         self.control_variate_rank = control_variate_rank
         self.likelihood = likelihood
         self.inference = inference
         self.variational_optimizer = variational_optimizer
-        self.learning_rate = learning_rate
+        self.variational_learning_rate = variational_learning_rate
         self.decay = decay
         self.optimizer = optimizer
-        self.hyperparameter_learning_rate = hyperparameter_learning_rate
+        self.learning_rate = learning_rate
         self.freeze = freeze
         self.subset_size = subset_size
         self.n_restarts_optimizer = n_restarts_optimizer
@@ -262,9 +307,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         MemoryError
             If the weights do not fit.
         """
-        X, Y = self._read_rows(X, y)
-        likelihood = self._checked_likelihood(Y.shape[1])
-        self._train_on(X, Y, likelihood, self.normalize_y, self._past(X, Y.shape[1]))
+        with FitRun(self) as run:
+            X, Y = self._read_rows(X, y)
+            likelihood = self._checked_likelihood(Y.shape[1])
+            self._train(run, X, Y, likelihood, self.normalize_y, self._past(X, Y.shape[1]))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -291,16 +337,18 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         ValueError
             For a basis at the rows themselves, which further rows would change.
         """
-        if not self._fitted():
+        if "n_iter_" not in vars(self):
             return self.fit(X, y)
-        X, Y = self._read_rows(X, y, reset=False)
-        self._check_growing()
-        if Y.shape[1] != self._state.mean.shape[2]:
-            raise ValueError(
-                f"y has {Y.shape[1]} targets, but the model was fitted with "
-                f"{self._state.mean.shape[2]}."
-            )
-        self._train_on(X, Y, self.likelihood_, self.normalize_y, self._state, self._state.n_rows)
+        with FitRun(self) as run:
+            X, Y = self._read_rows(X, y, reset=False)
+            self._check_growing()
+            past = self._state
+            if Y.shape[1] != past.mean.shape[2]:
+                raise ValueError(
+                    f"y has {Y.shape[1]} targets, but the model was fitted with "
+                    f"{past.mean.shape[2]}."
+                )
+            self._train(run, X, Y, self.likelihood_, self.normalize_y, past, past.n_rows)
         return self
 
     def _checked_likelihood(self, t: int) -> Likelihood:

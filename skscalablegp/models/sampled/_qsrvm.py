@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
-from torch import Tensor
 
-from ..._compat import FitEvents, Interval, StrOptions, fit_context
-from ..._validation import check_memory
-from ...core import (
-    MinibatchGPRegressorBase,
-    budget_of,
-    input_scaling,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    stop_after,
-    training_device,
-    unfinished,
-    warn_once,
-)
-from ...core.data import RowSource, Scaling
+from ..._compat import fit_context
+from ...core import FitRun, MinibatchGPRegressorBase, constraints
+from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ...core.training import train_steps
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import KernelFunctions, ScaledFunctions
+from ._basis import KernelFunctions
+from ._dictionary import Dictionary, own_values
 from ._fit import Fit
+from ._plan import Settings, make_plan
 from ._posterior import ChevronPosterior, ChevronWeights
 from ._relevance import RelevanceStepper
 from ._site import Site
-from ._start import noise_of
-from ._steps import stochastic_fit
+from ._start import Start, starting_point
+from ._steps import make_stepper
+from ._trained import scaling_of
 
 # Functions whose precisions are trained by full batches; larger dictionaries shrink by steps first.
 _EXACT = 2048
 # Most rounds of steps, and steps of each.
 _ROUNDS, _ROUND_STEPS = 12, 40
+# Updates that max_iter="auto" allows.
+_UPDATES = 100
+# Functions of the models that callbacks see during rounds.
+_GLIMPSE = 512
 
 
 class QSRVMRegressor(MinibatchGPRegressorBase):
@@ -56,45 +49,60 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, in units of the standardised columns. None is
-        Constant * Matern(nu=1.5) + White, one length scale a column up to 30 columns.
-    n_features : int or "auto", default="auto"
-        Size of the dictionary, random rows; "auto" is all rows up to 10,000.
-    max_precision : float, default=1e4
-        Functions with a larger s_i are dropped, in units of the target's mean square.
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
+        the standardised columns. None is Constant * Matern(nu=1.5) + White, one length scale a
+        column up to 30 columns.
+    n_components : int or "auto", default="auto"
+        Number of basis functions; a random frequency gives two, a sine and a cosine. Here kernel
+        functions at so many random rows, the dictionary; "auto" is all rows up to 10,000.
+    max_precision : float, default=10000.0
+        Prior precision above which a function leaves the model. In units of the target's mean
+        square.
     batch_size : int or "auto", default="auto"
-        Rows of a step; "auto" is 500. Full batches read all rows.
-    feature_batch_size : int or "auto", default="auto"
-        Functions of each draw; "auto" is a tenth of the dictionary, at least 1,024.
+        Rows of a training step. "auto" is 500. Dictionaries of up to 2,048 functions take no such
+        steps and ignore this parameter, the next two and `dtype`.
+    component_batch_size : int or "auto", default="auto"
+        Basis functions of a draw. "auto" is a tenth of the dictionary, at least 1,024.
     control_variate_rank : int or "auto", default="auto"
-        Support rows of the steps; "auto" is 500 up to 20,000 rows and 1,000 above.
+        Support rows, at which the function is known exactly. "auto" is 500 up to 20,000 rows and
+        1,000 above.
     optimizer : {"auto"} or None, default="auto"
-        "auto" takes length scales and noise from an exact Gaussian process on `subset_size` rows;
-        None keeps the kernel's.
-    subset_size : int, default=1000
-        Rows of the exact start.
+        What moves the hyperparameters; None keeps them as they are. "auto" takes length scales and
+        noise from an exact Gaussian process on `subset_size` rows.
+    subset_size : int, "auto" or None, default=1000
+        Rows of the exact fit from which training starts. None goes without one, "auto" is the
+        default.
     n_restarts_optimizer : int, default=0
-        Its further starts.
-    max_iter : int, default=100
-        Most updates of all precisions with full batches.
-    tol : float, default=1e-6
-        Stop after three scores in a row that gain less, in log evidence a row.
+        Further starts of the optimiser, drawn uniformly within the bounds. Of the exact start only.
+    max_iter : int or "auto", default=100
+        Most steps of training. Of the updates of all precisions with full batches; "auto" is the
+        default.
+    tol : float, default=1e-06
+        What a score must gain to count as progress. In log evidence a row and target.
+    n_iter_no_change : int or None, default=3
+        Training ends after so many steps or scores without progress; None never ends it so. Of the
+        updates with full batches.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     standardize : bool, default=True
-        Centre and scale the columns of X.
+        Centre the columns of X and divide them by their standard deviations.
     n_targets : int, default=None
-        Number of target columns, checked against y; they share their relevance vectors.
+        Number of target columns, checked against y. They share their relevance vectors.
     random_state : int, RandomState instance or None, default=None
-        Seed of dictionary, draws and subset. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. Dictionary, draws and
+        subset.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Bytes that matrices may take; "auto" looks at the machine. A fit that would take more is
+        refused before it starts.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one. Predictions are made there too.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. Of the rounds of steps; "auto" is float32. All else is
+        in float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each score with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget; the best state so far is kept.
+        Time budget of the whole fit; the best state so far is kept.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -110,18 +118,21 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         Their s_i, for functions that are 1 at their own row, in units of the target's mean square.
     coef_ : ndarray of shape (r, t)
         Means of their weights.
-    coef_cholesky_ : ndarray of shape (r, r)
+    coef_covariance_cholesky_ : ndarray of shape (r, r)
         Lower Cholesky factor of the weights' covariance.
     noise_variance_ : float
         In normalised units.
     lower_bound_ : float
-        Log evidence a row and target.
+        Log evidence of the functions that remain, in nats, summed over rows and targets.
     n_iter_ : int
-        Updates of all precisions.
+        Steps of the exact start and of the rounds, and updates of all precisions.
     history_ : dict of lists
-        stage, theta (log noise, functions left), objective, residual, epochs, seconds a score.
-    solver_info_ : dict
-        Why training stopped, and the plan in words.
+        stage, iteration, theta (during updates log noise, functions left), objective (what is
+        maximised), objective_name, residual, epochs and seconds of each step or score.
+    fit_report_ : FitReport
+        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+    n_samples_seen_ : int
+        Rows.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -158,86 +169,81 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     _fast_products = False
 
-    _parameter_constraints = shared_parameters(
+    _parameter_constraints = constraints(
         "kernel",
+        "n_components",
+        "max_precision",
+        "batch_size",
+        "component_batch_size",
+        "control_variate_rank",
+        "optimizer",
+        "subset_size",
         "n_restarts_optimizer",
+        "max_iter",
+        "tol",
+        "n_iter_no_change",
         "normalize_y",
+        "standardize",
         "n_targets",
         "random_state",
-        "batch_size",
-        "tol",
         "memory_budget",
         "device",
+        "dtype",
         "callbacks",
         "max_seconds",
         "verbose",
-    ) | {
-        "n_features": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "max_precision": [Interval(Real, 0, None, closed="neither")],
-        "feature_batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "control_variate_rank": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "optimizer": [StrOptions({"auto"}), None],
-        "subset_size": [Interval(Integral, 1, None, closed="left")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "standardize": ["boolean"],
-    }
-
-    # What the stochastic rounds ask of an estimator.
-    n_dense = 0
-    covariance = "chevron"
-    inference = "stochastic"
-    variational_optimizer = "preconditioned"
-    learning_rate = "auto"
-    decay = 0.3
-    hyperparameter_learning_rate = 0.0
-    freeze = 1.0
-    dtype = "auto"
-    n_iter_no_change = None
+    )
 
     def __init__(
         self,
         kernel: Any = None,
         *,
-        n_features: Any = "auto",
-        max_precision: Any = 1e4,
+        n_components: Any = "auto",
+        max_precision: Any = 10000.0,
         batch_size: Any = "auto",
-        feature_batch_size: Any = "auto",
+        component_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
         optimizer: Any = "auto",
         subset_size: Any = 1000,
         n_restarts_optimizer: Any = 0,
         max_iter: Any = 100,
-        tol: Any = 1e-6,
+        tol: Any = 1e-06,
+        n_iter_no_change: Any = 3,
         normalize_y: Any = False,
         standardize: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
+        dtype: Any = "auto",
         callbacks: Any = None,
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
         self.kernel = kernel
-        self.n_features = n_features
+        self.n_components = n_components
         self.max_precision = max_precision
         self.batch_size = batch_size
-        self.feature_batch_size = feature_batch_size
+        self.component_batch_size = component_batch_size
         self.control_variate_rank = control_variate_rank
         self.optimizer = optimizer
         self.subset_size = subset_size
         self.n_restarts_optimizer = n_restarts_optimizer
         self.max_iter = max_iter
         self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
         self.normalize_y = normalize_y
         self.standardize = standardize
         self.n_targets = n_targets
         self.random_state = random_state
         self.memory_budget = memory_budget
         self.device = device
+        self.dtype = dtype
         self.callbacks = callbacks
         self.max_seconds = max_seconds
         self.verbose = verbose
+
+    # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any) -> QSRVMRegressor:
@@ -261,213 +267,188 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         MemoryError
             If the dictionary's matrix does not fit.
         """
-        X, Y = self._read_rows(X, y)
-        n = len(X)
-        m = min(n, 10_000) if self.n_features == "auto" else self.n_features
-        if m > n:
-            raise ValueError(
-                f"n_features={m} is more than the {n} rows, whose functions make the dictionary."
+        with FitRun(self) as run:
+            X, Y = self._read_rows(X, y)
+            n = len(X)
+            m = self._size(n, run)
+            settings = self._settings()
+            self._report(settings, m > _EXACT, run)
+            self._keep_scaling(scaling_of(X, Y, self.standardize, self.normalize_y))
+            run.begin(X, Y)
+            source = RowSource(X, Y, self._scaling, torch.float64, run.device)
+            # The dictionary before the start: it is then the same whatever the start's rows are.
+            chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
+            with run.stage("start"):
+                start = starting_point(
+                    settings,
+                    Gaussian(),
+                    source,
+                    run,
+                    lambda model, now: model._keep_process(now, source, run),
+                )
+            dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
+            dictionary, n_rounds, n_iter = self._shrunk(dictionary, settings, source, run)
+            stepper = run.finish(
+                "moments", lambda: self._stepper(dictionary.most_relevant(_EXACT), source, run)
             )
-        device = training_device(self.device)
-        check_memory(
-            8 * 4 * min(m, _EXACT) ** 2,
-            f"A dictionary of {m} functions",
-            f"use fewer, for example n_features={max(1, m // 4)}",
-            budget_of(self.memory_budget),
-            device=device,
-        )
-        monitor = make_monitor(self)
-        random_state, _ = seeded(self.random_state)
-        events = FitEvents(self, X, Y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        scaling = input_scaling(X, Y, self.normalize_y)
-        if not self.standardize:
-            d = X.shape[1]
-            scaling = replace(scaling, x_mean=np.zeros(d), x_scale=np.ones(d))
-        source = RowSource(X, Y, scaling, torch.float64, device)
-        try:
-            fit = _DictionaryFit(self, source, m, monitor, random_state)
-            stepper, result = fit.run()
-        finally:
-            monitor.close()
-        self._keep(fit, stepper, scaling, X)
-        self.n_iter_ = result.n_steps
-        self.history_ = monitor.history()
-        self.device_, self.dtype_ = str(device), "float64"
-        self.solver_info_ = {
-            "status": result.stop_reason,
-            "stop_reason": result.stop_reason,
-            "plan": f"{m} functions, {fit.rounds} rounds of steps, then full batches",
-        }
-        warn_once(unfinished(result.stop_reason, self, f"{result.n_steps} updates"))
-        events.end()
+            run.preview = lambda model, step: model._keep(start.kernel, stepper)
+            run.monitor.begin("full", self._most_updates(), objective=stepper.objective_name)
+            result = train_steps(
+                stepper,
+                max_steps=self._most_updates(),
+                check_every=1,
+                monitor=run.monitor,
+                n_iter_no_change=self.n_iter_no_change,
+                tol=self.tol,
+            )
+            run.finish("weights", lambda: self._keep(start.kernel, stepper))
+            run.ended(result.stop_reason, n_iter=start.n_iter + n_iter + result.n_steps)
+            run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
         return self
 
-    def _keep(
-        self, fit: _DictionaryFit, stepper: RelevanceStepper, scaling: Scaling, X: np.ndarray
-    ) -> None:
-        active = fit.left[stepper.active.cpu().numpy()]
-        order = np.argsort(fit.rows[active])
-        self.relevance_ = fit.rows[active][order]
-        self.relevance_vectors_ = np.asarray(X[self.relevance_], dtype=np.float64)
-        self.precision_ = stepper.precision[stepper.active].cpu().numpy()[order] * fit.unit
+    def _settings(self) -> Settings:
+        """What the exact start and the rounds of steps take; no other parameters are asked for."""
+        if self.optimizer not in ("auto", None):
+            raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
+        return Settings(
+            kernel=self.kernel,
+            n_components=2,
+            basis="fourier",
+            n_dense=0,
+            covariance="chevron",
+            batch_size=self.batch_size,
+            component_batch_size="auto",
+            control_variate_rank=self.control_variate_rank,
+            inference="stochastic",
+            variational_optimizer="preconditioned",
+            variational_learning_rate="auto",
+            decay=0.3,
+            optimizer=self.optimizer,
+            learning_rate=0.0,
+            freeze=1.0,
+            subset_size=self.subset_size,
+            n_restarts_optimizer=self.n_restarts_optimizer,
+            max_iter=_ROUND_STEPS,
+            n_iter_no_change=None,
+            dtype="float32" if self.dtype == "auto" else self.dtype,
+        )
+
+    def _size(self, n: int, run: FitRun) -> int:
+        """Functions of the dictionary, if there is room for them."""
+        auto = self.n_components == "auto"
+        m = run.chose("n_components", min(n, 10_000) if auto else self.n_components, f"{n:,} rows")
+        if m > n:
+            raise ValueError(
+                f"n_components={m} is more than the {n} rows, whose functions make the dictionary."
+            )
+        run.check_memory(
+            8 * 4 * min(m, _EXACT) ** 2,
+            f"A dictionary of {m} functions",
+            f"use fewer, for example n_components={max(1, m // 4)}",
+        )
+        return m
+
+    def _most_updates(self) -> int:
+        return _UPDATES if self.max_iter == "auto" else self.max_iter
+
+    def _report(self, settings: Settings, rounds: bool, run: FitRun) -> None:
+        if self.optimizer is not None:
+            run.chose("optimizer", "bfgs", "an exact start has values and gradients")
+        if self.subset_size is not None:
+            run.chose("subset_size", settings.start_rows, "an exact fit of some seconds")
+        run.chose("max_iter", self._most_updates(), "few updates converge")
+        run.chose("dtype", settings.dtype, "of the rounds of steps")
+        if not rounds:
+            for name in ("batch_size", "component_batch_size", "control_variate_rank", "dtype"):
+                run.ignores(name, f"dictionaries of up to {_EXACT:,} functions take no such steps")
+        if self.optimizer is None:
+            run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
+
+    def _shrunk(
+        self, dictionary: Dictionary, settings: Settings, source: RowSource, run: FitRun
+    ) -> tuple[Dictionary, int, int]:
+        """Rounds of steps until full batches can finish; also the rounds, and their steps.
+
+        A round that is stopped counts for what it has reached; one that is stopped before its first
+        step leaves the dictionary as it was.
+        """
+        n_rounds = n_iter = 0
+        if len(dictionary) <= _EXACT:
+            return dictionary, n_rounds, n_iter
+        plan = make_plan(settings, Gaussian(), len(source), None)
+        run.chose("batch_size", plan.rows, "of the rounds")
+        run.chose("control_variate_rank", plan.support, "of the rounds")
+        run.chose("component_batch_size", self._drawn(len(dictionary)), "of the first round")
+        fit = Fit(settings, plan, source, Gaussian(), run)
+        site = Site(Gaussian(), dictionary.noise, 1 / dictionary.noise)
+        while len(dictionary) > _EXACT and n_rounds < _ROUNDS and not run.stopped:
+            m, stepper = len(dictionary), None
+            fit.plan = replace(plan, n_components=m, components=self._drawn(m))
+            rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+            with run.stage("support", optional=True):
+                stepper = make_stepper(fit, dictionary.scaled(plan.dtype), site, rng)
+            if stepper is None:
+                break
+            few = source.subset(fit.split()[0])
+
+            def show(model: Any, score: float, now: Any = (dictionary, stepper, few)) -> None:
+                left = now[0].after(now[1], self._largest(now[0])).most_relevant(_GLIMPSE)
+                model._keep(left.kernel, model._stepper(left, now[2], run))
+
+            n_iter += fit.drive(stepper, show).n_steps
+            dictionary = dictionary.after(stepper, self._largest(dictionary))
+            n_rounds += 1
+        return dictionary, n_rounds, n_iter
+
+    def _drawn(self, m: int) -> int:
+        size = self.component_batch_size
+        return min(max(min(m, 1024), m // 10) if size == "auto" else size, m)
+
+    def _largest(self, dictionary: Dictionary) -> float:
+        """The s_i above which functions are dropped."""
+        return self.max_precision / dictionary.unit
+
+    def _stepper(self, dictionary: Dictionary, source: RowSource, run: FitRun) -> RelevanceStepper:
+        return RelevanceStepper(dictionary, source, self._largest(dictionary), run.monitor)
+
+    def _keep_process(self, start: Start, source: RowSource, run: FitRun) -> None:
+        """The model of the start's rows, before any function has been dropped."""
+        few = source.subset(start.rows)
+        dictionary = Dictionary.of(
+            compile_kernel(start.kernel, source.X.shape[1]), source, start.rows
+        )
+        self._keep(start.kernel, self._stepper(dictionary, few, run))
+
+    def _keep(self, kernel: Any, stepper: RelevanceStepper) -> None:
+        dictionary = stepper.dictionary
+        active = dictionary.rows[stepper.active.cpu().numpy()]
+        order = np.argsort(active)
+        self.relevance_ = active[order]
+        self.relevance_vectors_ = np.asarray(dictionary.source.X[self.relevance_], dtype=np.float64)
+        self.precision_ = stepper.precision[stepper.active].cpu().numpy()[order] * dictionary.unit
         self.coef_ = stepper.mean.cpu().numpy()[order]
         covariance = stepper.covariance.cpu()[order][:, order]
-        self.coef_cholesky_ = cholesky_with_jitter(covariance)[0].numpy()
+        self.coef_covariance_cholesky_ = cholesky_with_jitter(covariance)[0].numpy()
         self.noise_variance_ = float(stepper.noise)
-        self.kernel_ = _with_noise(fit.kernel, self.noise_variance_)
-        self.lower_bound_ = -stepper.score()
-        self._n_rows = len(X)
-        self._keep_scaling(scaling)
-        self._remember(None)
+        self.kernel_ = _with_noise(kernel, self.noise_variance_)
+        self.lower_bound_ = -stepper.score() * stepper.n * stepper.t
+        self.dtype_ = "float64"
+        self._n_rows = len(dictionary.source)
 
     def _build_posterior(self) -> ChevronPosterior:
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        points = self._scaling.inputs(self.relevance_vectors_, torch.float64, torch.device("cpu"))
-        amplitude = _own_values(kernel, points)[:, None].numpy()
+        kernel, device = compile_kernel(self.kernel_, self.n_features_in_), self._fit_device()
+        points = self._scaling.inputs(self.relevance_vectors_, torch.float64, device)
+        amplitude = own_values(kernel, points)[:, None]
         r, t = self.coef_.shape
         weights = ChevronWeights(
-            torch.tensor(self.coef_ / amplitude).reshape(1, r, t),
-            torch.tensor(self.coef_cholesky_ / amplitude).reshape(1, r, r),
-            torch.zeros(1, r, dtype=torch.float64),
+            (torch.tensor(self.coef_).to(device) / amplitude).reshape(1, r, t),
+            (torch.tensor(self.coef_covariance_cholesky_).to(device) / amplitude).reshape(1, r, r),
+            torch.zeros(1, r, dtype=torch.float64, device=device),
         )
-        share = r / self._n_rows
-        return ChevronPosterior(
-            KernelFunctions(kernel, points),
-            kernel.theta0,
-            weights,
-            self.noise_variance_,
-            (kernel, self.noise_variance_ * share),
-        )
-
-
-class _DictionaryFit:
-    """The dictionary of one fit, shrunk by steps until full batches can finish."""
-
-    def __init__(self, est, source: RowSource, m: int, monitor, random_state):
-        self.est, self.source, self.monitor, self.random_state = est, source, monitor, random_state
-        n = len(source)
-        self.rows = np.sort(random_state.permutation(n)[:m]) if m < n else np.arange(n)
-        self.left = np.arange(m)
-        self.points = source.rows(self.rows)[0]
-        self.unit = float(np.mean([float(Y.square().mean()) for _, Y in source.blocks()])) or 1.0
-        shape = _Shape(est, source, monitor, random_state)
-        self.fit = shape
-        self.kernel = shape.hyperparameters()
-        self.rounds = 0
-
-    def run(self):
-        compiled = compile_kernel(self.kernel, self.fit.d)
-        amplitude = _own_values(compiled, self.points)
-        precision = np.full(len(self.left), 1.0 / self.unit)
-        noise = noise_of(compiled, compiled.theta0)
-        stopped = self.fit.stopped
-        while len(self.left) > _EXACT and self.rounds < _ROUNDS and not stopped:
-            precision, stopped = self._round(compiled, amplitude, precision, noise)
-            self.rounds += 1
-        precision = self._most_relevant(precision)
-        gram, projection, square = self._moments(compiled, amplitude)
-        stepper = RelevanceStepper(
-            gram,
-            projection,
-            square,
-            len(self.source),
-            torch.as_tensor(precision).to(gram),
-            noise,
-            self.est.max_precision / self.unit,
-        )
-        self.monitor.begin("full", self.est.max_iter)
-        result = train_steps(
-            stepper,
-            max_steps=0 if stopped else self.est.max_iter,
-            check_every=1,
-            monitor=self.monitor,
-            n_iter_no_change=3,
-            tol=self.est.tol,
-            epochs_per_step=0.0,
-        )
-        return stepper, replace(result, stop_reason=stopped or result.stop_reason)
-
-    def _round(
-        self, compiled: TorchKernel, amplitude: Tensor, precision: np.ndarray, noise: float
-    ) -> tuple[np.ndarray, str | None]:
-        """Steps at these precisions, then the ELBO's optimum in each of them.
-
-        Also why no round is to follow, if so.
-        """
-        scale = 1 / (amplitude[self.left].cpu().numpy() * np.sqrt(precision))
-        basis = ScaledFunctions(
-            KernelFunctions(compiled, self.points[self.left].float()),
-            torch.as_tensor(scale).float(),
-        )
-        self.fit.resize(len(self.left))
-        rng = np.random.default_rng(self.random_state.randint(2**31 - 1))
-        site = Site(Gaussian(), noise, 1 / noise)
-        state = stochastic_fit(self.fit, self.kernel, compiled, basis, site, 0, rng, None, 0)
-        second = (np.square(state.mean[0]).mean(1) + np.square(state.diagonal[0])) / precision
-        new = 1 / np.maximum(second, 1e-300)
-        keep = new < self.est.max_precision / self.unit
-        if keep.sum() < 1:
-            keep[np.argmin(new)] = True
-        self.left = self.left[keep]
-        return new[keep], stop_after(state.stop_reason)
-
-    def _most_relevant(self, precision: np.ndarray) -> np.ndarray:
-        """No more functions than full batches have room for; those of the smallest s_i."""
-        if len(self.left) > _EXACT:
-            keep = np.sort(np.argsort(precision, kind="stable")[:_EXACT])
-            self.left, precision = self.left[keep], precision[keep]
-        return precision
-
-    def _moments(self, compiled: TorchKernel, amplitude: Tensor):
-        """Phi'Phi, Phi'Y and the sum of squares of Y, a block of rows at a time."""
-        points = self.points[self.left]
-        m, t = len(points), self.source.Y.shape[1]
-        gram = torch.zeros(m, m, dtype=torch.float64, device=points.device)
-        projection = torch.zeros(m, t, dtype=torch.float64, device=points.device)
-        square = 0.0
-        with torch.no_grad():
-            for X, Y in self.source.blocks(4096):
-                phi = compiled.cross(compiled.theta0, X, points) / amplitude[self.left]
-                gram += phi.T @ phi
-                projection += phi.T @ Y
-                square += float(Y.square().sum())
-        return gram, projection, max(square, 1e-300)
-
-
-class _Shape(Fit):
-    """The stochastic rounds' settings: those of a Fourier model of the dictionary's size."""
-
-    def __init__(self, est, source: RowSource, monitor, random_state):
-        super().__init__(_Settings(est), source, Gaussian(), None, monitor, random_state)
-        self.source = replace(self.source, dtype=torch.float32, _resident=None).resident()
-        self.plan = replace(self.plan, dtype=torch.float32, steps=_ROUND_STEPS, n_dense=0)
-
-    def resize(self, m: int) -> None:
-        features = self.est.feature_batch_size
-        features = max(min(m, 1024), m // 10) if features == "auto" else features
-        self.plan = replace(self.plan, n_features=m, features=min(features, m))
-
-
-class _Settings:
-    """An estimator's parameters without those that a Fourier basis would check."""
-
-    n_features = 2
-    feature_batch_size = "auto"
-    max_iter = _ROUND_STEPS
-
-    def __init__(self, est: Any):
-        self._est = est
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._est, name)
-
-
-def _own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
-    """k(x_i, x_i), by which functions become 1 at their own row; 1 for a function that is 0."""
-    with torch.no_grad():
-        values = kernel.diag(kernel.theta0, points).double()
-    return torch.where(values > 0, values, torch.ones_like(values))
+        augment = (kernel, self.noise_variance_ * r / self._n_rows)
+        theta = kernel.theta0.to(device)
+        basis = KernelFunctions(kernel, points)
+        return ChevronPosterior(basis, theta, weights, self.noise_variance_, augment)
 
 
 def _with_noise(kernel: Any, noise: float) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from ...core.training import Stepper
+from ...core.data import RowSource
+from ...core.training import Monitor, Stepper
 from ...linalg.solvers import cholesky_with_jitter
+from ._dictionary import Dictionary
 
 # Functions up to which they are dropped one at a time, and how many an update may drop so.
 _DROPPED_SINGLY, _DROPS = 512, 16
@@ -24,35 +26,23 @@ class RelevanceStepper(Stepper):
 
     Parameters
     ----------
-    gram : Tensor of shape (m, m)
-        Phi'Phi.
-    projection : Tensor of shape (m, t)
-        Phi'Y.
-    square : float
-        Sum of squares of Y.
-    n : int
-        Rows.
-    precision : Tensor of shape (m,)
-        Starting s.
-    noise : float
-        Starting noise variance.
+    dictionary : Dictionary
+        The functions, with their starting precisions and noise.
+    source : RowSource
+        Rows that are fitted.
     largest : float
         Functions with a larger s are dropped.
+    monitor : Monitor
+        For its clock.
     """
 
-    def __init__(
-        self,
-        gram: Float64[Tensor, "m m"],
-        projection: Float64[Tensor, "m t"],
-        square: float,
-        n: int,
-        precision: Float64[Tensor, " m"],
-        noise: float,
-        largest: float,
-    ):
-        self.gram, self.projection, self.square, self.n = gram, projection, square, n
-        self.precision, self.noise, self.largest = precision.clone(), noise, largest
-        self.active: Int64[Tensor, " r"] = torch.arange(len(precision), device=gram.device)
+    objective_name = "log evidence a row and target"
+
+    def __init__(self, dictionary: Dictionary, source: RowSource, largest: float, monitor: Monitor):
+        self.dictionary, self.noise, self.largest = dictionary, dictionary.noise, largest
+        self.gram, self.projection, self.square, self.n = dictionary.moments(source, monitor)
+        self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
+        self.active: Int64[Tensor, " r"] = torch.arange(len(dictionary), device=self.gram.device)
         self._solve()
 
     @property

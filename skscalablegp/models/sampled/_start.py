@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import (
     ConstantKernel,
     Kernel,
@@ -19,11 +19,13 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from ...core import LARGEST_FEATURE_SIGNAL, data_scaled_kernel, stop_after
-from ...core.training import Monitor
+from ...core import LARGEST_FEATURE_SIGNAL, FitRun, data_scaled_kernel, exact_start
+from ...core.data import RowSource
+from ...core.likelihoods import Likelihood
+from ...core.training import TrainingStep
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
-from ..iterative import IterativeGPRegressor
+from ._plan import Settings
 from ._site import Site
 
 # Above so many columns the default kernel has one length scale for all of them.
@@ -33,6 +35,8 @@ _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
 # Of a Newton step that overshoots.
 _HALVINGS = 30
+# Steps of the exact start, fewer on so few rows that they would be most of the fit.
+_STEPS, _FEW_STEPS, _FEW_ROWS = 100, 12, 200
 
 
 def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
@@ -54,42 +58,84 @@ def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
     return kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
 
 
-def subset_kernel(
-    kernel: Kernel,
-    X: np.ndarray,
-    Y: np.ndarray,
-    max_iter: int,
-    monitor: Monitor,
-    random_state: np.random.RandomState,
-    n_restarts: int,
-) -> tuple[Kernel, str | None]:
-    """Hyperparameters of the exact marginal likelihood of these rows; O(n^3) a step.
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: hyperparameters, and the rows that have chosen them.
 
-    Returns
-    -------
+    Attributes
+    ----------
     kernel : Kernel
-    stopped : str or None
-        Why nothing is to follow, if so.
+    rows : ndarray of shape (s,)
+        Their numbers, ascending.
+    X, Y : ndarray of shape (s, d), (s, t)
+        In the model's units.
+    n_iter : int
+        Steps of the exact fit.
+    reason : str
+        How it ended.
     """
-    left = None if monitor.max_seconds is None else monitor.max_seconds - monitor.seconds
-    if left is not None and left <= 0:
-        return kernel, "max_seconds"
-    model = IterativeGPRegressor(
-        kernel,
-        # In the target's units: an absolute one would be all of the noise of a small target.
-        alpha=1e-10 * float(np.mean(np.square(Y))),
-        optimizer="bfgs",
-        solver="cholesky",
-        subset_size=None,
-        max_iter=max_iter,
-        n_restarts_optimizer=n_restarts,
-        max_seconds=left,
-        random_state=random_state,
+
+    kernel: Kernel
+    rows: np.ndarray
+    X: np.ndarray
+    Y: np.ndarray
+    n_iter: int = 0
+    reason: str = "converged"
+
+
+def starting_point(
+    settings: Settings,
+    likelihood: Likelihood,
+    source: RowSource,
+    run: FitRun,
+    preview: Callable[[Any, Start], None],
+) -> Start:
+    """Hyperparameters of the exact marginal likelihood of some rows; O(s^3) a step.
+
+    Parameters
+    ----------
+    settings : Settings
+    likelihood : Likelihood
+        One that is not additive gets the signal's variance that it wants.
+    source : RowSource
+    run : FitRun
+    preview : callable
+        Gives a copy of the estimator the model of a start's rows.
+    """
+    rows = np.sort(run.random_state.permutation(len(source))[: settings.start_rows])
+    few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
+    X, Y = (part.numpy() for part in few.rows(rows))
+    targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
+    kernel = starting_kernel(settings.kernel, X, targets)
+    compiled = compile_kernel(kernel, X.shape[1])
+    trains = settings.optimizer is not None and settings.subset_size is not None
+    if not (trains and compiled.n_params and len(X) > 1 and np.ptp(targets) > 0):
+        return Start(kernel, rows, X, Y)
+
+    def at(theta: np.ndarray) -> Kernel:
+        kernel = compiled.to_sklearn(torch.as_tensor(theta))
+        if likelihood.additive:
+            return kernel
+        return scaled_signal(kernel, Site(likelihood, 0.0, 1.0), X, Y, settings.kernel is not None)
+
+    def show(model: Any, step: TrainingStep) -> None:
+        preview(model, Start(at(step.theta), rows, X, Y))
+
+    run.preview = show
+    # A kernel of differences loses no digits to a large mean. The noise is in the target's units:
+    # an absolute one would be all of the noise of a small target.
+    origin = X.mean(axis=0) if compiled.stationary else 0.0
+    result = exact_start(
+        compiled,
+        torch.as_tensor(X - origin),
+        torch.as_tensor(targets),
+        torch.full((len(X),), 1e-10 * float(np.mean(np.square(targets))), dtype=torch.float64),
+        run,
+        max_iter=_FEW_STEPS if len(X) <= _FEW_ROWS else _STEPS,
+        n_restarts=settings.n_restarts_optimizer,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(X, Y)
-    return model.kernel_, stop_after(model.fit_report_.status)
+    kernel = run.finish("start's kernel", lambda: at(result.theta))
+    return Start(kernel, rows, X, Y, result.n_iter, result.stop_reason)
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:

@@ -17,11 +17,13 @@ from ._basis import BasisPart, SampledBasis
 from ._bounds import BasisDraw, Projection, optimal_diagonal
 from ._gradient import sampled_gradient
 from ._hyperparameters import SampledHyperparameters
-from ._optimizers import SparseOptimizer, SparseSGD
+from ._optimizers import SparseOptimizer
 from ._site import Site
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
+# What minus a score is, in the history.
+OBJECTIVE = "lower bound a row and target"
 # What is left of the learning rate when steps have made the score worse, and how often.
 _SLOWER = 0.3
 _MOST_RETREATS = 8
@@ -83,6 +85,8 @@ class QSGPStepper(Stepper):
     held : ndarray of int, optional
         Sorted numbers of rows that no batch may have.
     """
+
+    objective_name = OBJECTIVE
 
     def __init__(
         self,
@@ -337,6 +341,7 @@ class QSGPStepper(Stepper):
     def restore(self, snapshot: tuple) -> None:
         weights, self._theta, self.site, self.curvature = snapshot
         self.weights.assign(weights)
+        self._better = self.weights
         self._mean.begin(self._steps)
 
     def slow_down(self) -> bool:
@@ -344,23 +349,19 @@ class QSGPStepper(Stepper):
         self._slower += 1
         return self._slower <= _MOST_RETREATS
 
-    def fold(self) -> None:
-        """Write Phi_p' b into the stored weights; O(s m), once."""
-        w = self.weights
+    def folded(self) -> Float[Tensor, "q units k"]:
+        """The better weights with Phi_p' b, a copy; O(s m)."""
+        w = self._better
+        coef = w.coef.clone()
         if self.flattening is None:
-            return
-        shared = w.shared.to(w.coef)
+            return coef
+        shared = w.shared.to(coef)
         for part in self.basis.parts(max(1, 2**24 // (self.basis.per_unit * len(self.support)))):
             phi = part.evaluate(self.support.theta, self.support.X)
             change = by_unit((phi.T @ shared).T.contiguous(), self.basis.per_unit).permute(1, 2, 0)
-            w.coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
-        w.shared.zero_()
+            coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
+        return coef
 
 
 def _columns(out: Tensor) -> Tensor:
     return torch.arange(out.shape[2], device=out.device)
-
-
-def plain_optimizer(learning_rate: float, decay: float, n_steps: int) -> SparseOptimizer:
-    """What goes with a preconditioner."""
-    return SparseSGD(learning_rate, decay, n_steps)

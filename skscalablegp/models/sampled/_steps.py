@@ -9,119 +9,138 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
+from ._basis import SampledBasis
 from ._fit import Fit
 from ._hyperparameters import SampledHyperparameters
 from ._site import Site
 from ._start import support_weights
-from ._state import Trained, fitted_scales, support_variance
 from ._stepper import QSGPStepper, StepSizes
 from ._support import Flattening, SupportRows, by_unit, support_gram
+from ._trained import Trained, fitted_scales, support_variance
 from ._weights import SampledWeights
 
 
-def stochastic_fit(
-    fit: Fit,
-    kernel: Any,
-    compiled: TorchKernel,
-    basis: Any,
-    site: Site,
-    seed: int,
-    rng: np.random.Generator,
-    start: Trained | None,
-    n_seen: int,
-) -> Trained:
-    """Train by `QSGPStepper`."""
-    est, plan, n = fit.est, fit.plan, fit.n + n_seen
+def make_stepper(
+    fit: Fit, basis: SampledBasis, site: Site, rng: np.random.Generator
+) -> QSGPStepper:
+    """A stepper at its first weights: the posterior given the support rows, or the past's.
+
+    O(s^2 m + s^3); looks at the clock.
+    """
+    plan, compiled, past = fit.plan, basis.kernel, fit.past
     with torch.no_grad():
-        support = fit.support(start, compiled)
-        c = plan.n_dense if start is None else start.dense.shape[2]
-        head = math.ceil(c / basis.per_unit)
-        whole = support_gram(support, basis)
+        support = fit.support(compiled)
+        head = math.ceil(plan.n_dense / basis.per_unit)
+        whole = support_gram(support, basis, fit.parts)
         fit.check_range(whole)
-        gram = whole if head == 0 else support_gram(support, basis, head)
+        gram = whole if head == 0 else support_gram(support, basis, fit.parts, head)
         flattening = None
-        if est.variational_optimizer == "preconditioned":
+        if fit.settings.variational_optimizer == "preconditioned":
             X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
-            flattening = Flattening.build(support, gram, X, site.curvature, n)
-        squares = fit.squares(basis, support, rng, n)
-        if start is None:
-            weights = _first_weights(fit, basis, support, whole, site, squares, c, head)
+            flattening = Flattening.build(support, gram, X, site.curvature, fit.n_total)
+        squares = fit.squares(basis, support, rng)
+        if past is None:
+            weights = _first_weights(fit, basis, support, whole, site, head)
         else:
-            weights = _resumed(fit, start, basis, support, head)
-    # Rows of the scores that no batch has can say how wide the errors are.
-    # A fit that goes on has trained on all of its rows before.
-    calibrated = fit.calibrates and (start is None or n_seen > 0)
+            weights = _resumed(fit, past, basis, support, head)
     hyper = None
-    if est.optimizer is not None and est.hyperparameter_learning_rate > 0:
+    if fit.settings.theta_rate > 0:
         hyper = SampledHyperparameters(
             compiled,
-            int(est.freeze * plan.steps),
-            est.hyperparameter_learning_rate,
-            est.decay,
+            int(fit.settings.freeze * plan.steps),
+            fit.settings.theta_rate,
+            fit.settings.decay,
             plan.steps,
         )
-    stepper = QSGPStepper(
+    return QSGPStepper(
         fit.source,
         basis,
         site,
         support,
         flattening,
-        fit.optimizer(plan.steps),
+        fit.optimizer(),
         weights,
         squares,
-        StepSizes(plan.rows, max(1, plan.features // (basis.per_unit * basis.block_units))),
+        StepSizes(plan.rows, max(1, plan.components // (basis.per_unit * basis.block_units))),
         rng,
         hyper,
-        n,
-        held=fit.split()[1] if calibrated else None,
+        fit.n_total,
+        held=fit.split()[1] if calibrates(fit) else None,
     )
-    result = fit.drive(stepper)
-    scale, noise = 1.0, stepper.site.noise
-    if calibrated:
-        scale, noise = _scales(stepper, compiled, n)
-    elif start is not None and site.noise > 0:
-        # What held-out rows said once stays true; the noise in units of the kernel's own.
-        scale, noise = start.variance_scale, noise * start.noise / site.noise
+
+
+def calibrates(fit: Fit) -> bool:
+    """Whether rows of the scores that no batch has say how wide the errors are.
+
+    A fit that goes on has trained on all of its rows before.
+    """
+    return fit.plan.calibrates and (fit.past is None or fit.n_seen > 0)
+
+
+def state_of(
+    fit: Fit,
+    stepper: QSGPStepper,
+    kernel: Any,
+    seed: int,
+    score: float,
+    scales: tuple[float, float] | None = None,
+) -> Trained:
+    """What a stepper has reached, as arrays of their own.
+
+    Parameters
+    ----------
+    fit : Fit
+    stepper : QSGPStepper
+    kernel : Kernel
+        For a kernel without hyperparameters to move.
+    seed : int
+        Of the basis.
+    score : float
+        Minus the lower bound a row and target.
+    scales : tuple of float, optional
+        Of the variance, and the noise; what the past had where there is one.
+    """
+    plan, past, t, compiled = fit.plan, fit.past, fit.t, stepper.basis.kernel
+    if scales is None:
+        scales = 1.0, stepper.site.noise
+        if past is not None and stepper.site.noise > 0:
+            # What held-out rows said once stays true; the noise in units of the kernel's own.
+            own = float(compiled.noise(compiled.theta0, torch.zeros(1, fit.d).double())[0])
+            scales = past.variance_scale, stepper.site.noise * past.noise / own
     with torch.no_grad():
-        stepper.fold()
-        theta = torch.as_tensor(stepper.theta())
-    if hyper is not None and result.n_steps:
-        stepper.squares = fit.squares(basis, support, rng, n, theta.to(fit.device))
-    t = fit.t
-    coef = weights.coef.cpu().numpy()
+        coef = stepper.folded().cpu().numpy()
+    theta = torch.as_tensor(stepper.theta())
     return Trained(
         kernel=compiled.to_sklearn(theta) if compiled.n_params else kernel,
         mean=np.ascontiguousarray(coef[:, :, :t]),
         dense=np.ascontiguousarray(coef[:, :, t:]),
         diagonal=stepper.diagonal().cpu().numpy(),
-        squares=stepper.squares.cpu().numpy(),
         precision=None,
         seed=seed,
-        points=fit.points,
-        support_X=support.X.cpu().numpy(),
-        support_Y=support.Y.cpu().numpy(),
-        noise=noise,
+        block=stepper.basis.block_units,
+        points=None,
+        support_X=stepper.support.X.cpu().numpy(),
+        support_Y=stepper.support.Y.cpu().numpy(),
+        noise=scales[1],
         curvature=stepper.curvature,
-        n_rows=n,
-        n_steps=(0 if start is None else start.n_steps) + result.n_steps,
-        plan=vars(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")},
-        block=basis.block_units,
-        summary=str(plan),
-        exact=False,
-        score=result.score,
-        stop_reason=result.stop_reason,
-        variance_scale=scale,
+        n_rows=fit.n_total,
+        dtype=str(plan.dtype).removeprefix("torch."),
+        lower_bound=-score * fit.n_total * t,
+        variance_scale=scales[0],
+        by_support=fit.settings.covariance == "support",
     )
 
 
-def _scales(stepper: QSGPStepper, compiled: TorchKernel, n: int) -> tuple[float, float]:
-    """A factor of the variance given the support rows, and a noise, that fit held-out rows."""
+def fitted_stepper_scales(fit: Fit, stepper: QSGPStepper) -> tuple[float, float]:
+    """A factor of the variance given the support rows, and a noise, that fit held-out rows.
+
+    O(s^3), as often done before: no look at the clock, after whose end it still is worth its time.
+    """
     support, s = stepper.support, len(stepper.support)
-    weight = stepper.curvature * n / s
+    weight = stepper.curvature * fit.n_total / s
     with torch.no_grad():
-        variance = support_variance(compiled, support.X, weight)
+        variance = support_variance(stepper.basis.kernel, support.X, weight)
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     return fitted_scales(v, residual.cpu().numpy(), stepper.site.noise)
@@ -133,23 +152,21 @@ def _first_weights(
     support: SupportRows,
     gram: Tensor,
     site: Site,
-    squares: Tensor,
-    c: int,
     head: int,
 ) -> SampledWeights:
     """The posterior given the support rows alone, as if they were all rows for C."""
-    q, units = basis.per_unit, basis.n_units
-    s = len(support)
+    q, units, s, c = basis.per_unit, basis.n_units, len(support), fit.plan.n_dense
+    preconditioned = fit.settings.variational_optimizer == "preconditioned"
     alpha = support_weights(site, gram[:s], support.Y.double())
     coef = torch.zeros(q, units, fit.t + c).to(support.X)
     a = torch.zeros(len(gram), fit.t + c, dtype=torch.float64, device=support.X.device)
-    if fit.est.variational_optimizer == "preconditioned":
+    if preconditioned:
         a[:, : fit.t] = gram @ alpha
     dense = _dense_start(fit, basis, support, gram[:s], site, c) if c else None
-    for part in basis.parts(max(1, 2**24 // (q * len(support)))):
+    for part in fit.parts(basis, max(1, 2**24 // (q * len(support)))):
         everywhere = part.evaluate(support.theta, support.all_rows)
         phi = everywhere[:s]
-        if fit.est.variational_optimizer == "preconditioned":
+        if preconditioned:
             mu = (phi.T @ alpha.to(phi)).reshape(q, -1, fit.t)
             coef[:, part.index, : fit.t] = mu
         if dense is None:
@@ -186,12 +203,12 @@ def _dense_start(fit: Fit, basis: Any, support: SupportRows, gram: Tensor, site:
 
 
 def _resumed(
-    fit: Fit, start: Trained, basis: Any, support: SupportRows, head: int
+    fit: Fit, past: Trained, basis: Any, support: SupportRows, head: int
 ) -> SampledWeights:
-    coef = torch.as_tensor(np.concatenate([start.mean, start.dense], 2)).to(support.X)
+    coef = torch.as_tensor(np.concatenate([past.mean, past.dense], 2)).to(support.X)
     rows = support.all_rows
     a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)
-    for part in basis.parts(max(1, 2**24 // (basis.per_unit * len(rows)))):
+    for part in fit.parts(basis, max(1, 2**24 // (basis.per_unit * len(rows)))):
         phi = part.evaluate(support.theta, rows)
         a += (phi @ coef[:, part.index].reshape(-1, coef.shape[2])).double()
     return SampledWeights(coef.clone(), a, head, len(support))

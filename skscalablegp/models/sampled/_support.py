@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import SampledBasis
+from ._basis import BasisPart, SampledBasis
 
 # Numbers of phi(support rows) that are held at a time.
 _NUMBERS = 2**24
@@ -84,12 +85,18 @@ def _noise_floor(dtype: torch.dtype) -> float:
 
 
 def support_gram(
-    support: SupportRows, basis: SampledBasis, skip: int = 0
+    support: SupportRows,
+    basis: SampledBasis,
+    parts: Callable[[SampledBasis, int], Iterator[BasisPart]] = SampledBasis.parts,
+    skip: int = 0,
 ) -> Float64[Tensor, "sv s"]:
-    """phi phi_p' of all units but the first `skip`, phi at all rows; O(s^2 m), once."""
+    """phi phi_p' of all units but the first `skip`, phi at all rows; O(s^2 m), once.
+
+    `parts` goes over the basis, so many units at a time.
+    """
     X, s = support.all_rows, len(support)
     gram = torch.zeros(len(X), s, dtype=torch.float64, device=X.device)
-    for part in basis.parts(max(1, _NUMBERS // (basis.per_unit * len(X)))):
+    for part in parts(basis, max(1, _NUMBERS // (basis.per_unit * len(X)))):
         phi = by_unit(part.evaluate(support.theta, X), basis.per_unit)
         phi = phi[:, :, part.index >= skip].flatten(1)
         gram += (phi @ phi[:s].T).double()

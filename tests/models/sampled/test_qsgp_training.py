@@ -7,12 +7,14 @@ from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.core.data import RowSource, Scaling
+from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled import (
     BasisDraw,
+    Dictionary,
     Flattening,
-    KernelFunctions,
+    FullBatch,
     Projection,
     QSGPStepper,
     RelevanceStepper,
@@ -26,8 +28,8 @@ from skscalablegp.models.sampled import (
     StepSizes,
     SupportRows,
     likelihood_bound,
-    linear_posterior,
     mean_estimate,
+    newton_steps,
     sampled_gradient,
     support_gram,
 )
@@ -159,7 +161,7 @@ def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, siz
     s = 20
     support = SupportRows.at(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
     head = -(-dense // 2)
-    gram = support_gram(support, functions, head)
+    gram = support_gram(support, functions, skip=head)
     size = size or len(X)
     flattening = Flattening.build(support, gram, X[:size], 1 / NOISE, len(X))
     coef = torch.zeros(2, functions.n_units, 1 + dense, dtype=torch.float64)
@@ -187,12 +189,12 @@ def test_steps_at_full_batches_meet_bayesian_linear_regression():
     run = stepper(source, functions, functions.n_blocks, steps=10**9)
     for _ in range(1500):
         run.step()
-    run.fold()
+    folded = run.folded()
     phi = dense_phi(source, functions)
     Y = source.rows(slice(None))[1]
     H = phi.T @ phi / NOISE + torch.eye(40)
     best = torch.linalg.solve(H, phi.T @ Y / NOISE)
-    fitted = phi @ run.weights.coef.reshape(40, 1)
+    fitted = phi @ folded.reshape(40, 1)
     assert_allclose(fitted, phi @ best, atol=1e-4)
 
 
@@ -202,11 +204,11 @@ def test_what_is_known_at_support_rows_stays_known():
     for _ in range(40):
         run.step()
     known = run.weights.a.clone()
-    run.fold()
+    folded = run.folded()
     part = functions.part(np.arange(functions.n_blocks))
     phi = part.evaluate(KERNEL.theta0, run.support.all_rows)
-    assert_allclose(phi @ run.weights.coef.reshape(40, 4), known, atol=1e-9)
-    dense = run.weights.coef[:, :, 1:].permute(1, 0, 2).reshape(40, 3)
+    assert_allclose(phi @ folded.reshape(40, 4), known, atol=1e-9)
+    dense = folded[:, :, 1:].permute(1, 0, 2).reshape(40, 3)
     assert not dense.triu(1).any()
     assert (run.diagonal().T.reshape(-1)[:3] == 0).all()
 
@@ -258,19 +260,19 @@ def test_sampled_steps_approach_the_optimum():
     first = run.score()
     for _ in range(400):
         run.step()
-    run.fold()
+    folded = run.folded()
     phi = dense_phi(source, functions)
     Y = source.rows(slice(None))[1]
     best = torch.linalg.solve(phi.T @ phi / NOISE + torch.eye(128), phi.T @ Y / NOISE)
-    error = (phi @ (run.weights.coef.reshape(128, 1) - best)).square().mean().sqrt()
+    error = (phi @ (folded.reshape(128, 1) - best)).square().mean().sqrt()
     assert error < 0.6 * (phi @ best).square().mean().sqrt()
     assert run.score() < first
 
 
-def dense_weights(run, functions):
+def dense_weights(run, functions, folded):
     """Mean (m, 1) and lower triangular C (m, m) of a run, in the order of the coordinates."""
     m, c = functions.n_features, run.n_dense
-    w = run.weights.coef.permute(1, 0, 2).reshape(m, -1)
+    w = folded.permute(1, 0, 2).reshape(m, -1)
     C = torch.diag(run.diagonal().T.reshape(-1))
     C[:, :c] = w[:, 1:]
     return w[:, :1], C
@@ -289,10 +291,10 @@ def test_the_score_is_the_dense_elbo(site):
     # Rows of the score stand for all rows.
     X, Y = run.support.X_check, run.support.Y_check
     found = run._score(run.weights)
-    run.fold()
+    folded = run.folded()
     everything = functions.part(np.arange(functions.n_blocks))
     phi = by_coordinate(everything.evaluate(KERNEL.theta0, X), functions)
-    mean, C = dense_weights(run, functions)
+    mean, C = dense_weights(run, functions, folded)
     variance = (phi @ C).square().sum(1, keepdim=True)
     own = C.diagonal().abs().log().sum()
     divergence = 0.5 * (mean.square().sum() + C.square().sum() - len(C)) - own
@@ -314,8 +316,8 @@ def test_hyperparameters_follow_the_dense_elbo_at_full_draws(site):
     diagonal = run.diagonal(third.index).flatten()
     batch = (X, Y, *draws, (third, diagonal, scale), control, len(X))
     found = hyper.gradient(KERNEL.theta0, site, *batch)
-    run.fold()
-    mean, C = dense_weights(run, functions)
+    folded = run.folded()
+    mean, C = dense_weights(run, functions, folded)
     theta = KERNEL.theta0.clone().requires_grad_(True)
     everything = functions.part(np.arange(functions.n_blocks))
     phi = by_coordinate(everything.evaluate(theta, X), functions)
@@ -337,25 +339,32 @@ def test_linear_posterior_is_bayesian_linear_regression():
     source, functions = rows(), basis()
     phi, Y = dense_phi(source, functions), source.rows(slice(None))[1]
     eye = torch.eye(40, dtype=torch.float64)
-    found = linear_posterior(GAUSSIAN, phi, Y, torch.zeros(40, 1).double(), eye)
+    batch = FullBatch(GAUSSIAN, phi, Y, torch.zeros(40, 1).double(), eye)
+    (found,) = newton_steps(batch, 5)
     H = phi.T @ phi / NOISE + eye
     assert_allclose(found.mean, torch.linalg.solve(H, phi.T @ Y / NOISE), rtol=1e-8)
     assert_allclose(found.factor @ found.factor.T, torch.linalg.inv(H), atol=1e-12)
     assert not found.factor.triu(1).any()
+    evidence = torch.distributions.MultivariateNormal(
+        torch.zeros(60).double(), phi @ phi.T + NOISE * torch.eye(60)
+    )
+    assert_allclose(batch.lower_bound(found), evidence.log_prob(Y[:, 0]), rtol=1e-8)
 
 
 def test_newton_steps_maximise_the_elbo_of_labels():
     source, functions = rows(), basis(units=5)
     phi, Y = dense_phi(source, functions), (source.rows(slice(None))[1] > 0).double()
     eye = torch.eye(10, dtype=torch.float64)
-    found = linear_posterior(LOGISTIC, phi, Y, torch.zeros(10, 1).double(), eye, tol=1e-10)
+    batch = FullBatch(LOGISTIC, phi, Y, torch.zeros(10, 1).double(), eye)
+    *_, found = newton_steps(batch, 100, tol=1e-10)
 
     def elbo(mean, factor):
         variance = (phi @ factor).square().sum(1, keepdim=True)
         likelihood = LOGISTIC.terms(Y, phi @ mean, variance).value.sum()
         divergence = mean.square().sum() + factor.square().sum() - factor.diagonal().log().sum() * 2
-        return likelihood - 0.5 * divergence
+        return likelihood - 0.5 * (divergence - 10)
 
+    assert_allclose(batch.lower_bound(found), elbo(found.mean, found.factor), rtol=1e-10)
     mean, factor = found.mean.clone().requires_grad_(), found.factor.clone().requires_grad_()
     gradients = torch.autograd.grad(elbo(mean, factor), (mean, factor))
     assert_allclose(gradients[0], 0, atol=1e-6)
@@ -365,12 +374,8 @@ def test_newton_steps_maximise_the_elbo_of_labels():
 def test_relevance_steps_raise_the_evidence():
     source = rows(80)
     X, Y = source.rows(slice(None))
-    points = KernelFunctions(KERNEL, X)
-    phi = points.part(np.arange(80)).evaluate(KERNEL.theta0, X)
-    ones = torch.ones(80, dtype=torch.float64)
-    run = RelevanceStepper(
-        phi.T @ phi, phi.T @ Y, float(Y.square().sum()), 80, ones, 0.1, largest=1e4
-    )
+    phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
 
     def evidence():
         a = run.active

@@ -20,7 +20,7 @@ def test_large_dictionaries_shrink_by_steps(monkeypatch):
     monkeypatch.setattr(_qsrvm, "_ROUNDS", 3)
     X, y = sinc(150)
     model = QSRVMRegressor(control_variate_rank=50, random_state=0).fit(X, y)
-    assert "0 rounds" not in model.solver_info_["plan"]
+    assert "0 rounds" not in model.fit_report_.summary
     assert 1 <= len(model.relevance_) <= 100
     error = model.predict(X) - np.sinc(X[:, 0] / np.pi)
     assert np.sqrt(np.mean(error**2)) < 0.06
@@ -59,7 +59,9 @@ def test_a_callback_ends_the_rounds(monkeypatch):
     monkeypatch.setattr(_qsrvm, "_EXACT", 60)
     X, y = sinc(150)
     settings = dict(control_variate_rank=50, random_state=0)
-    model = QSRVMRegressor(callbacks=lambda step: step.iteration > 2, **settings).fit(X, y)
-    assert model.solver_info_["stop_reason"] == "callback"
+    model = QSRVMRegressor(
+        callbacks=lambda step: step.stage == "batches" and step.iteration > 2, **settings
+    ).fit(X, y)
+    assert model.fit_report_.status == "callback"
     assert model.history_["stage"].count("batches") == 3
     assert len(model.relevance_) <= 60 and model.score(X, y) > 0.5

@@ -11,16 +11,14 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ..._validation import resolve_device
 from ...core.data import Scaling, column_moments
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions, SampledBasis, SeededFourier
-from ._plan import QSGPPlan
 from ._posterior import ChevronPosterior, ChevronWeights, SupportVariance
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trained:
     """A posterior as NumPy arrays, and all that training needs to go on.
 
@@ -30,11 +28,13 @@ class Trained:
         scikit-learn kernel at the trained hyperparameters.
     mean : ndarray of shape (q, m / q, t)
     dense : ndarray of shape (q, m / q, c)
-    diagonal, squares : ndarray of shape (q, m / q)
+    diagonal : ndarray of shape (q, m / q)
     precision : ndarray of shape (m, m) or None
         Of an exact posterior, for what `partial_fit` adds.
     seed : int
         Of the basis.
+    block : int
+        Units of a block of the basis.
     points : ndarray of shape (m, d) or None
         Of a kernel basis, in the model's units.
     support_X, support_Y : ndarray
@@ -43,70 +43,72 @@ class Trained:
         Noise variance of predictions, 0 for labels.
     curvature : float
         Mean curvature of minus the log likelihood a row.
+    n_rows : int
+        Rows seen so far.
+    dtype : str
+        Of training, and of predictions.
+    lower_bound : float
+        The ELBO in nats, NaN where it is not known.
     variance_scale : float
         Of the variance given the support rows.
-    n_rows, n_steps : int
-        Rows seen and steps taken so far.
-    block : int
-        Units of a block of the basis.
-    plan : dict
-        Of the last call.
-    summary : str
-        The plan in words.
-    exact : bool
-    score : float
-    stop_reason : str
+    by_support : bool
+        Whether the support rows answer variances.
     """
 
     kernel: Any
     mean: np.ndarray
     dense: np.ndarray
     diagonal: np.ndarray
-    squares: np.ndarray
     precision: np.ndarray | None
     seed: int
+    block: int
     points: np.ndarray | None
     support_X: np.ndarray
     support_Y: np.ndarray
     noise: float
-    n_rows: int
     curvature: float
-    n_steps: int
-    block: int
-    plan: dict
-    summary: str
-    exact: bool
-    score: float
-    stop_reason: str
+    n_rows: int
+    dtype: str
+    lower_bound: float
     variance_scale: float = 1.0
+    by_support: bool = False
+
+    @property
+    def n_components(self) -> int:
+        return self.mean.shape[0] * self.mean.shape[1]
+
+    @property
+    def exact(self) -> bool:
+        return self.precision is not None
 
 
-def scaling_of(est: Any, X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
+def scaling_of(X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool) -> Scaling:
     """Units of the model; one pass over the data."""
     t, d = Y.shape[1], X.shape[1]
     moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
-    inputs = column_moments(X) if est.standardize else (np.zeros(d), np.ones(d))
+    inputs = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
     return Scaling(*inputs, *moments)
 
 
 def make_basis(
-    est: Any,
     kernel: TorchKernel,
-    plan: QSGPPlan,
-    seed: int,
     points: Tensor | None,
+    n_components: int,
+    drawn: int,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
     block: int | None = None,
 ) -> SampledBasis:
-    """The basis that a plan asks for; `block` where its past settles it."""
-    device = resolve_device(est.device)
+    """Kernel functions at points, or Fourier features; `block` where a past fit settles it."""
     if points is not None:
-        return KernelFunctions(kernel, points.to(device, plan.dtype))
+        return KernelFunctions(kernel, points.to(device, dtype))
     per_unit = 2 * max(1, len(kernel.node.products()))
-    units = max(1, plan.n_features // per_unit)
+    units = max(1, n_components // per_unit)
     if block is None:
-        block = max(1, min(256, plan.features // per_unit, units))
+        block = max(1, min(256, drawn // per_unit, units))
     try:
-        return SeededFourier(kernel, units, seed, block, plan.dtype, device)
+        return SeededFourier(kernel, units, seed, block, dtype, device)
     except NoSpectralDensity as error:
         raise NoSpectralDensity(
             f'{error.cause}, so random Fourier features cannot be drawn: use basis="rows", or '
@@ -114,32 +116,26 @@ def make_basis(
         ) from None
 
 
-def build_posterior(est: Any, state: Trained) -> ChevronPosterior:
+def build_posterior(state: Trained, d: int, device: torch.device) -> ChevronPosterior:
     """The posterior from NumPy arrays; float64 predictions of exact fits, else the training's."""
-    dtype = getattr(torch, state.plan["dtype"])
-    compiled = compile_kernel(state.kernel, est.n_features_in_)
+    dtype = getattr(torch, state.dtype)
+    compiled = compile_kernel(state.kernel, d)
     points = None if state.points is None else torch.as_tensor(state.points)
-    device = torch.device("cpu")
-    if points is not None:
-        basis: SampledBasis = KernelFunctions(compiled, points.to(dtype))
-    else:
-        units = state.mean.shape[1]
-        basis = SeededFourier(compiled, units, state.seed, state.block, dtype, device)
-    weights = ChevronWeights(
-        *(torch.tensor(a, dtype=dtype) for a in (state.mean, state.dense, state.diagonal))
+    basis = make_basis(
+        compiled, points, state.n_components, 0, state.seed, dtype, device, state.block
     )
-    augment = None
+    arrays = (state.mean, state.dense, state.diagonal)
+    weights = ChevronWeights(*(torch.tensor(a, dtype=dtype, device=device) for a in arrays))
+    augment = support = None
     if points is not None:
-        share = len(points) / max(state.n_rows, 1)
-        augment = (compiled, state.noise * share)
-    posterior = ChevronPosterior(basis, compiled.theta0, weights, state.noise, augment)
+        augment = (compiled, state.noise * len(points) / max(state.n_rows, 1))
     # Kernel functions at points have variances of their own (appendix G); labels have no noise.
-    known = points is None or state.noise == 0
-    if est.covariance == "support" and known and len(state.support_X):
+    if state.by_support and (points is None or state.noise == 0):
         weight = state.curvature * state.n_rows / len(state.support_X)
-        X = torch.as_tensor(state.support_X)
-        posterior.support = support_variance(compiled, X, weight, state.variance_scale)
-    return posterior
+        X = torch.as_tensor(state.support_X).to(device)
+        support = support_variance(compiled, X, weight, state.variance_scale)
+    theta = compiled.theta0.to(device)
+    return ChevronPosterior(basis, theta, weights, state.noise, augment, support)
 
 
 def support_variance(
