@@ -60,10 +60,9 @@ class NamedSettings(BaseEstimator):
         -------
         self : estimator
         """
-        nested = {key.partition("__")[0] for key in params if "__" in key}
-        for name in nested & set(self._named):
-            value = params.get(name, getattr(self, name))
-            made = self._object(name, value)
-            if made is not value:
-                params[name] = made
-        return super().set_params(**params)
+        plain = {key: value for key, value in params.items() if "__" not in key}
+        super().set_params(**plain)
+        nested = {key: value for key, value in params.items() if "__" in key}
+        for name in {key.partition("__")[0] for key in nested} & set(self._named):
+            setattr(self, name, self._object(name, getattr(self, name)))
+        return super().set_params(**nested)

@@ -24,7 +24,13 @@ from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase
 from ._report import STATUSES, Choice, FitReport
 from ._run import FitRun, Run, budget_of, warn_once
-from ._stages import StageSettings, adam_rate, fit_hyperparameters, well_conditioned
+from ._stages import (
+    StageSettings,
+    adam_rate,
+    fit_hyperparameters,
+    report_training,
+    well_conditioned,
+)
 from ._subset import exact_start, random_rows
 
 __all__ = [
@@ -53,6 +59,7 @@ __all__ = [
     "input_scaling",
     "make_monitor",
     "old_model_kept",
+    "report_training",
     "seeded",
     "shared_parameters",
     "stop_after",

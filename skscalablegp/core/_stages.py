@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
-from ._run import Run
+from ._run import FitRun, Run
 from .data import centroid_subsets
 from .training import (
     Optimizer,
@@ -115,6 +115,8 @@ def fit_hyperparameters(
         exact = estimator if isinstance(estimator, ExactGradient) else ExactGradient()
         start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
+        # What it says of training is said of all rows.
+        start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
             return start
     starts = [theta]
@@ -182,10 +184,7 @@ def _stage(
 ) -> TrainingResult:
     run.monitor.begin(name, steps)
     patient = hasattr(optimizer, "learning_rate")
-    epochs = None if name != "full" else settings.max_epochs
-    if epochs == "auto":
-        refines = metric is not None and settings.max_iter == "auto"
-        epochs = _REFINING_EPOCHS if refines else None
+    epochs = _epoch_limit(settings, metric is not None) if name == "full" else None
     return train(
         problem,
         estimator,
@@ -211,10 +210,13 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         choice = "bfgs" if exact or has_metric else "adam"
         if choice == "bfgs":
             return QuasiNewton(gain_tol=_worthwhile(n))
-    rate = settings.learning_rate
-    if rate == "auto":
-        rate = adam_rate(n)
-    optimizer = resolve_optimizer(choice, rate)
+    optimizer = resolve_optimizer(choice, _rate(settings, n))
+    own = getattr(optimizer, "learning_rate", settings.learning_rate)
+    if settings.learning_rate not in ("auto", own):
+        raise ValueError(
+            f"learning_rate={settings.learning_rate!r} contradicts optimizer={choice!r}, which has "
+            f"learning_rate={own!r}: leave learning_rate='auto', or name the optimizer."
+        )
     if optimizer.exact_only and not exact:
         raise ValueError(
             f"optimizer={settings.optimizer!r} needs exact values and gradients, which this "
@@ -226,6 +228,60 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
 def adam_rate(n: int) -> float:
     """What learning_rate="auto" is on so many rows."""
     return 0.1 if n <= _LARGE_ROWS else 0.03
+
+
+def _rate(settings: StageSettings, n: int) -> float:
+    return adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
+
+
+def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -> None:
+    """Tell a run what "auto" became in `fit_hyperparameters`, and what has no effect there.
+
+    Parameters
+    ----------
+    settings : StageSettings
+    exact : bool
+        Whether the gradients on all rows are exact.
+    n : int
+        Rows.
+    run : FitRun
+    """
+    initialised = settings.subset_size is not None
+    has_metric = initialised and settings.n_subsets == 1
+    optimizer = _optimizer(settings, exact, n, has_metric)
+    patient = hasattr(optimizer, "learning_rate")
+    why = "a subset gives no curvature, and gradients are estimates"
+    if exact or has_metric:
+        why = "values and gradients are exact" if exact else "a subset gives the curvature"
+    run.chose("optimizer", "adam" if patient else "bfgs", why)
+    steps = _default_steps(optimizer, exact, initialised)
+    run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
+    if initialised:
+        around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
+        run.chose("subset_size", settings.subset_size, f"{n:,} rows: an exact start{around} saves")
+    else:
+        run.chose("subset_size", None, f"{n:,} rows: an exact start would cost what it saves")
+    if isinstance(settings.optimizer, str) and patient:
+        run.chose("learning_rate", adam_rate(n), f"{n:,} rows")
+    elif patient:
+        run.ignores("learning_rate", "the optimizer object has its own")
+    else:
+        run.ignores("learning_rate", "only Adam has one")
+        run.ignores("n_iter_no_change", "only Adam ends so")
+    if exact:
+        run.ignores("training_max_epochs", "exact gradients take no solver epochs")
+    else:
+        run.ignores("n_restarts_optimizer", "values are not exact: starts cannot be compared")
+        limit = _epoch_limit(settings, has_metric)
+        hard = "hard systems take fewer, longer steps" if limit else "max_iter is the limit"
+        run.chose("training_max_epochs", limit, hard)
+
+
+def _epoch_limit(settings: StageSettings, has_metric: bool) -> float | None:
+    """Solver epochs of the training on all rows."""
+    if settings.max_epochs != "auto":
+        return settings.max_epochs
+    return _REFINING_EPOCHS if has_metric and settings.max_iter == "auto" else None
 
 
 def _worthwhile(n: int) -> float:

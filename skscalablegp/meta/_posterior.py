@@ -220,8 +220,9 @@ def love(
             return made, float((made.root_variance(held) - exact).abs().mean()) / scale, None
 
         return _grown(measured, rank, min(max_rank, full), tol)
-    if hasattr(posterior, "weight_form"):
-        form, exact = posterior.weight_form(), posterior.variance(held)
+    form = posterior.weight_form()
+    if form is not None:
+        exact = posterior.variance(held)
         inner = form.precision - torch.eye(len(form.precision)).to(form.precision)
         start = form.features(probes[:_PROBE_ROWS]).mean(0)
 

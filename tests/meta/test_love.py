@@ -52,7 +52,7 @@ class TestLOVE:
     def test_error_is_measured_and_falls_with_the_rank(self, below):
         X, y, X_new = table()
         if below is None:
-            below = IterativeGPRegressor(fixed().kernel, optimizer=None, tol=1e-6)
+            below = IterativeGPRegressor(fixed().kernel, optimizer=None, solver_tol=1e-6)
         below = below.fit(X, y)
         if isinstance(below, KISSGPRegressor):
             exact = fixed(grid_size=25, n_lanczos=None).fit(X, y).predict_std(X_new) ** 2
@@ -115,7 +115,7 @@ class TestLOVE:
     "below",
     [
         IterativeGPRegressor(optimizer=None),
-        IterativeGPRegressor(optimizer=None, solver="cg", tol=1e-8, dtype="float32"),
+        IterativeGPRegressor(optimizer=None, solver="cg", solver_tol=1e-8, dtype="float32"),
         RRCGRegressor(optimizer=None),
         SSRFFRegressor(optimizer=None),
         RFFRegressor(optimizer=None, n_components=60),

@@ -26,14 +26,14 @@ class Status(Enum):
 
 
 _BUDGET = (
-    "The {} ran out before the tolerance was reached: raise it, loosen the tolerance, raise the "
-    "preconditioner's rank, or bound the noise variance from below."
+    "The {} ran out before the tolerance was reached: raise it, loosen the tolerance "
+    "(solver_tol), raise the preconditioner's rank, or bound the noise variance from below."
 )
 _REMEDIES = {
     Status.CONVERGED: "",
-    Status.MAX_EPOCHS: _BUDGET.format("budget of solver epochs"),
+    Status.MAX_EPOCHS: _BUDGET.format("budget of solver epochs (solver_max_epochs)"),
     Status.MAX_ITER: _BUDGET.format("number of iterations"),
-    Status.MAX_SECONDS: _BUDGET.format("time"),
+    Status.MAX_SECONDS: _BUDGET.format("time (max_seconds)"),
     Status.STAGNATED: (
         "The residual stopped falling because the working precision is exhausted: use "
         "dtype='float64', loosen the tolerance, raise the preconditioner's rank, or bound the "

@@ -1,14 +1,17 @@
-"""What "auto" means: decisions from the size of the table alone, so that refits are identical."""
+"""What "auto" means: decided from the size of the table, so that refits are identical; and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..._validation import available_memory, check_memory, format_bytes
-from ...linalg.solvers import resolve_solver
+from ..._validation import available_memory, format_bytes, resolve_dtype
+from ...core import FitRun
+from ...linalg.gradients import ExactGradient, GradientEstimator
+from ...linalg.solvers import Cholesky, resolve_solver
+from ._solves import Solves, solver_name
 
 # Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
 # benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.
@@ -25,8 +28,6 @@ SUBSET_ROWS = 2_000
 EXACT_SUBSET_ROWS = 6_000
 # Above so many rows the initialisation averages over neighbourhoods (Lin et al. 2024).
 CENTROID_ROWS = 50_000
-# Rank of the preconditioner that "auto" builds: its cost is linear in n, its gain is not.
-AUTO_RANK = 200
 # Rows up to which "auto" answers variances of an iterative model by solves to tolerance.
 SOLVED_VARIANCE_ROWS = 3_000
 # Pathwise samples whose deviations have a relative standard error of 9 %.
@@ -34,19 +35,15 @@ ENOUGH_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How one fit is carried out.
+class Sizes:
+    """What follows from the number of rows and the memory.
 
     Attributes
     ----------
-    solver : object
-        "cholesky", or whatever solves the systems of a training step.
     exact : bool
         Whether training steps factorise H.
     dtype : torch.dtype
         Of the products while training.
-    device : torch.device
-        Where everything runs.
     keep : bool
         Whether H is kept between the products of one step.
     subset_size : int or None
@@ -59,33 +56,95 @@ class Plan:
         Whether "auto" may turn to Cholesky when the subsets show that float32 will not do.
     posterior : {"exact", "pathwise", "solve"}
         What answers variances.
+    room : float
+        Bytes for all matrices together.
     """
 
-    solver: Any
     exact: bool
     dtype: torch.dtype
-    device: torch.device
     keep: bool
     subset_size: int | None
     n_subsets: int
     exact_subset_rows: int
     factor_if_ill_conditioned: bool
     posterior: str
+    room: float
 
 
-def make_plan(
+@dataclass(frozen=True)
+class Plan:
+    """How one fit is carried out.
+
+    Attributes
+    ----------
+    sizes : Sizes
+    gradient : GradientEstimator
+        Of training on all rows.
+    solves : Solves
+        Of the final solve, and of predictions.
+    n_samples : int
+        Of a pathwise posterior.
+    n_restarts : int
+        Further starts of the optimiser.
+    """
+
+    sizes: Sizes
+    gradient: GradientEstimator
+    solves: Solves
+    n_samples: int
+    n_restarts: int = 0
+
+    def factorised(self, dtype: torch.dtype) -> Plan:
+        """The same where the subsets showed that only a factorisation would do."""
+        return replace(
+            self,
+            sizes=replace(self.sizes, exact=True, dtype=dtype),
+            gradient=ExactGradient(self.solves.max_jitter),
+            solves=replace(self.solves, solver=Cholesky(self.solves.max_jitter)),
+        )
+
+    @property
+    def solver(self) -> str:
+        """What solves the systems of a training step, by name."""
+        return "cholesky" if self.gradient.exact else solver_name(self.solves.solver)
+
+    def describe(self, n: int, device: torch.device) -> str:
+        """One sentence for people."""
+        sizes = self.sizes
+        way = "Cholesky" if self.solver == "cholesky" else f"{self.solver} solves"
+        kept = "kept" if sizes.keep else "tiled"
+        return (
+            f"{way} in {str(sizes.dtype).removeprefix('torch.')} on {device} "
+            f"({kept} products, H is {format_bytes(n * n * sizes.dtype.itemsize)}), "
+            f"{sizes.posterior} posterior"
+        )
+
+
+def decide_sizes(
     n: int,
+    run: FitRun,
     *,
     solver: Any,
     posterior: str,
     subset_size: Any,
-    exact_objective_needed: bool,
+    exact: bool | None,
     has_spectral_density: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    memory_budget: float | None,
-) -> Plan:
-    """Resolve every "auto" and refuse what does not fit.
+    dtype: str,
+) -> Sizes:
+    """Resolve what depends on the number of rows, and refuse what does not fit.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+    run : FitRun
+        For its device and its memory; hears of every choice.
+    solver, posterior, subset_size, dtype
+        Of the estimator.
+    exact : bool or None
+        Whether training factorises; None where that is open.
+    has_spectral_density : bool
+        Of the kernel.
 
     Raises
     ------
@@ -93,72 +152,77 @@ def make_plan(
         If the chosen method needs more memory than there is; names the need, the limit and a
         setting that fits.
     """
-    free = memory_budget if memory_budget is not None else available_memory(device)
-    # The budget is a bound on all matrices together; a quarter leaves room for copies.
-    room = float("inf") if free is None else float(free)
-    bytes_train = n * n * dtype.itemsize
-    exact = _trains_exactly(
-        n, solver, exact_objective_needed, device, fits=3 * bytes_train <= 0.8 * room
-    )
+    device, room, rows = run.device, _memory_room(run), f"{n:,} rows"
+    small = f"up to {FLOAT64_ROWS:,} double precision costs nothing that matters"
+    if n > FLOAT64_ROWS:
+        small = "float64 only where float32 would not hold a factor of the kernel matrix"
+    in_dtype = resolve_dtype(dtype, n, threshold=FLOAT64_ROWS)
+    run.chose("dtype", str(in_dtype).removeprefix("torch."), f"{rows}: {small}")
+    bytes_train = n * n * in_dtype.itemsize
+    if exact is None:
+        exact = 3 * bytes_train <= 0.8 * room and n <= EXACT_TRAINING_ROWS[device.type]
     if exact:
-        check_memory(
+        run.check_memory(
             3 * bytes_train,
             f"Exact training on {n} rows (three {n} x {n} matrices)",
             "use solver='cg', which multiplies without storing the matrix, or fewer rows",
-            memory_budget,
-            device=device,
         )
+    auto = isinstance(solver, str) and solver == "auto"
     if posterior == "auto":
-        posterior = _auto_posterior(
-            n, solver, exact, has_spectral_density, device, fits=16 * n * n <= 0.8 * room
+        posterior, why = _auto_posterior(
+            n, auto, exact, has_spectral_density, device, fits=16 * n * n <= 0.8 * room
         )
+        run.chose("posterior", posterior, f"{rows}: {why}")
     if posterior == "exact":
-        check_memory(
+        run.check_memory(
             16 * n * n,
             f"An exact posterior for {n} rows (a float64 factor and its matrix)",
             "use posterior='pathwise', whose memory is linear in the rows",
-            memory_budget,
-            device=device,
         )
     size, n_subsets = _subset(n, subset_size)
-    return Plan(
-        solver="cholesky"
-        if exact
-        # Half the epochs of "cg" and .67 and .76 of its time to the same end (pol, elevators).
-        else ("block_cg" if isinstance(solver, str) and solver == "auto" else solver),
+    return Sizes(
         exact=exact,
-        dtype=dtype,
-        device=device,
+        dtype=in_dtype,
         keep=exact or bytes_train <= 0.5 * room,
         subset_size=size,
         n_subsets=n_subsets,
         factor_if_ill_conditioned=(
             not exact
-            and isinstance(solver, str)
-            and solver == "auto"
+            and auto
             and n <= EXACT_FALLBACK_ROWS[device.type]
             and 24 * n * n <= 0.8 * room
         ),
         exact_subset_rows=EXACT_SUBSET_ROWS if subset_size == "auto" else size or 0,
         posterior=posterior,
+        room=room,
     )
 
 
-def _trains_exactly(n: int, solver: Any, needed: bool, device: torch.device, fits: bool) -> bool:
-    if isinstance(solver, str) and solver == "auto":
-        return needed or (fits and n <= EXACT_TRAINING_ROWS[device.type])
+def _memory_room(run: FitRun) -> float:
+    """Bytes for all matrices together."""
+    free = run.memory_budget
+    if free is None:
+        free = available_memory(run.device)
+    return float("inf") if free is None else float(free)
+
+
+def directly(solver: Any) -> bool:
+    """Whether a solver that was asked for factorises."""
     return resolve_solver(solver).direct
 
 
 def _auto_posterior(
-    n: int, solver: Any, exact: bool, spectral: bool, device: torch.device, fits: bool
-) -> str:
-    asked_iterative = not exact and not (isinstance(solver, str) and solver == "auto")
-    if asked_iterative:
-        return "pathwise" if spectral and n > SOLVED_VARIANCE_ROWS else "solve"
-    if fits and n <= EXACT_POSTERIOR_ROWS[device.type] or exact:
-        return "exact"
-    return "pathwise" if spectral else "solve"
+    n: int, auto: bool, exact: bool, spectral: bool, device: torch.device, fits: bool
+) -> tuple[str, str]:
+    sampled = ("pathwise", "samples take linear memory")
+    solved = ("solve", "few enough to solve for each prediction")
+    if not spectral:
+        sampled = solved = ("solve", "the kernel has no spectral density to sample from")
+    if not exact and not auto:
+        return sampled if n > SOLVED_VARIANCE_ROWS else solved
+    if exact or (fits and n <= EXACT_POSTERIOR_ROWS[device.type]):
+        return "exact", "one factorisation fits, and answers everything"
+    return sampled
 
 
 def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:
@@ -171,14 +235,3 @@ def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:
         return SUBSET_ROWS, 1 if n <= CENTROID_ROWS else 10
     size = int(subset_size)
     return (None, 0) if size >= n else (size, 1 if n <= CENTROID_ROWS else 10)
-
-
-def describe(plan: Plan, n: int) -> str:
-    """One sentence for people."""
-    way = "Cholesky" if plan.exact else f"{plan.solver} solves"
-    kept = "kept" if plan.keep else "tiled"
-    return (
-        f"{way} in {str(plan.dtype).removeprefix('torch.')} on {plan.device} "
-        f"({kept} products, H is {format_bytes(n * n * plan.dtype.itemsize)}), "
-        f"{plan.posterior} posterior"
-    )

@@ -49,10 +49,10 @@ class IterativePosterior(KernelPosterior):
         H^-1 Y.
     samples : PathwiseSamples or None
         Solved prior draws (Lin et al. 2024, section 3); without them variances cost a solve.
-    solver, stopping, preconditioner :
+    solver, stopping :
         How further solves are done: for covariances, for variances without samples, and for more
-        samples than were drawn at fit. A preconditioner that is given as settings is built at the
-        first of them, and kept.
+        samples than were drawn at fit. The solver's preconditioner is built at the first of them,
+        and kept.
 
     Notes
     -----
@@ -67,13 +67,11 @@ class IterativePosterior(KernelPosterior):
         *,
         solver: Any,
         stopping: Any,
-        preconditioner: Any = "auto",
     ):
         super().__init__(operator, weights)
         self.samples = samples
         self._solver = solver
         self._stopping = stopping
-        self._preconditioner = preconditioner
         self._unfinished: list[SolveSummary] = []
 
     def take_unfinished(self) -> list[SolveSummary]:
@@ -95,22 +93,44 @@ class IterativePosterior(KernelPosterior):
 
     @cached_property
     def _built(self) -> Preconditioner:
-        """The preconditioner, from seed 0, so that it repeats."""
-        chosen = preconditioner_for(self._solver, self._preconditioner)
+        """The solver's preconditioner, from seed 0, so that it repeats."""
+        chosen = preconditioner_for(self._solver)
         return built_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
 
     def _deviations(
-        self, X: Float[Tensor, "m d"], samples: PathwiseSamples
+        self,
+        X: Float[Tensor, "m d"],
+        samples: PathwiseSamples,
+        explained: Float[Tensor, "m s"] | None = None,
     ) -> Float[Tensor, "m s"]:
+        """g_j at the rows of X; `explained` is k(X, training rows) zhat where it is known."""
         with torch.no_grad():
             phi = samples.features.evaluate(self.operator.theta, X)
         prior = phi @ samples.prior_weights.to(phi)
-        return prior - self.cross(X).matmul(samples.representer_weights.to(phi))
+        if explained is None:
+            explained = self.cross(X).matmul(samples.representer_weights.to(phi))
+        return prior - explained
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         if self.samples is not None:
             return self._deviations(X, self.samples).square().mean(1)
-        cross, V, R = self._solved_cross(X)
+        return self._solved_variance(X, *self._solved_cross(X))
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        if self.samples is None:
+            solved = self._solved_cross(X)
+            return solved[0].T @ self.weights, self._solved_variance(X, *solved)
+        t = self.weights.shape[1]
+        representers = self.samples.representer_weights.to(self.weights)
+        both = self.cross(X).matmul(torch.cat([self.weights, representers], 1))
+        deviations = self._deviations(X, self.samples, both[:, t:])
+        return both[:, :t], deviations.square().mean(1)
+
+    def _solved_variance(
+        self, X: Float[Tensor, "m d"], cross: Tensor, V: Tensor, R: Tensor
+    ) -> Float[Tensor, " m"]:
         prior = self.cross(X).prior_diag()
         return reported_variance(prior - (V * (cross + R)).sum(0), prior)
 

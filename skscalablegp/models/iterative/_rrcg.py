@@ -3,80 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
-import torch
-
-from ..._compat import HasMethods, Interval, StrOptions
-from ...core import shared_parameters
-from ...core.training import Monitor, TrainingResult
+from ...core import FitRun
+from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
-from ...linalg.gradients import GPProblem, GradientEstimator, TruncatedGradient
-from ._iterative import IterativeGPRegressor
-from ._plan import ENOUGH_SAMPLES, Plan
+from ...linalg.gradients import TruncatedGradient
+from ...linalg.truncation import resolve_truncation
+from ._base import SolvedGPRegressor, has_spectral_density
+from ._plan import ENOUGH_SAMPLES, Plan, decide_sizes
+from ._solves import Solves, for_variances, named_preconditioner, preconditioned
 
 
-class TruncatedGPRegressor(IterativeGPRegressor):
-    """What regressors share whose training gradients are noisy and whose predictions are exact.
-
-    The settings of `IterativeGPRegressor` that have one value here are attributes of the class.
-    """
-
-    solver = "auto"
-    gradient = "auto"
-    n_restarts_optimizer = 0
-    warm_start_solver = False
-
-    def _plan(self, kernel: TorchKernel, n: int) -> Plan:
-        named = isinstance(self.optimizer, str)
-        if (named and self.optimizer != "adam") or getattr(self.optimizer, "exact_only", False):
-            raise ValueError(
-                f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
-                "unbiased, but noisy: use optimizer='adam', an Adam object, or None."
-            )
-        plan = super()._plan(kernel, n)
-        # Only the posterior's part is taken from it: nothing is factorised while training.
-        return replace(plan, solver="cg", exact=False, factor_if_ill_conditioned=False)
-
-    def _finish(
-        self,
-        problem: GPProblem,
-        plan: Plan,
-        result: TrainingResult | None,
-        monitor: Monitor,
-        generator: torch.Generator,
-    ) -> None:
-        super()._finish(problem, plan, result, monitor, generator)
-        self.solver_info_ |= {} if result is None else result.state.extra
-
-
-_SHARED = (
-    "kernel",
-    "alpha",
-    "optimizer",
-    "normalize_y",
-    "copy_X_train",
-    "n_targets",
-    "random_state",
-    "preconditioner",
-    "tol",
-    "max_epochs",
-    "learning_rate",
-    "max_iter",
-    "n_iter_no_change",
-    "subset_size",
-    "posterior",
-    "memory_budget",
-    "device",
-    "dtype",
-    "callbacks",
-    "max_seconds",
-    "verbose",
-)
-
-
-class RRCGRegressor(TruncatedGPRegressor):
+class RRCGRegressor(SolvedGPRegressor):
     """Gaussian-process regression trained by Russian-roulette conjugate gradients.
 
     Each training step cuts conjugate gradients short at random and weights what was computed, so
@@ -86,60 +25,75 @@ class RRCGRegressor(TruncatedGPRegressor):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel; None is that of :class:`IterativeGPRegressor`.
-    truncation : TruncationDistribution or None, default=None
-        Of the number of iterations, for example ``ExponentialTruncation(0.1, expected_iter=40)``;
-        None is ``ExponentialTruncation()``: 20 iterations, and about 20 more. ``FixedTruncation``
-        gives plain truncated conjugate gradients, to compare with.
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None is that of
+        :class:`IterativeGPRegressor`.
+    truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
+            default="exponential"
+        Distribution of the term at which a series is cut. Here of conjugate gradients' iterations.
+        "exponential" is 20 iterations and about 20 more; ``ExponentialTruncation(0.1,
+        expected_iter=40)`` is another. "fixed" gives plain truncated conjugate gradients, to
+        compare with.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        Of training and of solves for predictions. "auto" is randomly pivoted Cholesky of rank 200,
-        which nearly solves small problems in one iteration.
-    n_probes : int, default=10
-        Probe vectors of the trace estimate. A pathwise posterior draws as many samples of its own,
-        and at least 64.
+        What makes the linear systems easier for an iterative solver. Of training and of solves for
+        predictions. "auto" is randomly pivoted Cholesky of rank 200, which nearly solves small
+        problems in one iteration.
+    n_probes : int or "auto", default=10
+        Probe vectors of the gradient's trace estimate. A pathwise posterior draws as many samples
+        of its own, and at least 64. "auto" is 10.
     probes : {"rademacher", "normal"}, default="rademacher"
-        What probe vectors are drawn from.
+        Distribution of the probe vectors.
     reorthogonalize : bool, default=False
-        Keep the residuals of conjugate gradients orthogonal against rounding.
+        Keep conjugate gradients' residuals orthogonal by force.
     alpha : float or array-like of shape (n,), default=1e-10
-        Added to the diagonal, in the units of the (normalised) target squared.
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
     optimizer : "adam", object or None, default="adam"
-        None keeps the kernel's hyperparameters.
+        What moves the hyperparameters; None keeps them as they are. Unbiased, but noisy gradients
+        rule out those that need exact ones.
     learning_rate : float or "auto", default="auto"
-        Of Adam. "auto" is 0.1 up to 50,000 rows and 0.03 above.
+        Step size of the optimiser, where it has one. Only Adam has one; "auto" is 0.1 up to 50,000
+        rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Steps on all rows; "auto" is 100, and 30 after an initialisation on subsets.
+        Most steps of training. On all rows; "auto" is 100, and 30 after an initialisation on
+        subsets.
     n_iter_no_change : int or None, default=5
-        Stop when no log hyperparameter moved by more than 1e-3 in so many steps.
+        Training ends after so many steps or scores without progress; None never ends it so. No log
+        hyperparameter moved by more than 1e-3.
+    training_max_epochs : float, "auto" or None, default="auto"
+        Solver epochs that the training on all rows may take in all; None sets no limit. "auto" is
+        None.
     subset_size : int, "auto" or None, default="auto"
-        Rows of an exact fit that initialises the hyperparameters; "auto" is 2,000 for tables of
-        more than 3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's.
+        Rows of the exact fit from which training starts. "auto" is 2,000 for tables of more than
+        3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's own
+        hyperparameters.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     copy_X_train : bool, default=True
-        Keep a copy of X.
+        Keep a copy of X rather than X itself.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of probes and truncation points. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        What answers predictions; "auto" is one Cholesky factorisation up to 20,000 rows.
-    tol : float, default=1e-4
-        Relative residual of the solves behind predictions; training has none.
-    max_epochs : float, default=1000
-        Budget of one such solve in epochs (n^2 kernel entries).
+        What answers predictive variances. "auto" is one Cholesky factorisation up to 20,000 rows.
+    solver_tol : float, default=1e-4
+        Relative residual at which a linear solve ends. Of the solves behind predictions; training
+        has none.
+    solver_max_epochs : float, default=1000
+        Budget of one linear solve in epochs; one epoch evaluates n^2 kernel entries. Of the solves
+        behind predictions.
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of the training products: "auto" is float64 up to 3,000 rows, and where float32 would not
-        hold a factor of the kernel matrix.
+        Precision of the training's products. "auto" is float64 up to 3,000 rows, and where float32
+        would not hold a factor of the kernel matrix.
     callbacks : callable, list of callable or None, default=None
-        Called after each evaluation with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the hyperparameters' training; the mean of the last iterates is kept.
+        Time budget of the whole fit; the best state so far is kept. The mean of the last iterates
+        is kept. The final solve has what training leaves, and a tenth in any case.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -155,16 +109,22 @@ class RRCGRegressor(TruncatedGPRegressor):
         At `kernel_`, in normalised units; above 3,000 rows an estimate where the posterior is
         not exact.
     log_marginal_likelihood_std_error_ : float
-        Its standard error; 0 where it is exact.
+        Its standard error; 0 where it is exact. Both are NaN where the time budget or an interrupt
+        left no time for an estimate.
     n_iter_ : int
-        Gradient evaluations.
+        Gradient evaluations, all stages together.
+    n_samples_seen_ : int
+        Rows of the fit.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each evaluation.
+        stage, iteration, theta, objective (where it is known), objective_name, residual, epochs and
+        seconds of each evaluation.
     solver_ : str
         "cg".
-    solver_info_ : dict
-        As of :class:`IterativeGPRegressor`, and ``orthogonality_loss``: how far rounding has
-        spoiled the series at worst; see `skscalablegp.truncation.WeightedSolve`.
+    fit_report_ : FitReport
+        Status, what "auto" chose and why, parameters without effect, epochs, seconds by stage,
+        residuals and jitter; `print` shows it as text.
+        ``orthogonality_loss`` says how far rounding has spoiled the series at worst; see
+        `skscalablegp.truncation.WeightedSolve`.
     posterior_ : str
         "exact", "pathwise" or "solve".
     device_, dtype_ : str
@@ -200,19 +160,11 @@ class RRCGRegressor(TruncatedGPRegressor):
     True
     """
 
-    _parameter_constraints = shared_parameters(*_SHARED) | {
-        "truncation": [HasMethods(["on"]), None],
-        "n_probes": [Interval(Integral, 1, None, closed="left")],
-        "optimizer": [str, HasMethods(["maximize"]), None],
-        "probes": [StrOptions({"rademacher", "normal"})],
-        "reorthogonalize": ["boolean"],
-    }
-
     def __init__(
         self,
         kernel: Any = None,
         *,
-        truncation: Any = None,
+        truncation: Any = "exponential",
         preconditioner: Any = "auto",
         n_probes: Any = 10,
         probes: Any = "rademacher",
@@ -222,14 +174,15 @@ class RRCGRegressor(TruncatedGPRegressor):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
+        training_max_epochs: Any = "auto",
         subset_size: Any = "auto",
         normalize_y: Any = False,
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
         posterior: Any = "auto",
-        tol: Any = 1e-4,
-        max_epochs: Any = 1000,
+        solver_tol: Any = 1e-4,
+        solver_max_epochs: Any = 1000,
         memory_budget: Any = "auto",
         device: Any = "auto",
         dtype: Any = "auto",
@@ -248,14 +201,15 @@ class RRCGRegressor(TruncatedGPRegressor):
         self.learning_rate = learning_rate
         self.max_iter = max_iter
         self.n_iter_no_change = n_iter_no_change
+        self.training_max_epochs = training_max_epochs
         self.subset_size = subset_size
         self.normalize_y = normalize_y
         self.copy_X_train = copy_X_train
         self.n_targets = n_targets
         self.random_state = random_state
         self.posterior = posterior
-        self.tol = tol
-        self.max_epochs = max_epochs
+        self.solver_tol = solver_tol
+        self.solver_max_epochs = solver_max_epochs
         self.memory_budget = memory_budget
         self.device = device
         self.dtype = dtype
@@ -263,17 +217,56 @@ class RRCGRegressor(TruncatedGPRegressor):
         self.max_seconds = max_seconds
         self.verbose = verbose
 
-    def _gradient_estimator(self, kernel: TorchKernel, plan: Plan, n: int) -> GradientEstimator:
-        estimator = TruncatedGradient(
-            self.truncation or "exponential",
-            preconditioner=self._preconditioner(plan.solver),
-            n_probes=self.n_probes,
+    # ------------------------------------------------------------------ plan
+
+    _named = {"truncation": resolve_truncation, "preconditioner": named_preconditioner}
+
+    def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
+        self._check_optimizer()
+        sizes = decide_sizes(
+            n,
+            run,
+            solver="auto",
+            posterior=self.posterior,
+            subset_size=self.subset_size if self.optimizer is not None else None,
+            exact=False,
+            has_spectral_density=has_spectral_density(kernel, self.posterior),
+            dtype=self.dtype,
+        )
+        solver = preconditioned("cg", self.preconditioner)
+        run.chose("preconditioner", solver.preconditioner, "that of conjugate gradients by name")
+        n_probes = 10 if self.n_probes == "auto" else self.n_probes
+        run.chose("n_probes", n_probes, "their noise is small beside the truncation's")
+        gradient = TruncatedGradient(
+            self.truncation,
+            preconditioner=solver.preconditioner,
+            n_probes=n_probes,
             probes=self.probes,
             reorthogonalize=self.reorthogonalize,
         )
-        estimator.bound(n)
-        return estimator
+        gradient.bound(n)
+        if sizes.posterior == "exact":
+            for name in ("solver_tol", "solver_max_epochs"):
+                run.ignores(name, "predictions factorise the matrix, training has no tolerance")
+        return Plan(
+            # Training never factorises, whatever the conditioning.
+            replace(sizes, factor_if_ill_conditioned=False),
+            gradient,
+            Solves(
+                solver,
+                for_variances("auto", self.preconditioner),
+                self.solver_tol,
+                self.solver_max_epochs,
+            ),
+            # Training leaves no solved probes to go on with: deviations are what decides.
+            max(n_probes, ENOUGH_SAMPLES),
+        )
 
-    def _n_samples(self, plan: Plan) -> int:
-        """Training leaves no solved probes to go on with: deviations are what decides."""
-        return max(self.n_probes, ENOUGH_SAMPLES)
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None or self.optimizer == "adam":
+            return
+        if isinstance(self.optimizer, str) or resolve_optimizer(self.optimizer).exact_only:
+            raise ValueError(
+                f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
+                "unbiased, but noisy: use optimizer='adam', an Adam object, or None."
+            )

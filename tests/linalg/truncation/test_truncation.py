@@ -17,6 +17,7 @@ from skscalablegp.linalg.truncation import (
     Truncation,
     WeightedColumns,
     cg_stream,
+    resolve_truncation,
     roulette_cg,
     roulette_weights,
     single_sample,
@@ -317,3 +318,12 @@ def test_the_stream_sums_to_the_solution():
 def test_a_truncation_is_plain_data():
     bound = Truncation(1, 2, torch.tensor([0.5, 0.5]).double(), torch.tensor([1.0, 0.5]).double())
     assert bound.mean == 1.5 and bound.variance == 0.25
+
+
+def test_names_stand_for_distributions():
+    for name in ("exponential", "geometric", "reciprocal", "fixed"):
+        assert name in type(resolve_truncation(name)).__name__.lower()
+    own = FixedTruncation(7)
+    assert resolve_truncation(own) is own
+    with pytest.raises(ValueError, match="Unknown truncation 'poisson': use .*'exponential'"):
+        resolve_truncation("poisson")

@@ -1,11 +1,14 @@
 """RFFRegressor and SSRFFRegressor: the collapsed likelihood, its bias, and how it is removed."""
 
+import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from oracles import generator, normal, z_score
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -18,6 +21,7 @@ from sklearn.gaussian_process.kernels import (
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.core import to_torch
+from skscalablegp.core.training import StopTraining
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
@@ -336,3 +340,145 @@ def test_the_number_of_features_that_an_error_names_works():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.set_params(n_components=fits).fit(X, y)
+
+
+# ---------------------------------------------------------------- what components are
+
+
+def test_components_are_counted_over_all_products():
+    X, y = table()
+    kernel = C(1.0) * RBF([1.0, 1.0]) + RationalQuadratic() + C(0.3) + DotProduct() + W(0.1)
+    model = RFFRegressor(kernel, n_components=100, optimizer=None, random_state=0).fit(X, y)
+    # 25 frequencies for each of two products, then the constant's column and three of DotProduct.
+    assert model.coef_.shape == (100 + 1 + 3, 1)
+    one = RFFRegressor(n_components=100, optimizer=None, random_state=0).fit(X, y)
+    assert one.coef_.shape == (100, 1)
+    auto = RFFRegressor(n_components="auto", optimizer=None, random_state=0).fit(X, y)
+    assert auto.coef_.shape == (700, 1) and auto.fit_report_.choices["n_components"].value == 700
+
+
+def test_levels_share_their_functions_among_the_products():
+    sum_of_two = compile_kernel(RBF() + RationalQuadratic() + W(), 2)
+    levels = FeatureLevels(10, None)
+    assert levels.n_pairs(6, problem().kernel) == 30
+    assert levels.n_pairs(6, sum_of_two) == 15
+    assert levels.n_pairs(0, sum_of_two) == 1
+
+
+def test_single_samples_of_a_sum_are_unbiased():
+    ours = problem(kernel=C(0.8) * RBF(1.0) + C(0.5) * RationalQuadratic(0.7, 1.1) + W(0.1))
+    levels = FeatureLevels.of(len(ours.X), 8, 4, ReciprocalTruncation())
+    values = single_sample_estimates(ours, levels, 40, 100)
+    for component, expected in zip(values.T, exact_terms(ours), strict=True):
+        assert abs(z_score(component, float(expected))) < 4
+
+
+# ---------------------------------------------------------------- settings and how fits end
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_truncations_by_name():
+    X, y = table(60)
+    settings = dict(min_components=10, component_step=10, random_state=0, max_iter=6)
+    by_name = SSRFFRegressor(truncation="exponential", **settings)
+    assert by_name.get_params()["truncation__rate"] == 0.05
+    by_name.set_params(truncation__rate=0.5, truncation__min_iter=2)
+    given = SSRFFRegressor(truncation=ExponentialTruncation(0.5, min_iter=2), **settings)
+    np.testing.assert_array_equal(by_name.fit(X, y).predict(X), given.fit(X, y).predict(X))
+    other = SSRFFRegressor(**settings).fit(X, y)
+    assert np.abs(other.predict(X) - given.predict(X)).max() > 1e-6
+    with pytest.raises(ValueError, match="Unknown truncation 'magic'.*'reciprocal'"):
+        SSRFFRegressor(truncation="magic", **settings).fit(X, y)
+
+
+@pytest.mark.parametrize("max_iter", ["auto", 100])
+def test_a_schedule_that_runs_out_is_completed(max_iter):
+    X, y = table(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = SSRFFRegressor(
+            min_components=20, component_step=20, max_iter=max_iter, random_state=0
+        ).fit(X, y)
+    assert model.fit_report_.status == "completed" and model.n_iter_ == 100
+
+
+@pytest.mark.parametrize("Model", [RFFRegressor, SSRFFRegressor])
+def test_the_report_says_what_had_no_effect(Model):
+    X, y = table(60)
+    fixed = Model(optimizer=None, dtype="float32", random_state=0).fit(X, y).fit_report_
+    assert fixed.status == "converged" and fixed.n_iter == 0
+    assert {"dtype", "learning_rate", "max_iter", "n_iter_no_change"} <= set(fixed.ignored)
+    same = Model(optimizer=None, random_state=0).fit(X, y)
+    assert same.dtype_ == same.fit_report_.choices["dtype"].value == "float64"
+    adam = Model(optimizer="adam", random_state=0).fit(X, y).fit_report_
+    assert adam.choices["learning_rate"].value == 0.1 and adam.choices["max_iter"].value == 100
+    assert not {"learning_rate", "n_iter_no_change", "max_iter"} & set(adam.ignored)
+    given = Model(optimizer=Adam(0.05), random_state=0).fit(X, y).fit_report_
+    assert "learning_rate" in given.ignored and "n_iter_no_change" not in given.ignored
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_few_rows_ignore_the_series():
+    X, y = table(60)
+    few = SSRFFRegressor(max_iter=2, random_state=0).fit(X, y).fit_report_
+    assert {"truncation", "component_step"} <= set(few.ignored)
+    model = SSRFFRegressor(min_components=10, component_step=10, max_iter=2, random_state=0)
+    assert not model.fit(X, y).fit_report_.ignored
+
+
+def test_time_is_looked_at_between_the_terms_of_a_step():
+    """A step has up to three evaluations; none begins after the budget is spent."""
+    ours, evaluated = problem(), []
+
+    def spent():
+        evaluated.append(1)
+        if len(evaluated) == 2:
+            raise StopTraining("max_seconds")
+
+    levels = FeatureLevels.of(len(ours.X), 6, 4, ReciprocalTruncation())
+    with pytest.raises(StopTraining):
+        single_sample_terms(ours, ours.kernel.theta0, levels, generator(1), spent)
+    assert len(evaluated) == 2
+    state = GradientState(generator(1), seconds_left=0.0)
+    with pytest.raises(StopTraining, match="max_seconds"):
+        SingleSampleGradient(min_components=6, component_step=4).estimate(
+            ours, ours.kernel.theta0, state
+        )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        (RFFRegressor(n_components=20, max_iter=3, random_state=0), "feature_weights"),
+        (SSRFFRegressor(optimizer=None, random_state=0), "ExactPosterior"),
+    ],
+)
+def test_the_last_part_survives_one_interrupt(model, name, monkeypatch):
+    X, y = table(60)
+    expected = clone(model).fit(X, y).predict(X)
+    module = sys.modules[type(model).__module__]
+    original, calls = getattr(module, name), []
+
+    class Interrupted:
+        """Stands for the function or class, and is interrupted at its first use."""
+
+        @staticmethod
+        def first():
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        def __call__(self, *args):
+            self.first()
+            return original(*args)
+
+        def of(self, *args):
+            self.first()
+            return original.of(*args)
+
+    monkeypatch.setattr(module, name, Interrupted())
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model.fit(X, y)
+    assert len(calls) == 2 and model.fit_report_.status == "interrupted"
+    np.testing.assert_array_equal(model.predict(X), expected)

@@ -22,7 +22,7 @@ def test_the_likelihood_is_within_its_standard_error(solver, monkeypatch):
     y = np.sin(9 * X[:, 0]) + 0.01 * rng.standard_normal(800)
     kernel = Matern(nu=1.5, length_scale=0.5) + WhiteKernel(1e-4)
     ours = IterativeGPRegressor(
-        kernel, optimizer=None, solver=solver, posterior="solve", tol=1e-4, random_state=0
+        kernel, optimizer=None, solver=solver, posterior="solve", solver_tol=1e-4, random_state=0
     ).fit(X, y)
     exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
     error = ours.log_marginal_likelihood_value_ - exact.log_marginal_likelihood_value_

@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import make_friedman2
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -26,12 +26,11 @@ from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
-from skscalablegp.core._fitting import unfinished
 from skscalablegp.linalg.solvers import Column
 from skscalablegp.solvers import CG
 
 EXACT = {"solver": "cholesky", "dtype": "float64"}
-ITERATED = {"solver": "cg", "dtype": "float64", "tol": 1e-8, "max_epochs": 10_000}
+ITERATED = {"solver": "cg", "dtype": "float64", "solver_tol": 1e-8, "solver_max_epochs": 10_000}
 
 KERNELS = {
     "rbf ard + white": 1.5 * RBF([0.8, 1.4]) + WhiteKernel(0.1),
@@ -382,8 +381,10 @@ def test_fitted_attributes(solver):
     assert np.isfinite(model.log_marginal_likelihood_value_)
     assert isinstance(model.n_iter_, int) and 1 <= model.n_iter_
     assert model.device_.startswith(("cpu", "cuda")) and model.dtype_ in ("float32", "float64")
-    for name in ("status", "epochs", "residuals"):
-        value(model.solver_info_, name)
+    report = model.fit_report_
+    assert report.status == ("converged" if solver == "cholesky" else "max_iter")
+    assert (report.epochs > 0) == (solver == "cg") == (report.residuals is not None)
+    assert model.n_samples_seen_ == len(X)
     steps = {name: len(model.history_[name]) for name in HISTORY}
     assert set(steps.values()) == {model.n_iter_}, steps
     assert np.all(np.diff(model.history_["seconds"]) >= 0)
@@ -398,7 +399,7 @@ def test_columns_far_from_zero_keep_their_digits(posterior):
     kernel = RBF(40.0) + WhiteKernel(0.0025)
     settings = {"optimizer": None, "dtype": "float32", "posterior": posterior, "random_state": 0}
     if posterior != "exact":
-        settings |= {"solver": "cg", "tol": 1e-4, "n_probes": 64}
+        settings |= {"solver": "cg", "solver_tol": 1e-4, "n_probes": 64}
     near = IterativeGPRegressor(kernel, **settings).fit(X, y)
     far = IterativeGPRegressor(kernel, **settings).fit(X + 1.7e9, y)
     assert_allclose(far.predict(X + 1.7e9), near.predict(X), atol=2e-3)
@@ -409,12 +410,12 @@ def test_columns_far_from_zero_keep_their_digits(posterior):
 @pytest.mark.parametrize("solver", ["cg", "block_cg"])
 def test_the_final_solve_chooses_its_own_precision(monkeypatch, solver):
     """Rows times amplitude over noise is 1e9: hopeless in float32, whatever training used."""
-    monkeypatch.setattr("skscalablegp.models.iterative._iterative.FLOAT64_ROWS", 100)
+    monkeypatch.setattr("skscalablegp.models.iterative._plan.FLOAT64_ROWS", 100)
     X, y, _ = problem(n=800)
     kernel = 100.0 * RBF(2.0) + WhiteKernel(1e-4)
     settings = {"optimizer": None, "solver": solver, "posterior": "pathwise", "random_state": 0}
     ours = IterativeGPRegressor(kernel, **settings).fit(X[:-50], y[:-50])
-    assert ours.dtype_ == "float64" and ours.solver_info_["status"] == "converged"
+    assert ours.dtype_ == "float64" and ours.fit_report_.status == "converged"
     exact = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True)
     exact.fit(X[:-50], y[:-50])
     assert_allclose(ours.predict(X[-50:]), exact.predict(X[-50:]), atol=0.05 * y.std())
@@ -499,17 +500,6 @@ def test_scikit_learn_callbacks():
     assert_array_equal(clone(model).fit(X, y).kernel_.theta, model.kernel_.theta)
 
 
-@pytest.mark.parametrize(
-    "rate, breakdown, hint",
-    [(0.5, False, True), ("auto", False, False), (0.5, True, False), ("auto", True, False)],
-)
-def test_smaller_steps_are_advised_only_where_they_may_help(rate, breakdown, hint):
-    model = IterativeGPRegressor(learning_rate=rate)
-    (message,) = unfinished("diverged", model, "2 evaluations", breakdown)
-    assert ("try a learning_rate below 0.5" in message) == hint
-    assert "learning_rate" not in message or hint
-
-
 def test_a_breakdown_is_not_put_down_to_the_learning_rate():
     X, y, _ = problem()
 
@@ -533,12 +523,17 @@ def test_no_convergence_is_one_warning():
     X, y, X_new = problem(n=60)
     kernel = 1.0 * RBF(3.0) + WhiteKernel(1e-6)
     model = IterativeGPRegressor(
-        kernel, solver="cg", optimizer=None, tol=1e-10, max_epochs=1, preconditioner=None
+        kernel,
+        solver="cg",
+        optimizer=None,
+        solver_tol=1e-10,
+        solver_max_epochs=1,
+        preconditioner=None,
     )
     messages = fit_recording(model, X, y)
     assert len(messages) == 1
     assert re.search(r"residual\D*\d", messages[0])
-    assert re.search("max_epochs|tol|preconditioner|alpha", messages[0])
+    assert "solver_max_epochs" in messages[0] and model.fit_report_.status == "max_iter"
     assert np.isfinite(model.predict(X_new)).all()
 
 
@@ -628,25 +623,6 @@ def test_grid_search_over_nested_parameters():
     search = GridSearchCV(model, grid, cv=2, n_jobs=2, error_score="raise").fit(X, y)
     assert search.best_params_["solver__preconditioner__rank"] in (3, 6)
     assert model.solver.preconditioner.rank == 5
-
-
-def test_an_interrupt_after_training_keeps_the_hyperparameters(monkeypatch):
-    X, y, _ = problem(n=40)
-    model = IterativeGPRegressor(random_state=0).fit(X[:30], y[:30])
-
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(IterativeGPRegressor, "_finish_exact", interrupted)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        model.fit(X, y)
-    assert "kernel_" in caught.value.__notes__[0]
-    with pytest.raises(NotFittedError):
-        model.predict(X)
-    monkeypatch.undo()
-    again = IterativeGPRegressor(model.kernel_, optimizer=None).fit(X, y)
-    whole = IterativeGPRegressor(random_state=0).fit(X, y)
-    assert_allclose(again.predict(X), whole.predict(X))
 
 
 @pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")

@@ -44,10 +44,11 @@ def fit(X, y, **settings):
 @pytest.mark.parametrize("solver", NAMES)
 def test_solvers_train_alike(solver, gradient, warm):
     X, y = problem()
-    settings = {"gradient": gradient, "warm_start_solver": warm, "tol": 1e-5}
+    settings = {"gradient": gradient, "solver_warm_start": warm, "solver_tol": 1e-5}
     reference, _ = fit(X, y, solver=CG(), **settings)
     model, caught = fit(X, y, solver=solver, **settings)
-    assert not caught
+    assert len(caught) == 1 and "max_iter=3 ended" in str(caught[0].message)
+    assert model.fit_report_.n_unconverged == 0
     assert model.solver_ == solver
     assert_allclose(model.kernel_.theta, reference.kernel_.theta, atol=1e-3)
     assert_allclose(model.predict(X), reference.predict(X), atol=1e-3)
@@ -56,9 +57,12 @@ def test_solvers_train_alike(solver, gradient, warm):
 @pytest.mark.parametrize("solver", OBJECTS, ids=lambda solver: type(solver).__name__)
 def test_a_budget_is_one_warning_and_a_trace(solver):
     X, y = problem()
-    model, caught = fit(X, y, solver=solver, tol=1e-7, max_epochs=3, posterior="pathwise")
+    model, caught = fit(
+        X, y, solver=solver, solver_tol=1e-7, solver_max_epochs=3, posterior="pathwise"
+    )
     assert len(caught) == 1
-    assert model.solver_info_["status"] == "max_epochs"
+    assert "solver_max_epochs" in str(caught[0].message)
+    assert model.fit_report_.n_unconverged == model.n_iter_ + 1
     assert min(model.history_["residual"]) > 1e-7
     assert max(model.history_["epochs"]) < 6
     mean, std = model.predict(X, return_std=True)
@@ -71,7 +75,7 @@ def test_a_search_varies_solvers_and_their_settings():
     grid = [
         {"solver": [CG("rpcholesky"), SDD(10)], "gradient": ["standard", "pathwise"]},
         {"solver": [AP()], "solver__block_size": [5, 20]},
-        {"solver": [ADASAP(10)], "solver__rank": [3, None], "warm_start_solver": [False]},
+        {"solver": [ADASAP(10)], "solver__rank": [3, None], "solver_warm_start": [False]},
     ]
     search = GridSearchCV(model, grid, cv=2, error_score="raise").fit(X, y)
     assert len(search.cv_results_["params"]) == 8
@@ -99,28 +103,56 @@ def test_the_cholesky_objects_own_jitter_is_the_limit():
     kernel = ConstantKernel(1.0) * RBF(1.0)
     settings = {"alpha": 1e-300, "optimizer": None}
     model = IterativeGPRegressor(kernel, solver=Cholesky(1e-6), **settings).fit(X, y)
-    assert 0 < model.solver_info_["jitter"] <= 1e-6 and model.solver_ == "cholesky"
+    assert 0 < model.fit_report_.jitter <= 1e-6 and model.solver_ == "cholesky"
     for optimizer in (None, "auto"):
         strict = IterativeGPRegressor(kernel, solver=Cholesky(0.0), alpha=1e-300)
         with pytest.raises(torch.linalg.LinAlgError, match="jitter of 0"):
             strict.set_params(optimizer=optimizer).fit(X, y)
-    model.set_params(solver__max_jitter=0.0)
-    with pytest.raises(torch.linalg.LinAlgError, match="jitter of 0"):
-        model.log_marginal_likelihood(kernel.theta)
     with pytest.raises(ValueError, match="max_jitter must be"):
         strict.set_params(solver__max_jitter=-1).fit(X, y)
 
 
 def test_a_gradient_objects_solver_is_the_one_reported():
     X, y = problem()
-    model, _ = fit(X, y, gradient=StandardGradient("ap"))
-    assert model.solver_ == "ap" and "ap solves" in model.solver_info_["plan"]
-    given, _ = fit(X, y, gradient=StandardGradient(AP(10), n_probes=2))
+    model, _ = fit(X, y, n_probes="auto", gradient=StandardGradient("ap"))
+    report = model.fit_report_
+    assert model.solver_ == "ap" and "ap solves" in report.summary
+    assert report.choices["solver"].value == "ap" and report.choices["n_probes"].value == 64
+    assert "warm_start=True" in report.ignored["solver_warm_start"]
+    given, _ = fit(X, y, n_probes="auto", gradient=StandardGradient(AP(10), n_probes=2))
     assert given.solver_ == "ap"
     exact, _ = fit(X, y, gradient=ExactGradient())
     assert exact.solver_ == "cholesky"
-    named, _ = fit(X, y, solver="cg", gradient=StandardGradient("ap"))
-    assert named.solver_ == "cg"
+    same, _ = fit(X, y, solver="ap", n_probes=2, gradient=StandardGradient(AP(), n_probes=2))
+    assert same.solver_ == "ap"
+
+
+@pytest.mark.parametrize(
+    "settings, gradient, named",
+    [
+        ({"solver": "ap"}, PathwiseGradient(n_probes=5), "solver='ap' contradicts .*has 'cg'"),
+        ({"solver": AP(20)}, StandardGradient(AP(10)), "solver=AP.* contradicts .*AP"),
+        ({"solver_tol": 1e-6}, StandardGradient(), "solver_tol=1e-06 contradicts .*has 0.01"),
+        ({"n_probes": 3}, PathwiseGradient(n_probes=5), "n_probes=3 contradicts .*has 5"),
+        ({"solver_max_epochs": 5}, StandardGradient(), "solver_max_epochs=5 contradicts"),
+        ({"solver_warm_start": False}, StandardGradient(), "solver_warm_start=False contradicts"),
+        ({"preconditioner": "nystrom"}, StandardGradient(), "preconditioner='nystrom' contra"),
+        ({"preconditioner": None}, StandardGradient(), "preconditioner=None contradicts"),
+        ({"solver": "cg"}, ExactGradient(), "ExactGradient.* needs .* solver='cg'"),
+        ({"solver": CG("nystrom"), "preconditioner": None}, "auto", "preconditioner=None contra"),
+    ],
+    ids=str,
+)
+def test_objects_that_contradict_a_parameter_are_errors(settings, gradient, named):
+    X, y = problem()
+    with pytest.raises(ValueError, match=named):
+        IterativeGPRegressor(gradient=gradient, **settings).fit(X, y)
+
+
+def test_a_learning_rate_beside_an_optimizer_object_is_an_error():
+    X, y = problem()
+    with pytest.raises(ValueError, match="learning_rate=0.5 contradicts optimizer=Adam"):
+        IterativeGPRegressor(optimizer=Adam(0.1), learning_rate=0.5).fit(X, y)
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
@@ -151,10 +183,9 @@ def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
 
 def test_a_training_cut_in_its_first_solve_leaves_a_model():
     X, y = problem(100)
-    settings = {"solver": "sgd", "tol": 1e-3, "max_seconds": 1e-9}
+    settings = {"solver": "sgd", "solver_tol": 1e-3, "max_seconds": 1e-9}
     model, caught = fit(X, y, **settings)
     assert len(caught) == 1 and "max_seconds" in str(caught[0].message)
-    assert model.solver_info_["stop_reason"] == "max_seconds"
-    assert model.solver_info_["n_unconverged"] == 1
-    exact = IterativeGPRegressor(model.kernel_, optimizer=None).fit(X, y)
-    assert_allclose(model.predict(X), exact.predict(X), atol=0.05)
+    assert model.fit_report_.status == "max_seconds"
+    assert model.fit_report_.n_unconverged == 2, "that of training, and the final one"
+    assert np.isfinite(model.predict(X)).all()

@@ -59,7 +59,7 @@ def test_an_unfinished_solve_never_claims_too_much():
     X, y, X_new = table()
     kernel = RBF(0.3) + WhiteKernel(0.01)
     reference = exact(RBF(0.3), X, y, alpha=0.01)
-    ours = solved(kernel, solver=CG(), max_epochs=4).fit(X, y)
+    ours = solved(kernel, solver=CG(), solver_max_epochs=4).fit(X, y)
     std = ours.predict_std(X_new, include_noise=False)
     assert (std >= reference.predict(X_new, return_std=True)[1]).all()
     covariance = ours.predict(X_new, return_cov=True)[1] - 0.01 * np.eye(len(X_new))
@@ -112,9 +112,9 @@ def test_solves_that_do_not_converge_are_one_warning_a_prediction(ask, monkeypat
     kernel = RBF(0.2) + WhiteKernel(0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = solved(kernel, solver=CG(), max_epochs=4).fit(X, y)
+        model = solved(kernel, solver=CG(), solver_max_epochs=4).fit(X, y)
     for _ in range(2):
-        with pytest.warns(ConvergenceWarning, match=r"residual of 0\.\d.*max_epochs") as caught:
+        with pytest.warns(ConvergenceWarning, match=r"residual of \d.*solver_max_epochs") as caught:
             ask(model, X_new)
         assert len(caught) == 1
     with warnings.catch_warnings():

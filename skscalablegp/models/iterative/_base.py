@@ -1,0 +1,247 @@
+"""What models share that are trained through linear solves, whatever their gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..._compat import fit_context
+from ...core import (
+    FitRun,
+    GPRegressorBase,
+    StageSettings,
+    fit_hyperparameters,
+    report_training,
+    to_numpy,
+    to_torch,
+    well_conditioned,
+)
+from ...core.posteriors import ExactPosterior, Posterior
+from ...core.training import Monitor, TrainingResult
+from ...features import sample_prior_features
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem, GradientState
+from ._final_solve import FinalSolve, final_solve
+from ._plan import Plan
+from ._posterior import IterativePosterior
+
+
+class SolvedGPRegressor(GPRegressorBase):
+    """The exact model: trained on a subset first, then on all rows with a plan's gradients.
+
+    A subclass has the parameters, and says in `_plan` what they mean for a table.
+    """
+
+    @abstractmethod
+    def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
+        """Resolve every parameter for n rows, and refuse what cannot be honoured."""
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SolvedGPRegressor:
+        """Train the hyperparameters and compute what predictions need.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Split by
+            cross-validation when metadata routing is on.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        with FitRun(self) as run:
+            table = self._read_table(X, y, noise_variance)
+            kernel = self._compile_kernel(table)
+            table.check_separable(kernel)
+            table, n = table.centred(kernel), len(table.X)
+            plan = self._plan(kernel, n, run)
+            run.begin(table.X, table.y)
+            self._keep_table(table)
+            self._keep_plan(plan, run)
+            run.preview = lambda model, step: model._finish(
+                kernel, step.theta, plan, GradientState(), run.generator, Monitor()
+            )
+            problem = table.problem(kernel, plan.sizes.dtype, run.device, plan.sizes.keep)
+            result = self._train(problem, plan, run)
+            problem.workspace.release()
+            if result.exact:
+                plan = plan.factorised(result.dtype)
+                self._keep_plan(plan, run)
+            final, jitter = run.finish(
+                "final solve",
+                lambda: self._finish(
+                    kernel, result.theta, plan, result.state, run.generator, run.monitor
+                ),
+            )
+            self._report(result, final, run)
+            run.reports(jitter=jitter, summary=plan.describe(n, run.device), **result.state.extra)
+        return self
+
+    def _keep_plan(self, plan: Plan, run: FitRun) -> None:
+        """What predictions need to know of the settings of their fit."""
+        self.device_ = str(run.device)
+        self.dtype_ = str(plan.sizes.dtype).removeprefix("torch.")
+        self.solver_, self.posterior_ = plan.solver, plan.sizes.posterior
+        self._solves = plan.solves
+        self._predicts_in = "float32" if self.dtype == "float32" else "float64"
+
+    # ------------------------------------------------------------------ training
+
+    def _stage_settings(self, plan: Plan) -> StageSettings:
+        sizes = plan.sizes
+        return StageSettings(
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            max_iter=self.max_iter,
+            n_restarts=plan.n_restarts,
+            n_iter_no_change=self.n_iter_no_change,
+            max_epochs=self.training_max_epochs,
+            subset_size=sizes.subset_size,
+            n_subsets=sizes.n_subsets,
+            exact_rows=sizes.exact_subset_rows,
+            adapt_dtype=self.dtype == "auto",
+            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
+        )
+
+    def _train(self, problem: GPProblem, plan: Plan, run: FitRun) -> TrainingResult:
+        """The trained hyperparameters; the kernel's own where there is nothing to train."""
+        theta = problem.kernel.theta0.numpy()
+        if self.optimizer is None or problem.kernel.n_params == 0:
+            why = "there is nothing to train"
+            for name in (*_OF_TRAINING, "n_restarts_optimizer", "gradient"):
+                run.ignores(name, why)
+            return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+        settings = self._stage_settings(plan)
+        report_training(settings, plan.gradient.exact, len(problem.X), run)
+        return fit_hyperparameters(problem, plan.gradient, theta, settings, run)
+
+    def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
+        """How training and the last solve ended."""
+        if final is not None and final.interrupted:
+            run.monitor.end("interrupted")
+            run.reports(residuals=final.solution.residuals.cpu().numpy())
+        elif final is not None:
+            run.solved(final.solution)
+        if result.n_iter or result.stop_reason != "converged":
+            limit = "training_max_epochs" if result.stop_reason == "max_epochs" else "max_iter"
+            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned, limit=limit)
+
+    # ------------------------------------------------------------------ after training
+
+    def _finish(
+        self,
+        kernel: TorchKernel,
+        theta: np.ndarray,
+        plan: Plan,
+        state: GradientState,
+        generator: torch.Generator,
+        monitor: Monitor,
+    ) -> tuple[FinalSolve | None, float]:
+        """The attributes that predictions are made of; the last solve, and the jitter."""
+        theta = torch.as_tensor(theta)
+        self.kernel_ = kernel.to_sklearn(theta)
+        self._pathwise = None
+        if plan.sizes.posterior == "exact":
+            return None, self._factorise(theta)
+        problem = self._well_conditioned(theta, plan)
+        self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
+        n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
+        final = final_solve(problem, theta, plan.solves, n_samples, state, generator, monitor)
+        if final.samples is not None:
+            self._pathwise = to_numpy(final.samples)
+        self._keep_weights(final.weights, final.value, final.std_error)
+        return final, 0.0
+
+    def _factorise(self, theta: torch.Tensor) -> float:
+        problem = self._prediction_problem()
+        posterior, evaluation = ExactPosterior.of(problem, theta, self._max_jitter())
+        self._keep_weights(evaluation.weights, evaluation.value, 0.0)
+        self._remember(posterior)
+        return evaluation.jitter
+
+    def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
+        """All rows; training may have ended on a subset, before it could see what they need."""
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        table, sizes, device = self._table(), plan.sizes, self._fit_device()
+        problem = table.problem(kernel, sizes.dtype, device, sizes.keep)
+        if self.dtype != "auto":
+            return problem
+        problem = well_conditioned(problem, theta.numpy())
+        if problem.X.dtype != sizes.dtype and 8 * len(problem.X) ** 2 > sizes.room:
+            problem = table.problem(kernel, problem.X.dtype, device, keep=False)
+        return problem
+
+    def _keep_weights(self, weights: torch.Tensor, value: float, std_error: float) -> None:
+        self.alpha_ = weights.cpu().double().numpy().reshape(self.y_train_.shape)
+        self.log_marginal_likelihood_value_ = value
+        self.log_marginal_likelihood_std_error_ = std_error
+
+    # ------------------------------------------------------------------ posterior
+
+    def _max_jitter(self) -> float:
+        return self._solves.max_jitter
+
+    def _prediction_problem(self) -> GPProblem:
+        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        dtype = {"float32": torch.float32, "float64": torch.float64}[self._predicts_in]
+        keep = self.posterior_ == "exact"
+        return self._table().problem(kernel, dtype, self._fit_device(), keep)
+
+    def _build_posterior(self) -> Posterior:
+        problem = self._prediction_problem()
+        theta = problem.kernel.theta0
+        if self.posterior_ == "exact":
+            return ExactPosterior.of(problem, theta, self._max_jitter())[0]
+        operator = problem.operator(theta)
+        weights = torch.tensor(
+            self.alpha_.reshape(len(self.X_train_), -1),
+            dtype=operator.dtype,
+            device=operator.device,
+        )
+        return IterativePosterior(
+            operator,
+            weights,
+            None if self._pathwise is None else to_torch(self._pathwise),
+            solver=self._solves.variances,
+            stopping=self._solves.stopping(operator),
+        )
+
+
+# Parameters that only training has.
+_OF_TRAINING = (
+    "learning_rate",
+    "max_iter",
+    "n_iter_no_change",
+    "training_max_epochs",
+    "subset_size",
+)
+
+
+def has_spectral_density(kernel: TorchKernel, posterior: str) -> bool:
+    """Whether prior samples can be drawn; an error where posterior="pathwise" needs them."""
+    try:
+        sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
+    except NoSpectralDensity as error:
+        if posterior != "pathwise":
+            return False
+        raise NoSpectralDensity(
+            f"{error.cause}, so posterior='pathwise' has nothing to draw prior samples "
+            "from: use posterior='exact' or 'solve'."
+        ) from None
+    return True

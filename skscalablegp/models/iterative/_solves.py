@@ -1,0 +1,206 @@
+"""By what, and how far, linear systems are solved: one answer from several parameters."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sklearn.base import BaseEstimator, clone
+
+from ...core import FitRun
+from ...linalg.gradients import PathwiseGradient
+from ...linalg.operators import KernelOperator
+from ...linalg.preconditioners import PreconditionerConfig, resolve_preconditioner
+from ...linalg.solvers import (
+    MaxEpochs,
+    RelativeResidual,
+    Solver,
+    preconditioner_for,
+    resolve_solver,
+)
+
+# Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
+_TOL, _TOL_OF_NOISE = 1e-4, 0.03
+
+# What a gradient object calls what the estimator has a parameter for.
+_OF_GRADIENTS = {
+    "solver": "solver",
+    "preconditioner": "preconditioner",
+    "n_probes": "n_probes",
+    "tol": "solver_tol",
+    "max_epochs": "solver_max_epochs",
+    "warm_start": "solver_warm_start",
+}
+
+
+@dataclass(frozen=True)
+class Solves:
+    """How the systems of a fit, and those of its predictions, are solved.
+
+    Attributes
+    ----------
+    solver : Solver
+        Of training and of the final solve, with its preconditioner.
+    variances : Solver
+        Of predictions' variances, which need small residuals.
+    tol, max_epochs : float
+        Relative residual at which a solve ends, and its budget.
+    warm_start : bool
+        Whether solves begin with earlier solutions.
+    max_jitter : float
+        Of factorisations, as a multiple of the mean diagonal entry.
+    """
+
+    solver: Solver
+    variances: Solver
+    tol: float
+    max_epochs: float
+    warm_start: bool = False
+    max_jitter: float = 1e-3
+
+    def pathwise(self, n_probes: int) -> PathwiseGradient:
+        """Posterior samples by these solves."""
+        return PathwiseGradient(
+            self.solver,
+            n_probes=n_probes,
+            tol=self.tol,
+            max_epochs=self.max_epochs,
+            warm_start=self.warm_start,
+        )
+
+    def stopping(self, operator: KernelOperator) -> Any:
+        """When a solve for variances ends: they cancel, and take more than gradients do.
+
+        With R the residual, variances err by R' H^-1 R, which is up to |R|^2 / noise, and near
+        training rows they are as small as the noise.
+        """
+        ratio = float(operator.noise.min()) / max(float(operator.diag().double().mean()), 1e-300)
+        # Nearer to rounding no solve gets reliably.
+        reachable = torch.finfo(operator.dtype).eps ** 0.5
+        tol = min(self.tol, _TOL, max(_TOL_OF_NOISE * ratio, reachable))
+        return RelativeResidual(tol) | MaxEpochs(self.max_epochs)
+
+
+def default_preconditioner() -> PreconditionerConfig:
+    """What "auto" builds for a solver by name."""
+    return preconditioner_for("block_cg")
+
+
+def named_solver(name: str) -> Solver:
+    """What solver="cg" stands for in an estimator: with the preconditioner of "auto"."""
+    return preconditioned(name, "auto")
+
+
+def named_preconditioner(name: str) -> Any:
+    """What preconditioner="auto", or another name, stands for in an estimator."""
+    return default_preconditioner() if name == "auto" else resolve_preconditioner(name)
+
+
+def preconditioned(solver: Any, preconditioner: Any) -> Solver:
+    """The solver with the preconditioner that both parameters together ask for.
+
+    Parameters
+    ----------
+    solver : str or Solver
+    preconditioner : "auto", str, object or None
+        As `preconditioner_for` takes it.
+
+    Raises
+    ------
+    ValueError
+        If a solver object has a preconditioner, and `preconditioner` is another one.
+    """
+    made, chosen = resolve_solver(solver), preconditioner_for(solver, preconditioner)
+    if not made.takes_preconditioner or _same("preconditioner", made.preconditioner, chosen):
+        return made
+    if made.preconditioner is not None:
+        raise ValueError(
+            f"preconditioner={preconditioner!r} contradicts solver={solver!r}, which has its own: "
+            "leave preconditioner='auto', or give the solver none."
+        )
+    return clone(made).set_params(preconditioner=chosen)
+
+
+def for_variances(solver: Any, preconditioner: Any) -> Solver:
+    """The solver of training where it reaches small residuals, else "block_cg".
+
+    Methods that read a few rows at a time are made for loose tolerances; block conjugate gradients
+    reach small residuals in far fewer epochs.
+    """
+    if _is_auto(solver) or resolve_solver(solver).reads_rows:
+        return preconditioned("block_cg", preconditioner)
+    return preconditioned(solver, preconditioner)
+
+
+def max_jitter(solver: Any, gradient: Any) -> float:
+    """What an object that factorises says of jitter."""
+    for settings in (solver, gradient):
+        if not isinstance(settings, str):
+            return settings.get_params(deep=False).get("max_jitter", 1e-3)
+    return 1e-3
+
+
+def solver_name(solver: Solver) -> str:
+    """As `resolve_solver` takes it."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(solver).__name__).lower()
+
+
+def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> dict[str, Any]:
+    """The estimator's parameters about solves, those of a gradient object in the first place.
+
+    Parameters
+    ----------
+    params, defaults : dict
+        Of the estimator.
+    gradient : str or GradientEstimator
+    run : FitRun
+        Hears of what the object decides.
+
+    Raises
+    ------
+    ValueError
+        If the user has set one of them to something else than the object has.
+    """
+    merged = {name: params[name] for name in _OF_GRADIENTS.values()}
+    if isinstance(gradient, str):
+        return merged
+    own = gradient.get_params(deep=False)
+    if "solver" in own:
+        own["preconditioner"] = preconditioner_for(own["solver"], own["preconditioner"])
+    if "solver" not in own or not resolve_solver(own["solver"]).takes_preconditioner:
+        # The solves behind predictions have the estimator's.
+        own.pop("preconditioner", None)
+    for theirs, name in _OF_GRADIENTS.items():
+        if theirs in own:
+            _check(name, params, defaults, own[theirs], gradient)
+            run.chose(name, own[theirs], "the gradient object says so")
+            run.ignores(name, f"the gradient object has its own {theirs}={own[theirs]!r}")
+            merged[name] = own[theirs]
+    return merged
+
+
+def _check(name: str, params: dict, defaults: dict, theirs: Any, gradient: Any) -> None:
+    given, default = params[name], defaults[name]
+    default = type(given) is type(default) and given == default
+    if default or _same(name, given, theirs):
+        return
+    raise ValueError(
+        f"{name}={given!r} contradicts gradient={gradient!r}, which has {theirs!r}: leave {name} "
+        "at its default, or say the same in the gradient object."
+    )
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
+def _same(name: str, a: Any, b: Any) -> bool:
+    """Whether two values of a parameter mean the same."""
+    resolve = {"solver": resolve_solver, "preconditioner": resolve_preconditioner}.get(name)
+    if resolve is not None:
+        a, b = resolve(a), resolve(b)
+    if isinstance(a, BaseEstimator):
+        return type(a) is type(b) and repr(a) == repr(b)
+    return a is b or a == b
