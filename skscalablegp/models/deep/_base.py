@@ -375,7 +375,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _trained(self, dtype: torch.dtype) -> tuple[DeepFeatures, list[torch.Tensor]]:
         """The fitted map and its tensors, on the CPU."""
         features, tensors = to_torch(self._features), network_from_numpy(self._tensors, dtype)
-        tensors[features.theta_at] = tensors[features.theta_at].double()
+        tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
         return features, tensors
 
     def _space(self) -> DeepFeatureSpace:
