@@ -16,13 +16,13 @@ from ...core import (
     to_torch,
 )
 from ...core.posteriors import FeaturePosterior, FeatureWeights
-from ...features import PriorFeatures, frequencies_per_product, sample_prior_features
-from ...kernels import TorchKernel, compile_kernel
+from ...features import PriorFeatures, sample_prior_features
+from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
 from ._space import FeatureSpace
-from ._training import check_columns, report_dtype, saying_what_has_features, train_on_all_rows
+from ._training import checked_pairs, report_dtype, train_on_all_rows
 
 # What n_components="auto" is.
 _COMPONENTS = 700
@@ -234,13 +234,16 @@ class RFFRegressor(GPRegressorBase):
             table.check_separable(kernel)
             table = table.centred(kernel)
             report_dtype(run)
-            pairs = self._pairs(kernel, len(table.X), run)
+            m = self.n_components if self.n_components != "auto" else _COMPONENTS
+            run.chose("n_components", m, "accurate enough for most tables, in seconds")
+            pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
             run.begin(table.X, table.y)
             features = sample_prior_features(
                 kernel, kernel.n_features, pairs, run.generator, device=run.device
             )
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
             self._keep_table(table)
+            # Frequencies go by the slots of the compiled kernel, which the trained one shares.
             self._features, self.dtype_ = to_numpy(features), "float64"
             self.n_samples_seen_ = len(table.X)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
@@ -254,20 +257,6 @@ class RFFRegressor(GPRegressorBase):
                 summary=f"{features.n_features} features in float64 on {run.device}",
             )
         return self
-
-    def _pairs(self, kernel: TorchKernel, n: int, run: FitRun) -> int:
-        """Frequencies of each product; refuses kernels without any, and features that are too many.
-
-        Frequencies go by the slots of the compiled kernel, which the trained one shares.
-        """
-        m = self.n_components if self.n_components != "auto" else _COMPONENTS
-        run.chose("n_components", m, "accurate enough for most tables, in seconds")
-        with saying_what_has_features():
-            one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
-        pairs = frequencies_per_product(kernel, m)
-        columns = sum(b.n_features * (pairs if b.frequencies else 1) for b in one.blocks)
-        check_columns(run, "n_components", m, columns, n)
-        return pairs
 
     def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
         """The model with these hyperparameters; returns the jitter."""

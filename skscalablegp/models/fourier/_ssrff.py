@@ -10,12 +10,11 @@ from ..._compat import fit_context
 from ...core import FitRun, GPRegressorBase, constraints
 from ...core.posteriors import ExactPosterior, Posterior
 from ...core.training import resolve_optimizer
-from ...features import frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
-from ._training import check_columns, report_dtype, saying_what_has_features, train_on_all_rows
+from ._training import checked_pairs, report_dtype, train_on_all_rows
 
 
 class SSRFFRegressor(GPRegressorBase):
@@ -267,16 +266,11 @@ class SSRFFRegressor(GPRegressorBase):
         gradient = SingleSampleGradient(
             self.truncation, min_components=self.min_components, component_step=self.component_step
         )
-        with saying_what_has_features():
-            one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
+        checked_pairs(run, "min_components", kernel, min(self.min_components, n), n)
         if gradient.levels(n).truncation is None:
             why = f"{n} rows are no more than min_components: all steps are exact"
             run.ignores("truncation", why)
             run.ignores("component_step", why)
-        else:
-            pairs = frequencies_per_product(kernel, self.min_components)
-            columns = sum(b.n_features * (pairs if b.frequencies else 1) for b in one.blocks)
-            check_columns(run, "min_components", self.min_components, columns, n)
         return gradient
 
     def _finish(

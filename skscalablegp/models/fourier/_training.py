@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from ..._validation import available_memory
 from ...core import FitRun, StageSettings, adam_rate, fit_hyperparameters
 from ...core.training import TrainingResult, resolve_optimizer
-from ...kernels import NoSpectralDensity
+from ...features import frequencies_per_product, sample_prior_features
+from ...kernels import NoSpectralDensity, TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
 from ._collapsed import BATCH_ROWS
 
@@ -27,29 +28,31 @@ _OF_TRAINING = (
 _STEPS = 100
 
 
-@contextmanager
-def saying_what_has_features() -> Iterator[None]:
-    """Kernels without random features: an error with what to do instead here."""
+def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
+    """Frequencies of each product when m functions are shared among all of them.
+
+    Refuses kernels without random features, and m x m matrices that do not fit; `name` is the
+    parameter that m comes from.
+    """
     try:
-        yield
+        one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
     except NoSpectralDensity as error:
         raise NoSpectralDensity(
             f"{error.cause}, so it has no random features: use a sum or product of RBF, Matern, "
             "RationalQuadratic, DotProduct and constants, or IterativeGPRegressor."
         ) from None
-
-
-def check_columns(run: FitRun, name: str, value: int, columns: int, n: int) -> None:
-    """Refuse m x m matrices that do not fit; `columns` is what a parameter's value becomes."""
+    pairs = frequencies_per_product(kernel, m)
+    columns = sum(b.n_features * (pairs if b.frequencies else 1) for b in one.blocks)
     need = 8 * (4 * columns**2 + 4 * columns * min(n, BATCH_ROWS))
     known = (run.memory_budget, available_memory(run.device))
     room = min((bound for bound in known if bound is not None), default=need)
-    fits = max(2, int(value * min(0.5, (room / need) ** 0.5 / 2)))
+    fits = max(2, int(m * min(0.5, (room / need) ** 0.5 / 2)))
     run.check_memory(
         need,
-        f"{name}={value} ({columns} columns, with four {columns} x {columns} matrices)",
+        f"{name}={m} ({columns} columns, with four {columns} x {columns} matrices)",
         f"use fewer, for example {name}={fits}",
     )
+    return pairs
 
 
 def report_dtype(run: FitRun) -> None:
@@ -73,7 +76,8 @@ def train_on_all_rows(
             run.ignores(name, why)
         return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
     run.chose("optimizer", "bfgs", "values and gradients are exact for the drawn frequencies")
-    run.chose("max_iter", _STEPS, "steps that are enough for most tables")
+    why = "as many as most tables need" if gradient.exact else "few for gradients so noisy"
+    run.chose("max_iter", _STEPS, why)
     if estimator.optimizer == "adam":
         run.chose("learning_rate", adam_rate(n), "that of Adam, smaller above 50,000 rows")
     else:
