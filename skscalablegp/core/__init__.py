@@ -21,7 +21,7 @@ from ._model import GPModel
 from ._parameters import PARAMETERS as PARAMETER_TABLE
 from ._parameters import Parameter, constraints
 from ._prediction import GPPredictionBase
-from ._regressor import GPRegressorBase
+from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, Choice, FitReport
 from ._run import FitRun, Run, budget_of, warn_once
 from ._stages import (
@@ -51,6 +51,7 @@ __all__ = [
     "MinibatchGPRegressorBase",
     "PARAMETERS",
     "Run",
+    "TableRegressorBase",
     "StageSettings",
     "adam_rate",
     "budget_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from ._run import budget_of
 from .data import Table
 
 
-class GPRegressorBase(GPPredictionBase):
-    """A kernel, a table that stays with the model, and its likelihood."""
+class TableRegressorBase(GPPredictionBase):
+    """A kernel, and a table that stays with the model."""
 
     # Bound of the default kernel's signal variance, in units of the target's; None for its own.
     _largest_signal: float | None = None
@@ -72,6 +73,33 @@ class GPRegressorBase(GPPredictionBase):
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         return super()._inputs(X - self._origin)
 
+    def _value_at(self, theta: Any, eval_gradient: bool, kept: str):
+        """What training maximises, and its gradient: at theta, or the attribute that `fit` kept."""
+        check_is_fitted(self, "kernel_")
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("Gradient can only be evaluated for theta!=None")
+            return getattr(self, kept)
+        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
+        p = len(self.kernel_.theta)
+        if theta.shape != (p,):
+            raise ValueError(
+                f"theta must have shape ({p},), one logarithm for each hyperparameter of kernel_ "
+                f"that is not fixed; got {tuple(theta.shape)}."
+            )
+        value, grad = self._likelihood_at(theta, eval_gradient)
+        return (value, grad.cpu().numpy()) if eval_gradient else value
+
+    @abstractmethod
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """Value and gradient of what training maximises."""
+
+
+class GPRegressorBase(TableRegressorBase):
+    """A model that keeps its table and has a log marginal likelihood."""
+
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
     ):
@@ -107,20 +135,7 @@ class GPRegressorBase(GPPredictionBase):
         Exact by Cholesky in float64, O(n^3), where the model is an exact one; of the approximate
         model otherwise. Without theta the value is the one stored by `fit`.
         """
-        check_is_fitted(self, "kernel_")
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("Gradient can only be evaluated for theta!=None")
-            return self.log_marginal_likelihood_value_
-        theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
-        p = len(self.kernel_.theta)
-        if theta.shape != (p,):
-            raise ValueError(
-                f"theta must have shape ({p},), one logarithm for each hyperparameter of kernel_ "
-                f"that is not fixed; got {tuple(theta.shape)}."
-            )
-        value, grad = self._likelihood_at(theta, eval_gradient)
-        return (value, grad.cpu().numpy()) if eval_gradient else value
+        return self._value_at(theta, eval_gradient, "log_marginal_likelihood_value_")
 
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool

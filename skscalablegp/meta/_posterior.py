@@ -96,7 +96,7 @@ class LOVEPosterior(KernelPosterior):
         return self.mean(X)[:, :, None] + at_new.reshape(len(X), t, n_samples)
 
 
-class LOVEWeights(KernelPosterior):
+class LOVEWeights(Posterior):
     """The mean of a posterior over weights with variances from k Lanczos vectors.
 
     ``variance(x) = prior(x) - |Y' phi(x)|^2``, O(q k) a row beside the features themselves.
@@ -110,8 +110,19 @@ class LOVEWeights(KernelPosterior):
     """
 
     def __init__(self, posterior: Any, explained: Float[Tensor, "q k"]):
-        self.operator, self.weights = posterior.operator, posterior.weights
         self._below, self._form, self.explained = posterior, posterior.weight_form(), explained
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._below.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._below.device
+
+    @property
+    def width(self) -> int:
+        return self._below.width
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._below.mean(X)
@@ -173,7 +184,7 @@ def with_basis(posterior: Any, rank: int, basis: np.ndarray | None) -> Posterior
     if isinstance(posterior, GridPosterior):
         return posterior.with_rank(rank)
     made = torch.tensor(basis, dtype=posterior.dtype, device=posterior.device)
-    kind = LOVEWeights if hasattr(posterior, "weight_form") else LOVEPosterior
+    kind = LOVEPosterior if posterior.weight_form() is None else LOVEWeights
     return kind(posterior, made)
 
 

@@ -60,6 +60,7 @@ class ParameterContract:
         assert list(written) == list(given)
         for name, default in given.items():
             kind, text = written[name]
+            kind = " ".join(kind.split())
             shown = f'"{default}"' if isinstance(default, str) else repr(default)
             assert kind.endswith(f", default={shown}"), (name, kind)
             meaning = PARAMETER_TABLE[name].meaning

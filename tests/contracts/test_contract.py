@@ -196,19 +196,32 @@ ROWS = [
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"batches": ["random", "neighbours"]},
     ),
-    Row("svgp", SVGPRegressor(), search={"n_inducing": [5, 10]}),
+    Row("svgp", SVGPRegressor(), search={"n_inducing": [5, 10]}, limit={"max_iter": 1}),
     Row(
         "svgp-batches",
         SVGPRegressor(n_inducing=8, batch_size=8, max_iter=10),
-        search={"natural_rate": [0.1, 0.5]},
+        search={"variational_learning_rate": [0.1, 0.5]},
+        limit={"max_iter": 1},
     ),
     Row(
         "svgp-network",
         SVGPRegressor(feature_extractor=[8, 4], max_iter=10),
+        limit={"max_iter": 1},
         scikit_learn_checks=False,
     ),
-    Row("svgp-classes", SVGPClassifier(), classifier=True, search={"n_inducing": [5, 10]}),
-    Row("sgpr", SGPRRegressor(max_iter=30), search={"n_inducing": [5, 10]}),
+    Row(
+        "svgp-classes",
+        SVGPClassifier(),
+        classifier=True,
+        search={"n_inducing": [5, 10]},
+        limit={"max_iter": 1},
+    ),
+    Row(
+        "sgpr",
+        SGPRRegressor(max_iter=30),
+        search={"n_inducing": [5, 10]},
+        limit={"max_iter": 1},
+    ),
 ]
 
 

@@ -20,6 +20,11 @@ REAL_PATHS = (
     "qsgp-classifier",
     "qsgp-classifier-stochastic",
     "qsrvm",
+    "svgp",
+    "svgp-batches",
+    "svgp-network",
+    "svgp-classes",
+    "sgpr",
 )
 FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
 CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)

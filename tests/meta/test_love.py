@@ -27,7 +27,7 @@ from skscalablegp import (
 )
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.meta import love
-from skscalablegp.models.inducing import InducingPosterior, InducingSpace, WhitenedBelief
+from skscalablegp.models.inducing import InducingPosterior, WhitenedBelief
 
 C, W = ConstantKernel, WhiteKernel
 
@@ -150,7 +150,7 @@ def inducing(X, y):
     )
     S = torch.linalg.inv(torch.eye(30) + A @ A.T / 0.01)
     belief = WhitenedBelief(S @ A @ torch.from_numpy(y)[:, None] / 0.01, S[None], S.logdet()[None])
-    return InducingPosterior(InducingSpace(compiled, theta, Z, torch.device("cpu")), belief)
+    return InducingPosterior(compiled, theta, Z, belief)
 
 
 class TestWeights:

@@ -52,9 +52,10 @@ class ObservedPosterior(Posterior):
         return self.latent.width
 
     def _predictive(self, X: Float[Tensor, "m d"]) -> Predictive:
-        mean = self.latent.mean(X).double()
-        variance = (self.latent.variance(X) + self.latent.noise(X)).double()
-        return self.likelihood.predictive(mean, variance[:, None], torch.zeros_like(variance))
+        mean, variance = self.latent.mean_and_variance(X)
+        variance = (variance + self.latent.noise(X)).double()
+        zero = torch.zeros_like(variance)
+        return self.likelihood.predictive(mean.double(), variance[:, None], zero)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         """Of y; needs the variance of f."""

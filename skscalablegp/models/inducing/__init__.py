@@ -3,7 +3,7 @@
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._classifier import SVGPClassifier
 from ._collapsed import collapsed_bound, problem_blocks
-from ._posterior import InducingPosterior, InducingSpace
+from ._posterior import InducingPosterior
 from ._selection import INDUCING_METHODS, select_inducing
 from ._sgpr import SGPRRegressor
 from ._svgp import SVGPRegressor
@@ -11,7 +11,6 @@ from ._svgp import SVGPRegressor
 __all__ = [
     "INDUCING_METHODS",
     "InducingPosterior",
-    "InducingSpace",
     "KernelValues",
     "NaturalBelief",
     "SGPRRegressor",

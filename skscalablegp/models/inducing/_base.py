@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ..._compat import FitEvents, Interval
-from ..._validation import check_inducing, check_memory, resolve_dtype
-from ...core import (
-    budget_of,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    stop_after,
-    unfinished,
-    warn_once,
-)
+from ..._validation import check_inducing, resolve_dtype
+from ...core import FitRun, exact_start, random_rows
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
+from ...core.training import TrainingStep
 from ...features import Network, make_network, network_from_numpy, network_to_numpy
-from ...kernels import compile_kernel, default_kernel
+from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ._bound import WhitenedBelief
-from ._posterior import InducingPosterior, InducingSpace
+from ._posterior import InducingPosterior
 from ._selection import INDUCING_METHODS
-from ._stepper import SparseModel, SparseRows, SparseSettings
-from ._training import START_ROWS, SparseFit, absorb, exact_start, train_sparse
+from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings
+from ._training import (
+    START_ROWS,
+    START_STEPS,
+    SparsePlan,
+    absorb,
+    begin,
+    finished,
+    train_batches,
+)
 
 # Up to so many rows products are float64.
 _FLOAT64_ROWS = 3000
@@ -38,90 +39,185 @@ _BATCH = 1024
 _EPOCHS = 8
 # Fewest steps of tables up to 200 rows, and of larger ones; most steps.
 _STEPS = (30, 80, 400)
+_LEARNING_RATE = 0.05
+# Weight of a batch in a natural step, and of all rows where one step is not enough.
+_NATURAL_RATE = 0.1
+_WHOLE_RATE = 0.3
+# Most passes over rows that come later.
+_PASSES = 30
+# Fewest rows from which a start is worth while.
+_FEWEST_START = 100
 
-PARAMETERS = shared_parameters(
-    "kernel",
-    "random_state",
-    "learning_rate",
-    "max_iter",
-    "batch_size",
-    "memory_budget",
-    "device",
-    "dtype",
-    "callbacks",
-    "max_seconds",
-    "verbose",
-) | {
-    "n_inducing": [Interval(Integral, 1, None, closed="left"), str],
-    "inducing": [str, "array-like"],
-    "optimize_inducing": ["boolean"],
-    "likelihood": [str, Likelihood],
-    "feature_extractor": [None, "array-like", callable],
-    "optimizer": [str, None],
-    "natural_rate": [Interval(Real, 0, 1, closed="right")],
-}
+# Rows' kernel, rows, targets, and the model's theta that belongs to that kernel's.
+Start = tuple[TorchKernel, torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]
+
+
+def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> int:
+    """m, from `n_inducing` and `inducing`, which are checked.
+
+    Raises
+    ------
+    ValueError
+        For an unknown way to choose points, or points of the wrong shape.
+    """
+    inducing = estimator.inducing
+    if not isinstance(inducing, str):
+        run.ignores("n_inducing", "the points are given")
+        return len(check_inducing(inducing, d))
+    if inducing not in INDUCING_METHODS:
+        raise ValueError(
+            f"Unknown inducing={inducing!r}: use one of {INDUCING_METHODS} or an array of "
+            "shape (m, d)."
+        )
+    m = min(n, most if estimator.n_inducing == "auto" else int(estimator.n_inducing))
+    return run.chose("n_inducing", m, "all rows" if m == n else "accurate enough for most tables")
 
 
 class SparseMixin:
     """Settings from parameters, training, and fitted attributes; the tables are the subclass's."""
 
-    _largest_default = 512
-
     # ------------------------------------------------------------------ what parameters mean
 
-    def _n_inducing(self, n: int) -> int:
-        if isinstance(self.n_inducing, str):
-            if self.n_inducing != "auto":
-                raise ValueError(f"n_inducing must be a number or 'auto', got {self.n_inducing!r}.")
-            return min(n, self._largest_default)
-        return min(n, int(self.n_inducing))
+    def _most_points(self, n_outputs: int) -> int:
+        """What n_inducing="auto" is on large tables."""
+        return 512
 
-    def _sparse_settings(self, n: int, scaling: Scaling) -> SparseSettings:
-        if self.optimizer not in ("natural", "adam", None):
+    def _plan(
+        self,
+        X: np.ndarray,
+        Y: np.ndarray,
+        noise: np.ndarray,
+        scaling: Scaling,
+        likelihood: Likelihood,
+        n_outputs: int,
+        run: FitRun,
+    ) -> SparsePlan:
+        """Everything resolved and checked, before any work."""
+        generator, (n, d) = run.generator, X.shape
+        network = self._new_network(d, run)
+        targets = (Y - scaling.y_mean) / scaling.y_scale
+        if not likelihood.additive:
+            run.ignores("alpha", f"{likelihood} has no noise beside it")
+            targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
+        unit = float(np.mean(np.square(targets)))
+        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
+        kernel, inputs = self._kernel_and_scaling(scaling, network, unit, likelihood)
+        compiled = compile_kernel(kernel, d if network is None else network.n_features)
+        model = SparseModel(compiled, likelihood, n_outputs, network)
+        settings, planned = self._sparse_settings(n, model, inputs, run)
+        whole = (
+            self.optimizer is not None
+            and compiled.n_params > 0
+            and n <= min(START_ROWS, settings.n_inducing)
+            and isinstance(settings.inducing, str)
+            and likelihood.conjugate
+            and network is None
+            and settings.variational_optimizer == "natural"
+        )
+        self._report_unused(model, settings, n, whole, run)
+        dtype = resolve_dtype(self.dtype, n, threshold=_FLOAT64_ROWS)
+        run.chose(
+            "dtype", str(dtype).removeprefix("torch."), f"float64 up to {_FLOAT64_ROWS:,} rows"
+        )
+        m, s, b = settings.n_inducing, model.n_factors, settings.batch_size
+        run.check_memory(
+            8 * m * m * (6 + 6 * s) + 8 * m * b * (4 + 2 * s),
+            f"{m} inducing points with {s} covariances of {m} x {m}",
+            f"use fewer, for example n_inducing={max(1, m // 4)}",
+        )
+        source = RowSource(X, Y, inputs, dtype, run.device).resident()
+        rows = SparseRows(source, torch.as_tensor(noise).to(run.device, dtype))
+        self._check_rows(model, rows, X)
+        weights = [] if network is None else network.initial(generator, dtype)
+        weights = [w.to(run.device) for w in weights]
+        run.reports(
+            summary=f"{m} inducing points, batches of {b}, in "
+            f"{str(dtype).removeprefix('torch.')} on {run.device}"
+        )
+        return SparsePlan(model, rows, settings, inputs, weights, unit, whole, planned)
+
+    def _sparse_settings(
+        self, n: int, model: SparseModel, inputs: Scaling, run: FitRun
+    ) -> tuple[SparseSettings, bool]:
+        """Also whether there are no fewer steps than "auto" would take."""
+        if self.optimizer not in ("adam", None):
             raise ValueError(
-                f"Unknown optimizer {self.optimizer!r}: use 'natural' (natural gradients for the "
-                "variational distribution), 'adam', or None to keep the kernel as it is."
+                f"Unknown optimizer {self.optimizer!r}: use 'adam', or None to keep the kernel and "
+                "the points as they are. variational_optimizer moves the belief."
             )
+        if self.variational_optimizer not in ("natural", "adam"):
+            raise ValueError(
+                f"Unknown variational_optimizer {self.variational_optimizer!r}: use 'natural' "
+                "(natural gradients) or 'adam'."
+            )
+        natural = self.variational_optimizer == "natural"
+        m = planned_points(self, n, len(inputs.x_mean), self._most_points(model.n_outputs), run)
         inducing = self.inducing
-        if isinstance(inducing, str):
-            if inducing not in INDUCING_METHODS:
-                raise ValueError(
-                    f"Unknown inducing={inducing!r}: use one of {INDUCING_METHODS} or an array of "
-                    "shape (m, d)."
-                )
-            m = self._n_inducing(n)
-        else:
-            inducing = check_inducing(inducing, len(scaling.x_mean))
-            inducing = (inducing - scaling.x_mean) / scaling.x_scale
-            m = len(inducing)
+        if not isinstance(inducing, str):
+            inducing = check_inducing(inducing, inputs.x_mean.size) - inputs.x_mean
+            inducing = inducing / inputs.x_scale
         batch = min(n, _BATCH if self.batch_size == "auto" else int(self.batch_size))
-        steps = self.max_iter
-        if steps == "auto":
-            fewest = _STEPS[0] if n <= 200 else _STEPS[1]
-            steps = int(np.clip(_EPOCHS * n / batch, fewest, _STEPS[2]))
-        rate = 0.05 if self.learning_rate == "auto" else float(self.learning_rate)
-        return SparseSettings(
+        run.chose("batch_size", batch, "all rows" if batch == n else "a step costs little")
+        fewest = _STEPS[0] if n <= 200 else _STEPS[1]
+        enough = int(np.clip(_EPOCHS * n / batch, fewest, _STEPS[2]))
+        steps = enough if self.max_iter == "auto" else int(self.max_iter)
+        run.chose("max_iter", steps, f"{_EPOCHS} passes, within {fewest} and {_STEPS[2]} steps")
+        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
+        run.chose("learning_rate", rate, "it falls to almost nothing over the steps")
+        own = self.variational_learning_rate
+        if own == "auto":
+            own = (_WHOLE_RATE if batch == n else _NATURAL_RATE) if natural else rate
+            why = "the weight of a batch" if natural else "that of the hyperparameters"
+            run.chose("variational_learning_rate", own, why)
+        if natural and own > 1:
+            raise ValueError(
+                f"variational_learning_rate={own!r} is the weight of a batch in a natural gradient "
+                "step, at most 1: use a smaller one, or variational_optimizer='adam'."
+            )
+        settings = SparseSettings(
             m,
             inducing,
             self.optimize_inducing,
             self.optimizer,
-            batch,
-            int(steps),
             rate,
-            float(self.natural_rate),
+            self.variational_optimizer,
+            float(own),
+            batch,
+            steps,
         )
+        return settings, steps >= enough
 
-    def _network(self, d: int) -> Network | None:
-        extractor = self.feature_extractor
-        return None if extractor is None else make_network(d, extractor)
+    def _report_unused(
+        self, model: SparseModel, settings: SparseSettings, n: int, whole: bool, run: FitRun
+    ) -> None:
+        natural = settings.variational_optimizer == "natural"
+        closed = natural and model.likelihood.conjugate
+        unused: dict[str, str] = {}
+        if self.optimizer is None:
+            unused |= dict.fromkeys(
+                ("learning_rate", "optimize_inducing"), "optimizer=None keeps kernel and points"
+            )
+            if closed:
+                unused |= dict.fromkeys(
+                    ("batch_size", "max_iter", "variational_learning_rate"),
+                    "the best belief is known in closed form",
+                )
+        if closed and settings.batch_size == n:
+            unused["variational_learning_rate"] = "a step sees all rows and finds the best belief"
+        if whole:
+            unused |= dict.fromkeys(
+                ("learning_rate", "variational_learning_rate", "batch_size", "optimize_inducing"),
+                "all rows are inducing points: their exact likelihood is maximised",
+            )
+        for name, reason in unused.items():
+            run.ignores(name, reason)
 
-    def _check_sizes(self, m: int, n_factors: int, batch: int) -> None:
-        check_memory(
-            8 * m * m * (6 + 6 * n_factors) + 8 * m * batch * (4 + 2 * n_factors),
-            f"{m} inducing points with {n_factors} covariances of {m} x {m}",
-            f"use fewer, for example n_inducing={max(1, m // 4)}",
-            budget_of(self.memory_budget),
-        )
+    def _new_network(self, d: int, run: FitRun) -> Network | None:
+        if self.feature_extractor is None or callable(self.feature_extractor):
+            run.ignores("activation", "no network is given by its layer sizes")
+        if self.feature_extractor is None:
+            return None
+        return make_network(d, self.feature_extractor, self.activation)
 
     def _kernel_and_scaling(
         self, scaling: Scaling, network: Network | None, unit: float, likelihood: Likelihood
@@ -149,185 +245,172 @@ class SparseMixin:
         kernel = default_kernel(width, spread, unit)
         return kernel if likelihood.additive else kernel.k1
 
-    # ------------------------------------------------------------------ training
-
-    def _train_sparse(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        noise: np.ndarray,
-        scaling: Scaling,
-        likelihood: Likelihood,
-        n_outputs: int,
-        device: torch.device,
-    ) -> tuple[SparseModel, SparseRows, SparseFit]:
-        """Fit, and set every fitted attribute when that has succeeded."""
-        monitor = make_monitor(self)
-        _, generator = seeded(self.random_state)
-        n, d = X.shape
-        network = self._network(d)
-        noisy = likelihood.additive
-        targets = (Y - scaling.y_mean) / scaling.y_scale
-        if not noisy:
-            targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
-        unit = float(np.mean(np.square(targets)))
-        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
-        kernel, inputs = self._kernel_and_scaling(scaling, network, unit, likelihood)
-        compiled = compile_kernel(kernel, d if network is None else network.n_features)
-        settings = self._sparse_settings(n, inputs)
-        dtype = resolve_dtype(self.dtype, n, threshold=_FLOAT64_ROWS)
-        source = RowSource(X, Y, inputs, dtype, device).resident()
-        rows = SparseRows(source, torch.as_tensor(noise).to(device, dtype))
-        model = SparseModel(compiled, likelihood, n_outputs, network)
-        self._check_sizes(settings.n_inducing, model.n_factors, settings.batch_size)
-        self._check_rows(model, rows, X)
-        weights = [] if network is None else network.initial(generator, dtype)
-        weights = [w.to(device) for w in weights]
-        events = FitEvents(self, X, Y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        try:
-            theta, done, reason = self._start(model, rows, settings, monitor, generator)
-            started = done > 0 and self.kernel is None
-            if reason is not None:
-                # The exact likelihood of all rows is what the bound is with all rows as points;
-                # after an interrupt, too, nothing is left to train.
-                settings = replace(settings, max_iter=0)
-            fit = train_sparse(
-                model,
-                rows,
-                theta.to(device),
-                weights,
-                settings,
-                monitor,
-                generator,
-                unit if noisy and started and reason is None and likelihood.conjugate else None,
-            )
-        finally:
-            monitor.close()
-        fit = replace(
-            fit,
-            n_iter=fit.n_iter + done,
-            stop_reason=fit.stop_reason if reason is None else reason,
-        )
-        self._keep(model, fit, inputs, monitor, settings, source)
-        events.end()
-        steps = f"{fit.n_iter} steps"
-        warn_once(unfinished(fit.stop_reason, self, steps))
-        return model, rows, fit
-
     def _check_rows(self, model: SparseModel, rows: SparseRows, X: np.ndarray) -> None:
         """Refuse rows that this likelihood cannot take."""
 
-    def _start(self, model, rows, settings, monitor, generator):
-        """Starting theta, evaluations spent, and why training ended if that was all of it."""
-        kernel, n = model.kernel, len(rows)
-        if self.optimizer is None or kernel.n_params == 0:
-            return kernel.theta0, 0, None
-        whole = (
-            n <= min(START_ROWS, settings.n_inducing)
-            and isinstance(settings.inducing, str)
-            and model.likelihood.conjugate
-            and model.network is None
-            and settings.optimizer == "natural"
-        )
-        steps = min(settings.max_iter, 50)
-        if not whole and (self.kernel is not None or model.network is not None or n < 100):
-            return kernel.theta0, 0, None
-        chosen = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
-        X, Y, noise = rows.take(chosen)
-        if whole:
-            result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
-            return torch.as_tensor(result.theta), result.n_iter, result.stop_reason
-        targets = self._start_targets(model, Y)
-        theta, result = self._subset_theta(model, X, targets, noise, monitor, generator, steps)
-        return theta, result.n_iter, stop_after(result.stop_reason)
+    # ------------------------------------------------------------------ training
 
-    def _start_targets(self, model: SparseModel, Y: torch.Tensor) -> torch.Tensor:
-        return model.likelihood.start_targets(Y)
+    def _train(self, plan: SparsePlan, run: FitRun) -> SparseFit:
+        """Train, set every fitted attribute and report."""
+        theta, n_start, reason = self._start(plan, run)
+        # What a start of a few rows takes for noise is too little for points.
+        noise = n_start > 0 and self.kernel is None and not (plan.whole or run.stopped)
+        noise = noise and plan.model.likelihood.conjugate and plan.model.likelihood.additive
+        stepper = run.finish("points", lambda: begin(plan, theta, run.generator, noise))
+        run.preview = lambda model, step: model._keep(plan, stepper.fitted())
+        n_steps = 0
+        if not (plan.whole or run.stopped or stepper.settled):
+            n_steps, reason = train_batches(stepper, run)
+        before = stepper.snapshot()
 
-    def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
-        """Theta of the default kernel from a few rows, and how their training ended."""
-        kernel, p = model.kernel, model.kernel.n_params
+        def belief() -> tuple[SparseFit, int]:
+            stepper.restore(before)
+            return finished(stepper, n_steps)
+
+        fit, n_steps = run.finish("belief", belief)
+        self._keep(plan, fit)
+        run.ended(reason, n_iter=n_start + n_steps, planned=plan.planned)
+        epochs = n_steps * plan.settings.batch_size / len(plan.rows)
+        run.reports(jitter=fit.jitter, epochs=epochs)
+        return fit
+
+    def _start(self, plan: SparsePlan, run: FitRun) -> tuple[torch.Tensor, int, str]:
+        """Starting theta, evaluations spent, and how they ended."""
+        model, n = plan.model, len(plan.rows)
+        kernel = model.kernel
+        given = self.kernel is not None or model.network is not None or n < _FEWEST_START
+        if self.optimizer is None or kernel.n_params == 0 or (given and not plan.whole):
+            return kernel.theta0, 0, "converged"
+        X, Y, noise = plan.rows.take(random_rows(n, START_ROWS, run.generator))
+        steps = plan.settings.max_iter
+        if not plan.whole or self.max_iter == "auto":
+            steps = min(steps, START_STEPS)
+        start: Start = (kernel, X, Y, torch.as_tensor)
+        if not plan.whole:
+            start = self._start_problem(model, X, Y)
+        kernel, X, Y, to_theta = start
+
+        def preview(model: Any, step: TrainingStep) -> None:
+            stepper = begin(plan, to_theta(torch.as_tensor(step.theta)), run.generator)
+            model._keep(plan, finished(stepper, 0)[0])
+
+        run.preview = preview
+        result = exact_start(kernel, X, Y, noise, run, max_iter=steps)
+        return to_theta(torch.as_tensor(result.theta)), result.n_iter, result.stop_reason
+
+    def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:
+        """The regression of some rows whose hyperparameters the default kernel starts with."""
+        kernel, p, Y = model.kernel, model.kernel.n_params, model.likelihood.start_targets(Y)
         if not model.likelihood.additive:
             # A regression needs noise, which comes last among its parameters.
             unit = float(Y.square().mean()) or 1.0
             noisy = kernel.kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
             kernel = compile_kernel(noisy, kernel.n_features)
-        result = exact_start(kernel, X, Y, noise, monitor, generator, steps)
-        return torch.as_tensor(result.theta[:p]), result
+        return kernel, X, Y, lambda theta: theta[:p]
 
     # ------------------------------------------------------------------ fitted state
 
-    def _keep(self, model, fit: SparseFit, inputs, monitor, settings, source) -> None:
-        self._remember(None)
-        dtype, device, n = source.dtype, source.device, len(source)
-        kernel = model.kernel
-        self._keep_scaling(inputs)
-        self.kernel_ = kernel.to_sklearn(fit.theta.cpu())
+    def _keep(self, plan: SparsePlan, fit: SparseFit) -> None:
+        """The fitted attributes of a model."""
+        model, dtype = plan.model, plan.rows.source.dtype
+        self._keep_scaling(plan.inputs)
+        self.kernel_ = model.kernel.to_sklearn(fit.theta.cpu())
         self.likelihood_ = model.likelihood
         # Single precision is where points were trained, double is where they are used.
         Z = fit.Z.cpu().double().numpy()
-        self.inducing_points_ = Z if model.network is not None else Z + inputs.x_mean
+        self.inducing_points_ = Z if model.network is not None else Z + plan.inputs.x_mean
         self._set_belief(fit.belief)
-        self._weights = network_to_numpy(fit.weights)
-        self.log_marginal_likelihood_value_ = fit.value
-        self.n_iter_ = fit.n_iter
-        self.n_rows_seen_ = n
-        self.history_ = monitor.history()
-        failed = fit.stop_reason in ("diverged", "max_seconds", "interrupted")
-        self.solver_info_ = {
-            "status": fit.stop_reason if failed else "converged",
-            "epochs": 0.0,
-            "stop_reason": fit.stop_reason,
-            "plan": f"{len(Z)} inducing points, batches of {settings.batch_size}, up to "
-            f"{settings.max_iter} steps in {str(dtype).removeprefix('torch.')} on {device}",
-        }
-        self.device_, self.dtype_ = str(device), str(dtype).removeprefix("torch.")
+        self._network, self._weights = model.network, network_to_numpy(fit.weights)
+        self.lower_bound_ = fit.value
+        self.dtype_ = str(dtype).removeprefix("torch.")
 
     def _set_belief(self, belief: WhitenedBelief) -> None:
         self.variational_mean_ = belief.mean.cpu().numpy()
         self.variational_cov_ = belief.covariance.cpu().numpy()
 
-    def _model_points(self) -> torch.Tensor:
-        """Inducing points as the kernel takes them."""
-        shift = 0.0 if self._weights else self._scaling.x_mean
-        return torch.tensor(self.inducing_points_ - shift)
-
-    def _belief(self) -> WhitenedBelief:
-        S = torch.tensor(self.variational_cov_)
-        return WhitenedBelief(torch.tensor(self.variational_mean_), S, torch.linalg.slogdet(S)[1])
+    def _fitted(self, n_outputs: int, device: torch.device) -> tuple[SparseModel, SparseFit]:
+        """The model from fitted attributes alone, float64."""
+        network = self._network
+        width = self.n_features_in_ if network is None else network.n_features
+        model = SparseModel(
+            compile_kernel(self.kernel_, width), self.likelihood_, n_outputs, network
+        )
+        weights = [w.to(device) for w in network_from_numpy(self._weights)]
+        shift = self._scaling.x_mean if network is None else 0.0
+        Z, mean, S = (
+            torch.tensor(array, device=device)
+            for array in (
+                self.inducing_points_ - shift,
+                self.variational_mean_,
+                self.variational_cov_,
+            )
+        )
+        belief = WhitenedBelief(mean, S, torch.linalg.slogdet(S)[1])
+        return model, SparseFit(model.kernel.theta0.to(device), Z, weights, belief)
 
     def _build_posterior(self) -> InducingPosterior:
-        """The posterior from fitted attributes alone, float64 on the CPU."""
-        network = self._network(self.n_features_in_)
-        width = self.n_features_in_ if network is None else network.n_features
-        kernel = compile_kernel(self.kernel_, width)
+        model, fit = self._fitted(len(self.variational_mean_.T), self._fit_device())
+        noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
         transform = None
-        if network is not None:
-            weights = network_from_numpy(self._weights)
+        if model.network is not None:
 
             def transform(X):
-                return network(weights, X)
+                return model.features(fit.weights, X)
 
-        space = InducingSpace(
-            kernel, kernel.theta0, self._model_points(), torch.device("cpu"), transform
-        )
-        noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
-        return InducingPosterior(space, self._belief(), noise)
+        return InducingPosterior(model.kernel, fit.theta, fit.Z, fit.belief, noise, transform)
 
-    def _absorb(self, X: np.ndarray, Y: np.ndarray, noise: np.ndarray, n_outputs: int) -> None:
+    def extract_features(self, X: Any) -> np.ndarray:
+        """What the kernel sees of rows: the output of the network, or the rows themselves.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows.
+
+        Returns
+        -------
+        features : ndarray of shape (m, q)
+            Without a `feature_extractor`, X.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        """
+        check_is_fitted(self, "n_iter_")
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        if self._network is None:
+            return X
+        rows = self._scaling.inputs(X, torch.float64, torch.device("cpu"))
+        with torch.no_grad():
+            return self._network(network_from_numpy(self._weights), rows).numpy()
+
+    def _absorb(
+        self,
+        X: np.ndarray,
+        Y: np.ndarray,
+        noise: np.ndarray,
+        n_outputs: int,
+        run: FitRun,
+    ) -> None:
         """Further rows into the belief; hyperparameters and inducing points stay."""
-        network = self._network(self.n_features_in_)
-        width = self.n_features_in_ if network is None else network.n_features
-        kernel = compile_kernel(self.kernel_, width)
-        source = RowSource(X, Y, self._scaling, torch.float64)
-        rows = SparseRows(source, torch.as_tensor(noise))
-        model = SparseModel(kernel, self.likelihood_, n_outputs, network)
+        seen, passes = self.n_samples_seen_, _PASSES
+        if self.max_iter != "auto":
+            passes = int(self.max_iter)
+        model, fit = self._fitted(n_outputs, run.device)
+        m, s = len(fit.Z), model.n_factors
+        run.check_memory(
+            8 * m * m * (6 + 6 * s),
+            f"{m} inducing points with {s} covariances of {m} x {m}",
+            "fit with fewer inducing points",
+        )
+        source = RowSource(X, Y, self._scaling, torch.float64, run.device)
+        rows = SparseRows(source, torch.as_tensor(noise).to(run.device))
         self._check_rows(model, rows, X)
-        weights = network_from_numpy(self._weights)
-        Z = self._model_points()
-        held = SparseFit(kernel.theta0, Z, weights, self._belief(), 0.0, 0, "")
-        belief = absorb(model, rows, held, torch.Generator().manual_seed(self.n_rows_seen_))
-        self._remember(None)
+        run.begin(X, Y, seen)
+        generator = torch.Generator().manual_seed(seen)
+        belief, n_iter, reason = absorb(model, rows, fit, run, generator, passes)
         self._set_belief(belief)
-        self.n_rows_seen_ += len(X)
+        run.chose("max_iter", passes, "passes over the new rows; Gaussian noise needs one")
+        run.ended(reason, n_iter=n_iter, planned=passes >= _PASSES)
+        run.reports(epochs=float(n_iter), summary=f"{len(X)} rows beside {seen} earlier ones")

@@ -46,6 +46,16 @@ class WhitenedBelief:
         trace = self.covariance.diagonal(dim1=1, dim2=2).sum()
         return 0.5 * float(self.mean.square().sum() + shared * (trace - self.log_det.sum()) - m * q)
 
+    def divergence_from(self, other: NaturalBelief) -> float:
+        """KL from another belief, summed over latent functions; O(s m^3)."""
+        (m, q), S, P = self.mean.shape, self.covariance, other.precision
+        shared, L = q // len(S), torch.linalg.cholesky(P)
+        apart = self.mean - other.whitened().mean
+        moved = P[0] @ apart if len(P) == 1 else torch.einsum("qij,jq->iq", P, apart)
+        log_dets = self.log_det.sum() + 2 * L.diagonal(dim1=1, dim2=2).log().sum()
+        trace = (P * S).sum()
+        return 0.5 * float((apart * moved).sum() + shared * (trace - log_dets) - m * q)
+
 
 @dataclass(frozen=True, eq=False)
 class NaturalBelief:
@@ -65,6 +75,14 @@ class NaturalBelief:
         """q(v) = N(0, I)."""
         eye = torch.eye(m, dtype=torch.float64, device=device)
         return cls(eye.repeat(s, 1, 1), eye.new_zeros(m, q))
+
+    @classmethod
+    def of(cls, belief: WhitenedBelief) -> NaturalBelief:
+        """The same belief in these parameters; O(s m^3)."""
+        P = torch.cholesky_inverse(torch.linalg.cholesky(belief.covariance))
+        if len(P) == 1:
+            return cls(P, P[0] @ belief.mean)
+        return cls(P, torch.einsum("qij,jq->iq", P, belief.mean))
 
     def whitened(self) -> WhitenedBelief:
         """Mean and covariance; O(s m^3)."""

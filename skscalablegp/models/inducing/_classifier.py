@@ -15,13 +15,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, Whi
 from sklearn.utils import check_random_state
 
 from ..._compat import fit_context, sobol
-from ..._validation import resolve_device
-from ...core import GPClassifierBase, input_scaling, old_model_kept
+from ...core import FitRun, GPClassifierBase, input_scaling
 from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
 from ...kernels import compile_kernel, default_kernel
-from ._base import PARAMETERS, SparseMixin
-from ._stepper import SparseModel, SparseRows
-from ._training import SparseFit, exact_start, left_out
+from ._base import SparseMixin, Start
+from ._stepper import SparseFit, SparseModel, SparseRows
+from ._training import left_out
 
 # Draws of the latent functions in a prediction, a power of two for the Sobol sequence.
 _DRAWS = 256
@@ -44,53 +43,67 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel of the latent functions, in the units of X; training starts at its
-        values and honours its bounds. None means ``ConstantKernel() * Matern(nu=1.5)`` with one
-        length scale a column, started at a common multiple of the columns' deviations that a
-        regression on the labels of 500 rows chooses.
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It is that of the
+        latent functions, in the units of X, and training starts at its values. None means
+        ``ConstantKernel() * Matern(nu=1.5)`` with one length scale a column, started at a common
+        multiple of the columns' deviations that a regression on the labels of 500 rows chooses.
     n_inducing : int or "auto", default="auto"
-        Inducing points m; "auto" is 512 for two classes and 256 for more, or all rows where there
-        are fewer.
+        Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows where
+        there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="kmeans++"
-        How the points are chosen among the rows, by distances in the kernel's feature space; or the
-        points themselves.
+        How the inducing points are chosen. They are rows, by distances in the kernel's feature
+        space, or an array of your own.
     optimize_inducing : bool, default=True
-        Whether the points move during training.
+        Whether training moves the inducing points. Optimizer "adam" moves them, in units of the
+        length scale.
     likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
-        "auto" is ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
+        The distribution of a target given the latent function. "auto" is
+        ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
         ``Bernoulli(link="probit")`` is in ``skscalablegp.likelihoods``, or of your own.
-    feature_extractor : sequence of int, callable or None, default=None
-        Widths of a ReLU network in front of the kernel, trained with it, or a function of the
-        number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
+    feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. It is trained with the kernel, which then lives on its
+        features; a module that you give is copied first.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
+        What follows each layer of a network that is given by its layer sizes.
     calibrate : bool, default=True
-        Raise the probabilities to the power with the best leave-one-out log loss of up to 2,000
-        training rows: the variational posterior alone is too cautious.
-    optimizer : {"natural", "adam"} or None, default="natural"
-        What moves the variational distribution: natural gradients or Adam; hyperparameters and
-        points follow Adam. None keeps the kernel and the points.
-    natural_rate : float, default=0.1
-        Length of a natural gradient step; 1 forgets everything but the batch.
+        Raise the probabilities to the power with the best leave-one-out score. That is the log loss
+        of up to 2,000 training rows: the variational posterior alone is too cautious.
+    variational_optimizer : {"natural", "adam"}, default="natural"
+        What moves the belief about the weights. Those are the whitened function values at the
+        inducing points; "natural" follows natural gradients, in closed form.
+    variational_learning_rate : float or "auto", default="auto"
+        Its step size. A natural gradient step is a weighted mean in which a batch has this weight,
+        at most 1: "auto" is 0.1, or 0.3 where a step sees all rows. Adam's is that of the
+        hyperparameters. Without effect where Gaussian noise and a step on all rows find the best
+        belief.
+    optimizer : "adam" or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. It moves the inducing points
+        and the network, too.
     learning_rate : float or "auto", default="auto"
-        Of Adam on log hyperparameters, and on points in units of the length scale; it rises for ten
-        steps and falls by half a cosine. "auto" is 0.05. Networks learn at a tenth of it.
+        Step size of the optimiser, where it has one. It is that of log hyperparameters, rises for
+        ten steps and falls by half a cosine; "auto" is 0.05. Networks learn at a tenth of it.
     batch_size : int or "auto", default="auto"
-        Rows of a step; "auto" is 1,024 or all.
+        Rows of a training step. "auto" is 1,024 or all.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 8 passes over the rows, between 80 (30 up to 200 rows) and 400 steps.
+        Most steps of training. "auto" is 8 passes over the rows, between 80 (30 up to 200 rows)
+        and 400 steps; for `partial_fit`, 30 passes over the new rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of batches, inducing points, draws and networks. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. Batches, inducing
+        points, draws and networks are.
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of products with rows in training: "auto" is float64 up to 3,000 rows. Factors of m x m
+        Precision of the training's products. "auto" is float64 up to 3,000 rows. Factors of m x m
         matrices and predictions are always float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each score with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the training; the state at its end is kept.
+        Time budget of the whole fit; the best state so far is kept. That is the last one, since
+        the bound of a few rows is too rough to choose by.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -113,17 +126,18 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         averaged in predictions; None for two classes, where a quadrature does it.
     probability_power_ : float
         Probabilities are raised to it, and divided by their sum; 1 without `calibrate`.
-    log_marginal_likelihood_value_ : float
-        The bound on the log marginal likelihood of the rows of `fit`.
-    n_rows_seen_ : int
+    lower_bound_ : float
+        The lower bound of the log marginal likelihood of the rows of `fit`, summed over rows,
+        in nats.
+    n_samples_seen_ : int
         Rows of `fit` and of every `partial_fit`.
     n_iter_ : int
-        Training steps, and evaluations of the likelihood that chose their start.
+        Training steps of the last call, and evaluations of the likelihood that chose their start.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
-        objective is the negative bound per row.
-    solver_info_ : dict
-        status, why training stopped, and the plan in words.
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each score.
+    fit_report_ : FitReport
+        How the last call ended, what "auto" chose and why, parameters without effect, seconds by
+        stage, passes over the rows, jitter.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -153,8 +167,6 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     True
     """
 
-    _parameter_constraints = PARAMETERS | {"calibrate": ["boolean"]}
-
     def __init__(
         self,
         kernel: Any = None,
@@ -164,9 +176,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         optimize_inducing: Any = True,
         likelihood: Any = "auto",
         feature_extractor: Any = None,
+        activation: Any = "relu",
         calibrate: Any = True,
-        optimizer: Any = "natural",
-        natural_rate: Any = 0.1,
+        variational_optimizer: Any = "natural",
+        variational_learning_rate: Any = "auto",
+        optimizer: Any = "adam",
         learning_rate: Any = "auto",
         batch_size: Any = "auto",
         max_iter: Any = "auto",
@@ -184,9 +198,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         self.optimize_inducing = optimize_inducing
         self.likelihood = likelihood
         self.feature_extractor = feature_extractor
+        self.activation = activation
         self.calibrate = calibrate
+        self.variational_optimizer = variational_optimizer
+        self.variational_learning_rate = variational_learning_rate
         self.optimizer = optimizer
-        self.natural_rate = natural_rate
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.max_iter = max_iter
@@ -253,25 +269,30 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """
         if not hasattr(self, "n_iter_"):
             return self._fit(X, y, classes)
-        X, codes = self._read_rows(X, y, reset=False)
-        noise = np.zeros(len(X))
-        self._absorb(X, codes[:, None].astype(np.float64), noise, len(self.classes_))
+        with FitRun(self) as run:
+            X, codes = self._read_rows(X, y, reset=False)
+            Y = codes[:, None].astype(np.float64)
+            self._absorb(X, Y, np.zeros(len(X)), len(self.classes_), run)
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any) -> SVGPClassifier:
-        with old_model_kept(self):
+        with FitRun(self) as run:
             X, codes = self._read_rows(X, y, classes=classes)
-            c = len(self.classes_)
-            likelihood = self._checked_likelihood(c)
-            Y = codes[:, None].astype(np.float64)
+            Y, c = codes[:, None].astype(np.float64), len(self.classes_)
+            likelihood = self._checked_likelihood(c, run)
             scaling = input_scaling(X, Y, False)
-            self._largest_default = 512 if c == 2 else 256
-            device = resolve_device(self.device)
-            noise = np.zeros(len(X))
-            trained = self._train_sparse(X, Y, noise, scaling, likelihood, c, device)
-        self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
-        self.probability_power_ = self._calibrated(*trained) if self.calibrate else 1.0
+            plan = self._plan(X, Y, np.zeros(len(X)), scaling, likelihood, c, run)
+            run.begin(X, Y)
+            self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
+            self.probability_power_ = 1.0
+            fit = self._train(plan, run)
+            if self.calibrate and not run.stopped:
+                with run.stage("calibration", optional=True):
+                    self.probability_power_ = self._calibrated(plan.model, plan.rows, fit)
         return self
+
+    def _most_points(self, n_outputs: int) -> int:
+        return 512 if n_outputs == 2 else 256
 
     def _calibrated(self, model: SparseModel, rows: SparseRows, fit: SparseFit) -> float:
         """The power of the probabilities with the best leave-one-out log loss."""
@@ -298,9 +319,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         return ndtri(np.clip(sobol(c, _DRAWS, int(seed)), 1e-12, 1 - 1e-12))
 
-    def _checked_likelihood(self, c: int) -> Likelihood:
+    def _checked_likelihood(self, c: int, run: FitRun) -> Likelihood:
         if isinstance(self.likelihood, str) and self.likelihood == "auto":
-            return Bernoulli() if c == 2 else Softmax()
+            return run.chose("likelihood", Bernoulli() if c == 2 else Softmax(), f"{c} classes")
         return resolve_likelihood(self.likelihood, c, classes=True)
 
     def _default_kernel(
@@ -310,28 +331,27 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
 
-    def _start_targets(self, model: SparseModel, Y: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
-
-    def _subset_theta(self, model, X, Y, noise, monitor, generator, steps):
+    def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:
         """A common factor of the length scales from a regression on the labels."""
         kernel = model.kernel
-        labels = Y - Y.mean(0)
+        labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
+        labels = labels - labels.mean(0)
         labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
         unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
         single = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
-        single = compile_kernel(single, kernel.n_features)
-        result = exact_start(single, X / unit, labels, noise, monitor, generator, steps)
-        theta = kernel.theta0
-        theta[1:] += float(result.theta[1])
-        bounds = kernel.bounds
-        return theta.clamp(bounds[:, 0], bounds[:, 1]), result
+
+        def to_theta(theta: torch.Tensor) -> torch.Tensor:
+            ours, bounds = kernel.theta0, kernel.bounds
+            ours[1:] += float(theta[1])
+            return ours.clamp(bounds[:, 0], bounds[:, 1])
+
+        return compile_kernel(single, kernel.n_features), X / unit, labels, to_theta
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)
         room = max(1, _DRAWN // (_DRAWS * c + len(self.inducing_points_)))
         out = np.empty((len(X), c))
-        draws = None if self.draws_ is None else torch.tensor(self.draws_)
+        draws = None if self.draws_ is None else torch.tensor(self.draws_, device=posterior.device)
         for start in range(0, len(X), room):
             part = slice(start, start + room)
             rows = self._scaling.inputs(X[part], posterior.dtype, posterior.device)
@@ -339,5 +359,5 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             variance = variance + posterior.noise(rows)[:, None]
             p = self.likelihood_.probabilities(mean, variance, c, draws)
             log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
-            out[part] = torch.softmax(self.probability_power_ * log_p, 1).numpy()
+            out[part] = torch.softmax(self.probability_power_ * log_p, 1).cpu().numpy()
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -39,6 +40,10 @@ class InducingGradient(GradientEstimator):
         if self.scale is None:
             return self.Z
         return theta[n_params:].reshape(self.Z.shape).to(self.Z) * self.scale
+
+    def moving(self) -> np.ndarray:
+        """What goes on after theta: the points where they are now, in their units."""
+        return np.zeros(0) if self.scale is None else (self.Z / self.scale).cpu().numpy().ravel()
 
     def estimate(
         self,

@@ -11,34 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._compat import FitEvents, fit_context
-from ..._validation import check_inducing, check_memory, resolve_device
-from ...core import (
-    GPRegressorBase,
-    budget_of,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    stop_after,
-    unfinished,
-    warn_once,
-)
-from ...core.training import Monitor, TrainingResult, resolve_optimizer, restart_points, train
+from ..._compat import fit_context
+from ...core import FitRun, TableRegressorBase, exact_start, random_rows
+from ...core.training import TrainingResult, TrainingStep, resolve_optimizer, restart_points, train
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import GPProblem
-from ._base import PARAMETERS as SPARSE
+from ...linalg.gradients import GPProblem, GradientState
+from ._base import planned_points
 from ._bound import NaturalBelief
-from ._collapsed import check_noise, collapsed_bound, problem_blocks
+from ._collapsed import BLOCK_ROWS, check_noise, collapsed_bound, problem_blocks
 from ._gradient import InducingGradient
-from ._posterior import InducingPosterior, InducingSpace
-from ._selection import INDUCING_METHODS, select_inducing
-from ._training import CANDIDATES, START_ROWS, exact_start, point_units
+from ._posterior import InducingPosterior
+from ._selection import select_inducing
+from ._training import CANDIDATES, START_ROWS, START_STEPS, point_units
 
 _LARGEST_DEFAULT = 512
 _MAX_ITER = 100
+_LEARNING_RATE = 0.1
 
 
-class SGPRRegressor(GPRegressorBase):
+class SGPRRegressor(TableRegressorBase):
     """Gaussian-process regression through inducing points, the bound maximised as a whole.
 
     The distribution of the function's values at m inducing points is integrated out of the
@@ -49,45 +40,54 @@ class SGPRRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel; bounds, "fixed" included, are honoured. None means
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column; for
         more than 1,000 rows it starts where the exact likelihood of 500 has its maximum.
     n_inducing : int or "auto", default="auto"
-        Inducing points m; "auto" is 512, or all rows where there are fewer.
+        Number of inducing points. "auto" is 512, or all rows where there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="conditional_variance"
-        How the points are chosen among the rows, at the starting hyperparameters; or the points
-        themselves.
+        How the inducing points are chosen. They are rows, chosen at the starting hyperparameters,
+        or an array of your own.
     optimize_inducing : bool, default=False
-        Whether the points move along with the hyperparameters.
+        Whether training moves the inducing points. They then move with the hyperparameters.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to that of the kernel, in the units of the (normalised) target
-        squared.
-    optimizer : "lbfgs", "fmin_l_bfgs_b", "bfgs", "adam", callable, object or None, default="lbfgs"
-        Values and gradients are exact. None keeps the kernel's hyperparameters. A callable has
-        scikit-learn's signature.
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
+    optimizer : {"lbfgs", "fmin_l_bfgs_b", "bfgs", "adam"}, callable, object or None, \
+            default="lbfgs"
+        What moves the hyperparameters; None keeps them as they are. Values and gradients are exact.
+        A callable has scikit-learn's signature.
     n_restarts_optimizer : int, default=0
-        Further starts, uniform within the bounds.
+        Further starts of the optimiser, drawn uniformly within the bounds.
     learning_rate : float or "auto", default="auto"
-        Of Adam; "auto" is 0.1.
+        Step size of the optimiser, where it has one. "auto" is 0.1, of "adam".
     max_iter : int or "auto", default="auto"
-        Optimiser steps; "auto" is 100.
+        Most steps of training. "auto" is 100 for each start.
+    n_iter_no_change : int or None, default=5
+        Training ends after so many steps or scores without progress; None never ends it so. The
+        hyperparameters that "adam" has moved by less than 0.001 have made none; other optimisers
+        know by themselves where to end.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     copy_X_train : bool, default=True
-        Keep a copy of X.
+        Keep a copy of X rather than X itself.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of the choice of points and of restarts. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. The choice of points
+        and restarts are.
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. It is float64 whatever you ask for: the bound is a
+        difference of large numbers, of which single precision leaves nothing where points are near
+        each other. `SVGPRegressor` honours it.
     callbacks : callable, list of callable or None, default=None
-        Called after each evaluation with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the training; the best state so far is kept.
+        Time budget of the whole fit; the best state so far is kept.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -98,19 +98,24 @@ class SGPRRegressor(GPRegressorBase):
     inducing_points_ : ndarray of shape (m, d)
         In the units of X.
     X_train_, y_train_ : ndarray
-        The training table, for `log_marginal_likelihood`; the target normalised.
+        The training table, for `lower_bound`; the target normalised.
     precision_ : ndarray of shape (m, m)
         Posterior precision of the whitened inducing values.
     shift_ : ndarray of shape (m, t)
         Precision times posterior mean.
-    log_marginal_likelihood_value_ : float
-        The bound, in normalised units.
+    lower_bound_ : float
+        The lower bound of the log marginal likelihood, summed over rows and targets, in nats; in
+        normalised units.
     n_iter_ : int
-        Gradient evaluations, those of the start included.
+        Gradient evaluations, those of the start and of restarts included.
+    n_samples_seen_ : int
+        Training rows.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each evaluation.
-    solver_info_ : dict
-        status, jitter, why training stopped, and the plan in words.
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each
+        evaluation.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by stage,
+        jitter.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -143,24 +148,6 @@ class SGPRRegressor(GPRegressorBase):
     True
     """
 
-    _parameter_constraints = shared_parameters(
-        "kernel",
-        "alpha",
-        "optimizer",
-        "n_restarts_optimizer",
-        "learning_rate",
-        "max_iter",
-        "normalize_y",
-        "copy_X_train",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    ) | {name: SPARSE[name] for name in ("n_inducing", "inducing", "optimize_inducing")}
-
     def __init__(
         self,
         kernel: Any = None,
@@ -173,12 +160,14 @@ class SGPRRegressor(GPRegressorBase):
         n_restarts_optimizer: Any = 0,
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
+        n_iter_no_change: Any = 5,
         normalize_y: Any = False,
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
+        dtype: Any = "auto",
         callbacks: Any = None,
         max_seconds: Any = None,
         verbose: Any = 0,
@@ -192,12 +181,14 @@ class SGPRRegressor(GPRegressorBase):
         self.n_restarts_optimizer = n_restarts_optimizer
         self.learning_rate = learning_rate
         self.max_iter = max_iter
+        self.n_iter_no_change = n_iter_no_change
         self.normalize_y = normalize_y
         self.copy_X_train = copy_X_train
         self.n_targets = n_targets
         self.random_state = random_state
         self.memory_budget = memory_budget
         self.device = device
+        self.dtype = dtype
         self.callbacks = callbacks
         self.max_seconds = max_seconds
         self.verbose = verbose
@@ -228,71 +219,59 @@ class SGPRRegressor(GPRegressorBase):
         MemoryError
             When the work would not fit, before it starts.
         """
-        monitor = make_monitor(self)
-        table = self._read_table(X, y, noise_variance)
-        kernel = self._compile_kernel(table)
-        table.check_separable(kernel)
-        device = resolve_device(self.device)
-        problem = table.problem(kernel, torch.float64, device, keep=False)
-        with torch.no_grad():
-            check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
-        m = self._n_inducing(table.X)
-        check_memory(
-            8 * (8 * m * m + 6 * m * 2048),
-            f"{m} inducing points with matrices of {m} x {m}",
-            f"use fewer, for example n_inducing={max(1, m // 4)}",
-            budget_of(self.memory_budget),
-            device=device,
-        )
-        random_state, generator = seeded(self.random_state)
-        events = FitEvents(self, table.X, table.y)
-        monitor.callbacks = [*monitor.callbacks, lambda step: events.step()]
-        try:
-            theta, n_start, stopped = self._start(problem, monitor, generator)
-            Z = self._points(problem, theta, m, generator)
-            gradient, result = InducingGradient(Z), None
-            if stopped is None:
-                gradient.scale = self._point_scale(problem, theta)
-                result = self._train(problem, gradient, theta, monitor, generator, random_state)
-        finally:
-            monitor.close()
-        self._remember(None)
-        self._keep_table(table)
-        self._finish(problem, gradient, theta, result, n_start, monitor, stopped)
-        events.end()
+        with FitRun(self) as run:
+            table = self._read_table(X, y, noise_variance)
+            kernel = self._compile_kernel(table)
+            table.check_separable(kernel)
+            n, d = table.X.shape
+            m = planned_points(self, n, d, _LARGEST_DEFAULT, run)
+            run.check_memory(
+                8 * (8 * m * m + 6 * m * BLOCK_ROWS),
+                f"{m} inducing points with matrices of {m} x {m}",
+                f"use fewer, for example n_inducing={max(1, m // 4)}",
+            )
+            problem = table.problem(kernel, torch.float64, run.device, keep=False)
+            with torch.no_grad():
+                check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
+            run.chose("dtype", "float64", "the bound is a difference of large numbers")
+            if self.dtype == "float32":
+                run.ignores("dtype", "the bound is a difference of large numbers: float64")
+            run.begin(table.X, table.y)
+            self._keep_table(table)
+            self.dtype_ = "float64"
+            start = self._start(problem, m, run)
+            theta = torch.as_tensor(start.theta)
+            gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
+            run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
+            result = self._train(problem, gradient, theta, run)
+            jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
+            run.ended(
+                start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
+                n_iter=start.n_iter + result.n_iter,
+                planned=result.planned,
+            )
+            run.reports(
+                jitter=jitter,
+                summary=f"{m} inducing points in float64 on {run.device}",
+            )
         return self
 
     # ------------------------------------------------------------------ steps of a fit
 
-    def _n_inducing(self, X: np.ndarray) -> int:
-        n, d = X.shape
-        if not isinstance(self.inducing, str):
-            return len(check_inducing(self.inducing, d))
-        if self.inducing not in INDUCING_METHODS:
-            raise ValueError(
-                f"Unknown inducing={self.inducing!r}: use one of {INDUCING_METHODS} or an array of "
-                "shape (m, d)."
-            )
-        if isinstance(self.n_inducing, str):
-            if self.n_inducing != "auto":
-                raise ValueError(f"n_inducing must be a number or 'auto', got {self.n_inducing!r}.")
-            return min(n, _LARGEST_DEFAULT)
-        return min(n, int(self.n_inducing))
-
-    def _start(
-        self, problem: GPProblem, monitor: Monitor, generator: torch.Generator
-    ) -> tuple[torch.Tensor, int, str | None]:
-        """Where training starts: for the default kernel the exact optimum of some rows.
-
-        Also the evaluations that this took, and why training ended there, if so.
-        """
+    def _start(self, problem: GPProblem, m: int, run: FitRun) -> TrainingResult:
+        """Where training starts: for the default kernel the exact optimum of some rows."""
         kernel, n = problem.kernel, len(problem.X)
         if self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS:
-            return kernel.theta0, 0, None
-        rows = torch.randperm(n, generator=generator)[:START_ROWS].sort().values
+            return _untrained(kernel.theta0.numpy())
+        rows = random_rows(n, START_ROWS, run.generator)
         some = problem.subset(rows.to(problem.X.device))
-        result = exact_start(kernel, some.X, some.Y, some.extra_noise, monitor, generator)
-        return torch.as_tensor(result.theta), result.n_iter, stop_after(result.stop_reason)
+
+        def preview(model: Any, step: TrainingStep) -> None:
+            Z = self._points(problem, torch.as_tensor(step.theta), m, run.generator)
+            model._finish(problem, InducingGradient(Z), step.theta)
+
+        run.preview = preview
+        return exact_start(kernel, some.X, some.Y, some.extra_noise, run, max_iter=START_STEPS)
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
@@ -301,106 +280,125 @@ class SGPRRegressor(GPRegressorBase):
         if not isinstance(self.inducing, str):
             return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(X)
         if m < len(X):
-            n = min(len(X), max(CANDIDATES, 2 * m))
-            X = X[torch.randperm(len(X), generator=generator)[:n].sort().values.to(X.device)]
+            rows = random_rows(len(X), max(CANDIDATES, 2 * m), generator)
+            X = X[rows.to(X.device)]
         chosen = select_inducing(problem.kernel, theta, X, m, self.inducing, generator)
         return X[chosen.to(X.device)]
 
-    def _point_scale(self, problem: GPProblem, theta: torch.Tensor) -> torch.Tensor | None:
+    def _gradient(
+        self, problem: GPProblem, theta: torch.Tensor, m: int, run: FitRun
+    ) -> InducingGradient:
+        """The points, and the units in which they move, where they do."""
+        Z = self._points(problem, theta, m, run.generator)
         if not self.optimize_inducing or self.optimizer is None:
-            return None
+            return InducingGradient(Z)
         spread = problem.X.std(0, correction=0)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-        return point_units(problem.kernel, theta, spread)
+        return InducingGradient(Z, scale=point_units(problem.kernel, theta, spread))
 
     def _train(
-        self,
-        problem: GPProblem,
-        gradient: InducingGradient,
-        theta: torch.Tensor,
-        monitor: Monitor,
-        generator: torch.Generator,
-        random_state: np.random.RandomState,
-    ) -> TrainingResult | None:
-        kernel = problem.kernel
-        moving = np.zeros(0)
-        if gradient.scale is not None:
-            moving = (gradient.Z / gradient.scale).cpu().numpy().ravel()
-        if self.optimizer is None or kernel.n_params + len(moving) == 0:
-            return None
-        free = np.full((len(moving), 2), [-np.inf, np.inf])
-        bounds = kernel.bounds.numpy()
-        starts = [theta.numpy(), *restart_points(bounds, self.n_restarts_optimizer, random_state)]
-        rate = 0.1 if self.learning_rate == "auto" else float(self.learning_rate)
+        self, problem: GPProblem, gradient: InducingGradient, theta: torch.Tensor, run: FitRun
+    ) -> TrainingResult:
+        """The best of all starts, with the evaluations of all."""
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
+        run.chose("max_iter", steps, "enough for most tables")
+        bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
+        first = np.concatenate([theta.numpy(), moving])
+        best, n_iter = _untrained(first), 0
+        if self.optimizer is None or not len(first):
+            for name in ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing"):
+                run.ignores(name, "nothing is trained")
+            return best
+        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
         optimizer = resolve_optimizer(self.optimizer, rate)
-        results = []
-        for start in starts:
-            monitor.begin("full", 2 * steps)
-            results.append(
-                train(
+        patient = not optimizer.exact_only
+        if self.optimizer == "adam":
+            run.chose("learning_rate", rate, "as for exact models")
+        else:
+            run.ignores("learning_rate", "only optimizer='adam' takes steps of a given size")
+        if not patient:
+            run.ignores("n_iter_no_change", "the optimiser knows by itself where to end")
+        free = np.full((len(moving), 2), [-np.inf, np.inf])
+        starts = restart_points(bounds, self.n_restarts_optimizer, run.random_state)
+        for k, start in enumerate([first, *(np.concatenate([s, moving]) for s in starts)]):
+            run.monitor.begin("full", 2 * steps, "lower bound")
+            try:
+                result = train(
                     problem,
                     gradient,
                     optimizer,
-                    np.concatenate([start, moving]),
+                    start,
                     np.concatenate([bounds, free]),
                     max_iter=steps,
-                    monitor=monitor,
-                    generator=generator,
+                    monitor=run.monitor,
+                    generator=run.generator,
+                    n_iter_no_change=self.n_iter_no_change if patient else None,
                 )
-            )
-            if stop_after(results[-1].stop_reason):
+            except KeyboardInterrupt:
+                if run.stopped:
+                    raise
+                run.monitor.end("interrupted")
                 break
-        best = max(results, key=lambda result: np.nan_to_num(result.value, nan=-np.inf))
-        stopped = stop_after(results[-1].stop_reason)
-        return replace(
-            best,
-            n_iter=sum(result.n_iter for result in results),
-            stop_reason=stopped or best.stop_reason,
-        )
+            except torch.linalg.LinAlgError:
+                if k == 0:
+                    raise
+                continue
+            n_iter += result.n_iter
+            if k == 0 or np.nan_to_num(result.value, nan=-np.inf) > best.value:
+                best = result
+            if run.stopped:
+                break
+        return replace(best, n_iter=n_iter, planned=patient and self.max_iter == "auto")
 
-    def _finish(
-        self,
-        problem: GPProblem,
-        gradient: InducingGradient,
-        theta: torch.Tensor,
-        result: TrainingResult | None,
-        n_start: int,
-        monitor: Monitor,
-        stopped: str | None,
-    ) -> None:
-        kernel = problem.kernel
-        theta = theta if result is None else torch.as_tensor(result.theta)
-        Z = gradient.points(theta, kernel.n_params)
-        theta = theta[: kernel.n_params]
-        bound = collapsed_bound(kernel, theta, Z, problem_blocks(problem))
-        self.kernel_ = kernel.to_sklearn(theta)
+    def _finish(self, problem: GPProblem, gradient: InducingGradient, theta: np.ndarray) -> float:
+        """The fitted attributes at these hyperparameters, and perhaps points; the jitter."""
+        kernel, at = problem.kernel, torch.as_tensor(theta)
+        Z = gradient.points(at, kernel.n_params)
+        at = at[: kernel.n_params]
+        bound = collapsed_bound(kernel, at, Z, problem_blocks(problem))
+        self.kernel_ = kernel.to_sklearn(at)
         self.inducing_points_ = Z.cpu().numpy()
         self.precision_ = bound.belief.precision[0].cpu().numpy()
         self.shift_ = bound.belief.shift.cpu().numpy()
-        self.log_marginal_likelihood_value_ = bound.value
-        self.n_iter_ = n_start + (0 if result is None else result.n_iter)
-        self.history_ = monitor.history()
-        reason = stopped or ("nothing to train" if result is None else result.stop_reason)
-        self.device_, self.dtype_ = str(problem.X.device), "float64"
-        self.solver_info_ = {
-            "status": "converged",
-            "epochs": 0.0,
-            "jitter": bound.white.jitter,
-            "stop_reason": reason,
-            "plan": f"{len(Z)} inducing points in float64 on {problem.X.device}",
-        }
-        warn_once(unfinished(reason, self, f"{self.n_iter_} gradient evaluations"))
+        self.lower_bound_ = bound.value
+        return bound.white.jitter
 
     # ------------------------------------------------------------------ after training
 
     def _build_posterior(self) -> InducingPosterior:
         kernel: TorchKernel = compile_kernel(self.kernel_, self.n_features_in_)
-        space = InducingSpace(
-            kernel, kernel.theta0, torch.tensor(self.inducing_points_), torch.device("cpu")
+        Z, P, shift = (
+            torch.tensor(array, device=self._fit_device())
+            for array in (self.inducing_points_, self.precision_, self.shift_)
         )
-        belief = NaturalBelief(torch.tensor(self.precision_)[None], torch.tensor(self.shift_))
-        return InducingPosterior(space, belief.whitened())
+        theta, belief = kernel.theta0.to(Z.device), NaturalBelief(P[None], shift)
+        return InducingPosterior(kernel, theta, Z, belief.whitened())
+
+    def lower_bound(self, theta: Any = None, eval_gradient: bool = False):
+        """The lower bound of the training data's log marginal likelihood; the points stay.
+
+        Parameters
+        ----------
+        theta : array-like of shape (p,), optional
+            Log hyperparameters; the trained ones by default.
+        eval_gradient : bool, default=False
+            Also return the gradient in theta.
+
+        Returns
+        -------
+        bound : float
+            Summed over rows and targets, in nats, in normalised units.
+        gradient : ndarray of shape (p,)
+            Only with `eval_gradient`.
+
+        Raises
+        ------
+        ValueError
+            If a gradient is asked for without theta, or theta has the wrong shape.
+        NotFittedError
+            Before `fit`.
+        """
+        return self._value_at(theta, eval_gradient, "lower_bound_")
 
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
@@ -412,3 +410,7 @@ class SGPRRegressor(GPRegressorBase):
         Z = torch.tensor(self.inducing_points_, device=device)
         bound = collapsed_bound(kernel, theta, Z, problem_blocks(problem), eval_gradient)
         return bound.value, bound.grad
+
+
+def _untrained(theta: np.ndarray) -> TrainingResult:
+    return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")

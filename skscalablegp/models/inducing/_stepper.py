@@ -16,13 +16,13 @@ from ...core.likelihoods import Likelihood
 from ...core.training import Stepper
 from ...features import Network
 from ...kernels import TorchKernel
-from ._bound import KernelValues, NaturalBelief, RowStatistics, WhitenedBelief, variational_bound
+from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
+from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
+from ._collapsed import collapsed_bound
 
 # Rows of a score, and rows that a pass over the data holds at a time.
 _SCORE_ROWS = 2048
 _BLOCK_ROWS = 4096
-# Least length of a natural step that sees all rows, where one is not enough.
-_WHOLE_RATE = 0.3
 # Steps until the learning rate is whole.
 _WARM_UP = 10
 
@@ -75,10 +75,11 @@ class SparseSettings:
     inducing: Any
     optimize_inducing: bool
     optimizer: str | None
+    learning_rate: float
+    variational_optimizer: str
+    variational_learning_rate: float
     batch_size: int
     max_iter: int
-    learning_rate: float
-    natural_rate: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,30 +101,34 @@ class SparseRows:
             yield self.take(slice(start, start + _BLOCK_ROWS))
 
 
-class FactorBelief:
-    """q(v) as a mean and a Cholesky factor that Adam follows."""
+@dataclass(frozen=True, eq=False)
+class SparseFit:
+    """A model with values.
 
-    def __init__(self, m: int, q: int, s: int, device: torch.device, rate: float):
-        self.mean = torch.zeros(m, q, dtype=torch.float64, device=device)
-        self.factor = torch.eye(m, dtype=torch.float64, device=device).repeat(s, 1, 1)
-        self.adam = torch.optim.Adam([self.mean, self.factor], lr=rate)
+    Attributes
+    ----------
+    theta, Z : Tensor
+    weights : list of Tensor
+        Of the network.
+    belief : WhitenedBelief
+    value : float
+        The bound on all rows.
+    jitter : float
+        On the diagonal of k(Z, Z).
+    """
 
-    def whitened(self) -> WhitenedBelief:
-        C = self.factor
-        log_det = 2 * C.diagonal(dim1=1, dim2=2).abs().log().sum(1)
-        return WhitenedBelief(self.mean.clone(), C @ C.mT, log_det)
-
-    def step(self, rows: RowStatistics, n: int) -> None:
-        """Ascend the bound; its gradient in S is (S^-1 - I - P) / 2 for each latent function."""
-        C, shared = self.factor, self.mean.shape[1] // len(self.factor)
-        inverse = torch.diag_embed(1 / C.diagonal(dim1=1, dim2=2))
-        self.mean.grad = (self.mean - rows.d_mean) / n
-        self.factor.grad = shared * (C + rows.precision @ C - inverse).tril() / n
-        self.adam.step()
+    theta: Tensor
+    Z: Tensor
+    weights: list[Tensor]
+    belief: WhitenedBelief
+    value: float = math.nan
+    jitter: float = 0.0
 
 
 class SparseStepper(Stepper):
-    """One batch at a time: a natural step of the belief, and Adam for everything else."""
+    """One batch at a time: a step of the belief, and Adam for everything else."""
+
+    objective_name = "lower bound a row"
 
     def __init__(
         self,
@@ -142,11 +147,15 @@ class SparseStepper(Stepper):
         self._bounds = model.kernel.bounds.to(theta.device)
         self.n_steps = 0
         q = model.likelihood.n_latent(model.n_outputs)
-        s = model.n_factors
-        prior = NaturalBelief.prior(len(Z), q, s, Z.device)
-        self._prior = self.belief = prior
-        if settings.optimizer == "adam":
-            self.belief = FactorBelief(len(Z), q, s, Z.device, settings.learning_rate)
+        prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device)
+        rate = settings.variational_learning_rate
+        self.belief: MovingBelief = (
+            AdamSteps(prior, rate)
+            if settings.variational_optimizer == "adam"
+            else NaturalSteps(
+                prior, rate, model.likelihood.conjugate, settings.batch_size >= len(rows)
+            )
+        )
         self._adam, self._rates = self._optimizer()
         self._batches = rows.source.shuffled(settings.batch_size, generator)
         order = torch.randperm(len(rows), generator=generator)[:_SCORE_ROWS]
@@ -173,13 +182,18 @@ class SparseStepper(Stepper):
     def Z(self) -> Tensor:
         return self._points * self.unit
 
-    def _evaluate(self, batch, weight: float, eval_gradient: bool):
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to train: the best belief is known in closed form."""
+        return self.belief.closed and self._adam is None
+
+    def _evaluate(self, batch, weight: float, eval_gradient: bool, white: Whitening | None = None):
         X, Y, extra = batch
         X = self.model.features(self.weights, X)
         K = self.model.values(self._theta, self.Z, X, extra)
         ours = self.belief.whitened()
         return K, variational_bound(
-            self.model.likelihood, ours, K, Y, weight, self.generator, eval_gradient
+            self.model.likelihood, ours, K, Y, weight, self.generator, eval_gradient, white
         )
 
     def step(self) -> None:
@@ -193,33 +207,49 @@ class SparseStepper(Stepper):
     def _step(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         n, b = len(self.rows), len(batch[0])
         trains = self._adam is not None
-        if trains and b >= n and self._closed:
+        if trains and b >= n and self.belief.closed:
             # At its optimum for these hyperparameters the belief drops out of their gradient, which
             # is then that of the collapsed bound; with the last one it would resist every change.
             with torch.no_grad():
-                self._move_belief(self._evaluate(batch, 1.0, False)[1].rows, n)
+                self.belief.step(self._evaluate(batch, 1.0, False)[1].rows, n, self.n_steps)
         with torch.set_grad_enabled(trains):
             K, bound = self._evaluate(batch, n / b, trains)
-        self._move_belief(bound.rows, n)
+        self.belief.step(bound.rows, n, self.n_steps)
         self.n_steps += 1
         if trains:
             self._move_hyperparameters(K, bound.grad, n)
 
-    @property
-    def _closed(self) -> bool:
-        """Whether one step on all rows is the best belief."""
-        return self.model.likelihood.conjugate and not isinstance(self.belief, FactorBelief)
+    def first_step(self) -> int:
+        """A step where training was stopped before it began: the belief would be the prior."""
+        before = self.snapshot()
+        self.step()
+        if math.isfinite(self.score()):
+            return 1
+        self.restore(before)
+        return 0
 
-    def _move_belief(self, rows: RowStatistics, n: int) -> None:
-        if isinstance(self.belief, FactorBelief):
-            self.belief.step(rows, n)
-            return
-        # The first steps forget the prior; on all rows a Gaussian likelihood needs one.
-        exact = self.model.likelihood.conjugate
-        rate = max(self.settings.natural_rate, 1 / (self.n_steps + (1 if exact else 2)))
-        if self.settings.batch_size >= n:
-            rate = 1.0 if exact else max(rate, _WHOLE_RATE)
-        self.belief = self.belief.towards(self._prior.plus(rows), rate)
+    @torch.no_grad()
+    def fitted(self) -> SparseFit:
+        """The model as it is, with its bound on all rows; changes nothing.
+
+        A Gaussian likelihood gets its best belief, a natural step of 1.
+        """
+        model, theta, Z = self.model, self._theta.detach().clone(), self.Z.detach()
+        weights = [w.detach().clone() for w in self.weights]
+        if self.belief.closed:
+
+            def blocks():
+                for X, Y, extra in self.rows.blocks():
+                    yield model.features(weights, X), Y, extra
+
+            best = collapsed_bound(model.kernel, theta, Z, blocks)
+            belief = best.belief.whitened()
+            return SparseFit(theta, Z, weights, belief, best.value, best.white.jitter)
+        belief, white = self.belief.whitened(), Whitening.of(model.kernel.cross(theta, Z, Z))
+        value = -belief.divergence()
+        for batch in self.rows.blocks():
+            value += self._evaluate(batch, 1.0, False, white)[1].value + belief.divergence()
+        return SparseFit(theta, Z, weights, belief, value, white.jitter)
 
     def _move_hyperparameters(self, K: KernelValues, grad: Any, n: int) -> None:
         done = self.n_steps / max(self.settings.max_iter, 1)
@@ -247,11 +277,8 @@ class SparseStepper(Stepper):
         return self._theta.detach().cpu().numpy().copy()
 
     def snapshot(self) -> Any:
-        belief = self.belief
-        if isinstance(belief, FactorBelief):
-            belief = belief.mean.clone(), belief.factor.clone()
         tensors = [self._theta, self._points, *self.weights]
-        return [t.detach().clone() for t in tensors], belief
+        return [t.detach().clone() for t in tensors], self.belief.snapshot()
 
     def restore(self, snapshot: Any) -> None:
         tensors, belief = snapshot
@@ -260,8 +287,4 @@ class SparseStepper(Stepper):
                 [self._theta, self._points, *self.weights], tensors, strict=True
             ):
                 tensor.copy_(kept)
-        if isinstance(self.belief, FactorBelief):
-            self.belief.mean.copy_(belief[0])
-            self.belief.factor.copy_(belief[1])
-        else:
-            self.belief = belief
+        self.belief.restore(belief)

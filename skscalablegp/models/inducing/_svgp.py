@@ -11,15 +11,11 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_duplicates, check_noise, check_noise_variance, resolve_device
-from ...core import (
-    MinibatchGPRegressorBase,
-    input_scaling,
-    shared_parameters,
-)
+from ..._validation import check_duplicates, check_noise, check_noise_variance
+from ...core import FitRun, MinibatchGPRegressorBase, input_scaling
 from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
-from ._base import PARAMETERS, SparseMixin
+from ._base import SparseMixin
 from ._collapsed import check_noise as check_positive
 
 
@@ -35,55 +31,69 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, in the units of X; training starts at its values and honours its
-        bounds. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale a column, started where the exact likelihood of 500 rows has its maximum.
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It is in the units of
+        X, and training starts at its values. None means
+        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column,
+        started where the exact likelihood of 500 rows has its maximum.
     n_inducing : int or "auto", default="auto"
-        Inducing points m; "auto" is 512, or all rows where there are fewer.
+        Number of inducing points. "auto" is 512, or all rows where there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="kmeans++"
-        How the points are chosen among the rows, by distances in the kernel's feature space; or the
-        points themselves.
+        How the inducing points are chosen. They are rows, by distances in the kernel's feature
+        space, or an array of your own.
     optimize_inducing : bool, default=True
-        Whether the points move during training.
+        Whether training moves the inducing points. Optimizer "adam" moves them, in units of the
+        length scale.
     likelihood : {"gaussian", "student_t", "laplace"} or Likelihood, default="gaussian"
-        Of the target given the function. ``StudentT(df=4)`` ignores wild targets; its squared scale
-        is the kernel's white noise. Objects are in ``skscalablegp.likelihoods``, or of your own.
-    feature_extractor : sequence of int, callable or None, default=None
-        Widths of a ReLU network in front of the kernel, trained with it, or a function of the
-        number of columns that returns a `torch.nn.Module`. The kernel then lives on its features.
-    optimizer : {"natural", "adam"} or None, default="natural"
-        What moves the variational distribution: natural gradients or Adam; hyperparameters and
-        points follow Adam. None keeps the kernel and the points.
-    alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to that of the kernel, in the units of the (normalised) target
-        squared.
-    natural_rate : float, default=0.1
-        Length of a natural gradient step on a batch; 1 forgets everything but the batch.
+        The distribution of a target given the latent function. ``StudentT(df=4)`` ignores wild
+        targets; its squared scale is the kernel's white noise. Objects are in
+        ``skscalablegp.likelihoods``, or of your own.
+    feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
+        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        makes one for so many columns. It is trained with the kernel, which then lives on its
+        features; a module that you give is copied first.
+    activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
+        What follows each layer of a network that is given by its layer sizes.
+    variational_optimizer : {"natural", "adam"}, default="natural"
+        What moves the belief about the weights. Those are the whitened function values at the
+        inducing points; "natural" follows natural gradients, in closed form.
+    variational_learning_rate : float or "auto", default="auto"
+        Its step size. A natural gradient step is a weighted mean in which a batch has this weight,
+        at most 1: "auto" is 0.1, or 0.3 where a step sees all rows. Adam's is that of the
+        hyperparameters. Without effect where Gaussian noise and a step on all rows find the best
+        belief.
+    optimizer : "adam" or None, default="adam"
+        What moves the hyperparameters; None keeps them as they are. It moves the inducing points
+        and the network, too.
     learning_rate : float or "auto", default="auto"
-        Of Adam on log hyperparameters, and on points in units of the length scale; it rises for ten
-        steps and falls by half a cosine. "auto" is 0.05. Networks learn at a tenth of it.
+        Step size of the optimiser, where it has one. It is that of log hyperparameters, rises for
+        ten steps and falls by half a cosine; "auto" is 0.05. Networks learn at a tenth of it.
     batch_size : int or "auto", default="auto"
-        Rows of a step; "auto" is 1,024 or all.
+        Rows of a training step. "auto" is 1,024 or all.
     max_iter : int or "auto", default="auto"
-        Steps; "auto" is 8 passes over the rows, between 80 (30 up to 200 rows) and 400 steps.
+        Most steps of training. "auto" is 8 passes over the rows, between 80 (30 up to 200 rows)
+        and 400 steps; for `partial_fit`, 30 passes over the new rows.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal, in squared units of the normalised target.
     normalize_y : bool, default=False
-        Centre and scale the target before training.
+        Centre the target and divide it by its standard deviation before training.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of batches, inducing points and networks. None draws a new one at each fit.
+        Seed of all that is random in a fit; None draws a new one each time. Batches, inducing
+        points and networks are.
     memory_budget : float or "auto", default="auto"
         Bytes that matrices may take; "auto" looks at the machine.
     device : str, default="auto"
-        "auto" takes CUDA where there is one.
+        Where the fit runs; "auto" takes CUDA where there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Of products with rows in training: "auto" is float64 up to 3,000 rows. Factors of m x m
+        Precision of the training's products. "auto" is float64 up to 3,000 rows. Factors of m x m
         matrices and predictions are always float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each score with a `TrainingStep`; a true value stops the training.
+        Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the training; the state at its end is kept.
+        Time budget of the whole fit; the best state so far is kept. That is the last one, since
+        the bound of a few rows is too rough to choose by.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -99,17 +109,18 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Mean of the whitened inducing values.
     variational_cov_ : ndarray of shape (1, m, m)
         Their covariance, shared by the targets.
-    log_marginal_likelihood_value_ : float
-        The bound on the log marginal likelihood of the rows of `fit`, in normalised units.
-    n_rows_seen_ : int
+    lower_bound_ : float
+        The lower bound of the log marginal likelihood of the rows of `fit`, summed over rows and
+        targets, in nats; in normalised units.
+    n_samples_seen_ : int
         Rows of `fit` and of every `partial_fit`.
     n_iter_ : int
-        Training steps, and evaluations of the likelihood that chose their start.
+        Training steps of the last call, and evaluations of the likelihood that chose their start.
     history_ : dict of lists
-        stage, theta, objective, residual, epochs and seconds of each score. In the stage "full" the
-        objective is the negative bound per row.
-    solver_info_ : dict
-        status, why training stopped, and the plan in words.
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each score.
+    fit_report_ : FitReport
+        How the last call ended, what "auto" chose and why, parameters without effect, seconds by
+        stage, passes over the rows, jitter.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -142,8 +153,6 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     True
     """
 
-    _parameter_constraints = shared_parameters("alpha", "normalize_y", "n_targets") | PARAMETERS
-
     def __init__(
         self,
         kernel: Any = None,
@@ -153,12 +162,14 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         optimize_inducing: Any = True,
         likelihood: Any = "gaussian",
         feature_extractor: Any = None,
-        optimizer: Any = "natural",
-        alpha: Any = 1e-10,
-        natural_rate: Any = 0.1,
+        activation: Any = "relu",
+        variational_optimizer: Any = "natural",
+        variational_learning_rate: Any = "auto",
+        optimizer: Any = "adam",
         learning_rate: Any = "auto",
         batch_size: Any = "auto",
         max_iter: Any = "auto",
+        alpha: Any = 1e-10,
         normalize_y: Any = False,
         n_targets: Any = None,
         random_state: Any = None,
@@ -175,12 +186,14 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self.optimize_inducing = optimize_inducing
         self.likelihood = likelihood
         self.feature_extractor = feature_extractor
+        self.activation = activation
+        self.variational_optimizer = variational_optimizer
+        self.variational_learning_rate = variational_learning_rate
         self.optimizer = optimizer
-        self.alpha = alpha
-        self.natural_rate = natural_rate
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.max_iter = max_iter
+        self.alpha = alpha
         self.normalize_y = normalize_y
         self.n_targets = n_targets
         self.random_state = random_state
@@ -218,12 +231,15 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         MemoryError
             When the work would not fit, before it starts.
         """
-        X, Y = self._read_rows(X, y)
-        likelihood = resolve_likelihood(self.likelihood, Y.shape[1], normalize_y=self.normalize_y)
-        scaling = input_scaling(X, Y, self.normalize_y)
-        noise = self._known_noise(noise_variance, len(X), scaling.y_scale, likelihood)
-        device = resolve_device(self.device)
-        self._train_sparse(X, Y, noise, scaling, likelihood, Y.shape[1], device)
+        with FitRun(self) as run:
+            X, Y = self._read_rows(X, y)
+            t = Y.shape[1]
+            likelihood = resolve_likelihood(self.likelihood, t, normalize_y=self.normalize_y)
+            scaling = input_scaling(X, Y, self.normalize_y)
+            noise = self._known_noise(noise_variance, len(X), scaling.y_scale, likelihood)
+            plan = self._plan(X, Y, noise, scaling, likelihood, t, run)
+            run.begin(X, Y)
+            self._train(plan, run)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -256,13 +272,14 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         """
         if not hasattr(self, "n_iter_"):
             return self.fit(X, y, noise_variance)
-        X, Y = self._read_rows(X, y, reset=False)
-        if Y.shape[1] != self._n_outputs():
-            raise ValueError(
-                f"y has {Y.shape[1]} targets, but the model was fitted with {self._n_outputs()}."
-            )
-        noise = self._known_noise(noise_variance, len(X), self._scaling.y_scale, self.likelihood_)
-        self._absorb(X, Y, noise, Y.shape[1])
+        with FitRun(self) as run:
+            X, Y = self._read_rows(X, y, reset=False)
+            t, known = Y.shape[1], self._n_outputs()
+            if t != known:
+                raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
+            scale, likelihood = self._scaling.y_scale, self.likelihood_
+            noise = self._known_noise(noise_variance, len(X), scale, likelihood)
+            self._absorb(X, Y, noise, t, run)
         return self
 
     def __sklearn_tags__(self):

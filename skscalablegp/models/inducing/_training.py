@@ -4,75 +4,63 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from ...core.training import Monitor, QuasiNewton, TrainingResult, train, train_steps
+from ...core import FitRun, random_rows
+from ...core.data import Scaling
+from ...core.training import StopTraining, TrainingStep, train_steps
 from ...kernels import TorchKernel
-from ...linalg.gradients import ExactGradient, GPProblem
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
 from ._selection import select_inducing
-from ._stepper import FactorBelief, SparseModel, SparseRows, SparseSettings, SparseStepper
+from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
 # Rows among which inducing points are chosen, and rows of the start's exact likelihood.
 CANDIDATES = 5000
 START_ROWS = 500
-_START_STEPS = 50
+# Steps of a start that other steps follow.
+START_STEPS = 50
 # Where noise may start, of the target's mean square, and rows that decide it.
 _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
 _NOISE_ROWS = 4096
 _CHECKS = 20
+# A belief that new rows move by less than this has converged.
+_ABSORBED = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class SparseFit:
-    """Where training ended.
+class SparsePlan:
+    """What one fit works with.
 
     Attributes
     ----------
-    theta, Z : Tensor
+    model : SparseModel
+    rows : SparseRows
+    settings : SparseSettings
+    inputs : Scaling
+        What rows pass through.
     weights : list of Tensor
-        Of the network.
-    belief : WhitenedBelief
-    value : float
-        The bound on all rows.
-    n_iter : int
-    stop_reason : str
+        Of the network, where training starts; it changes them.
+    unit : float
+        The target's mean square.
+    whole : bool
+        Whether all rows are points: the bound is then the exact likelihood, which is maximised.
+    planned : bool
+        Whether the steps are no fewer than "auto" would take.
     """
 
-    theta: Tensor
-    Z: Tensor
+    model: SparseModel
+    rows: SparseRows
+    settings: SparseSettings
+    inputs: Scaling
     weights: list[Tensor]
-    belief: WhitenedBelief
-    value: float
-    n_iter: int
-    stop_reason: str
-
-
-def exact_start(
-    kernel: TorchKernel,
-    X: Tensor,
-    Y: Tensor,
-    noise: Tensor,
-    monitor: Monitor,
-    generator: Generator,
-    max_iter: int = _START_STEPS,
-) -> TrainingResult:
-    """Hyperparameters that maximise the exact marginal likelihood of a few rows."""
-    problem = GPProblem(kernel, X.double(), Y.double(), noise.double())
-    monitor.begin("start", max_iter)
-    return train(
-        problem,
-        ExactGradient(),
-        QuasiNewton(),
-        kernel.theta0.numpy(),
-        kernel.bounds.numpy(),
-        max_iter=max_iter,
-        monitor=monitor,
-        generator=generator,
-    )
+    unit: float
+    whole: bool
+    planned: bool
 
 
 def best_noise(
@@ -89,7 +77,7 @@ def best_noise(
     best of a grid by the collapsed bound of some thousand rows; a low grid, because the points will
     explain more once they have moved, and high noise keeps them from it.
     """
-    chosen = torch.randperm(len(rows), generator=generator)[:_NOISE_ROWS].sort().values
+    chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
     grid = [least, *(math.log(f * unit) for f in _NOISE if math.log(f * unit) > least)]
     trials = []
@@ -114,8 +102,7 @@ def choose_points(
         Z = torch.as_tensor(settings.inducing).to(rows.noise)
     else:
         n = min(len(rows), max(CANDIDATES, 2 * settings.n_inducing))
-        chosen = torch.randperm(len(rows), generator=generator)[:n].sort().values
-        Z = rows.take(chosen)[0]
+        Z = rows.take(random_rows(len(rows), n, generator))[0]
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
@@ -136,84 +123,50 @@ def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(scale, 0.05 * spread), 4 * spread)
 
 
-def train_sparse(
-    model: SparseModel,
-    rows: SparseRows,
-    theta: Tensor,
-    weights: list[Tensor],
-    settings: SparseSettings,
-    monitor: Monitor,
-    generator: Generator,
-    unit: float | None = None,
-) -> SparseFit:
-    """From starting hyperparameters to the trained model and its bound on all rows.
+def begin(
+    plan: SparsePlan, theta: Tensor, generator: Generator, choose_noise: bool = False
+) -> SparseStepper:
+    """Everything in place at starting hyperparameters.
 
-    With a `unit`, the target's mean square, the noise of the default kernel is chosen first.
+    With `choose_noise`, the noise of the default kernel is chosen first.
     """
-    Z = choose_points(model, theta, weights, rows, settings, generator)
-    if unit is not None:
-        theta = best_noise(model, theta, Z, rows, unit, generator)
+    model, rows, settings = plan.model, plan.rows, plan.settings
+    theta = theta.to(rows.noise.device)
+    Z = choose_points(model, theta, plan.weights, rows, settings, generator)
+    if choose_noise:
+        theta = best_noise(model, theta, Z, rows, plan.unit, generator)
     spread = Z.std(0, correction=0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    stepper = SparseStepper(
-        model,
-        rows,
-        theta,
-        Z,
-        weights,
-        point_units(model.kernel, theta, spread),
-        settings,
-        generator,
-    )
-    n_steps, reason = 0, "nothing to train"
-    natural = not isinstance(stepper.belief, FactorBelief)
-    closed = model.likelihood.conjugate and natural
-    if settings.max_iter and not (closed and stepper._adam is None):
-        monitor.begin("full", _CHECKS + 2)
-        run = train_steps(
+    units = point_units(model.kernel, theta, spread)
+    return SparseStepper(model, rows, theta, Z, plan.weights, units, settings, generator)
+
+
+def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
+    """Steps taken, and why they ended."""
+    settings = stepper.settings
+    run.monitor.begin("full", _CHECKS + 2, stepper.objective_name)
+    try:
+        result = train_steps(
             stepper,
             max_steps=settings.max_iter,
             check_every=max(1, settings.max_iter // _CHECKS),
-            monitor=monitor,
-            epochs_per_step=settings.batch_size / len(rows),
+            monitor=run.monitor,
+            epochs_per_step=settings.batch_size / len(stepper.rows),
             keep_best=False,
         )
-        n_steps, reason = run.n_steps, run.stop_reason
-    if n_steps == 0 and not closed:
-        # Where training was stopped before it began, the belief would be the prior.
-        n_steps = _first_step(stepper)
-    theta, Z = stepper._theta.detach(), stepper.Z.detach()
-    weights = [w.detach() for w in weights]
-    with torch.no_grad():
-        belief, value = _whole(model, rows, theta, Z, weights, stepper, closed)
-    return SparseFit(theta, Z, weights, belief, value, n_steps, reason)
+    except KeyboardInterrupt:
+        if run.stopped:
+            raise
+        # Nothing was scored yet: the start is what there is.
+        return 0, run.monitor.end("interrupted")
+    return result.n_steps, result.stop_reason
 
 
-def _first_step(stepper: SparseStepper) -> int:
-    before = stepper.snapshot()
-    stepper.step()
-    if math.isfinite(stepper.score()):
-        return 1
-    stepper.restore(before)
-    return 0
-
-
-def _whole(model, rows, theta, Z, weights, stepper, closed) -> tuple[WhitenedBelief, float]:
-    """The bound on all rows; a Gaussian likelihood gets its best belief, a natural step of 1."""
-    if closed:
-
-        def blocks():
-            for X, Y, extra in rows.blocks():
-                yield model.features(weights, X), Y, extra
-
-        best = collapsed_bound(model.kernel, theta, Z, blocks)
-        return best.belief.whitened(), best.value
-    belief = stepper.belief.whitened()
-    value = -belief.divergence()
-    for batch in rows.blocks():
-        bound = stepper._evaluate(batch, 1.0, False)[1]
-        value += bound.value + belief.divergence()
-    return belief, value
+def finished(stepper: SparseStepper, n_steps: int) -> tuple[SparseFit, int]:
+    """The model on all rows after so many steps, and the steps that there were in the end."""
+    if not n_steps and not stepper.belief.closed:
+        n_steps = stepper.first_step()
+    return stepper.fitted(), n_steps
 
 
 @torch.no_grad()
@@ -242,38 +195,51 @@ def left_out(
     return torch.cat([m for m, _ in parts]), torch.cat([v for _, v in parts])
 
 
+def _show(belief: NaturalBelief, model: Any, step: TrainingStep) -> None:
+    model._set_belief(belief.whitened())
+
+
 def absorb(
     model: SparseModel,
     rows: SparseRows,
     fit: SparseFit,
+    run: FitRun,
     generator: Generator,
-    max_iter: int = 30,
-    tol: float = 1e-6,
-) -> WhitenedBelief:
+    max_iter: int,
+) -> tuple[WhitenedBelief, int, str]:
     """The belief after further rows, the one before them as the prior; in one step if Gaussian.
 
-    Bui, Nguyen and Turner (2017), section 3, with the inducing points and hyperparameters held.
+    Also the passes over the rows, and why they ended. Bui, Nguyen and Turner (2017), section 3,
+    with the inducing points and hyperparameters held.
     """
-    eye = torch.eye(len(fit.Z), dtype=torch.float64, device=fit.Z.device)
-    factors = [torch.linalg.cholesky(S) for S in fit.belief.covariance]
-    precision = torch.stack([torch.cholesky_solve(eye, L) for L in factors])
-    mean = fit.belief.mean
-    shift = (
-        precision[0] @ mean if len(precision) == 1 else torch.einsum("qij,jq->iq", precision, mean)
-    )
-    prior = belief = NaturalBelief(precision, shift)
-    for k in range(1 if model.likelihood.conjugate else max_iter):
-        whitened, total = belief.whitened(), None
-        with torch.no_grad():
-            for X, Y, extra in rows.blocks():
-                K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
-                said = variational_bound(
-                    model.likelihood, whitened, K, Y, 1.0, generator, eval_gradient=False
-                ).rows
-                total = said if total is None else total + said
-        rate = 1.0 if model.likelihood.conjugate else max(0.3, 1 / (k + 2))
-        belief = belief.towards(prior.plus(total), rate)
-        moved = float((belief.whitened().mean - whitened.mean).abs().max())
-        if moved < tol * max(1.0, float(whitened.mean.abs().max())):
-            break
-    return belief.whitened()
+    prior = belief = NaturalBelief.of(fit.belief)
+    passes = 1 if model.likelihood.conjugate else max_iter
+    done, reason = 0, "max_iter"
+    run.monitor.begin("new rows", passes, "lower bound a row")
+    try:
+        while done < passes and reason == "max_iter":
+            whitened = belief.whitened()
+            value, total = -whitened.divergence_from(prior), None
+            with torch.no_grad():
+                for X, Y, extra in rows.blocks():
+                    K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
+                    said = variational_bound(
+                        model.likelihood, whitened, K, Y, 1.0, generator, eval_gradient=False
+                    )
+                    total = said.rows if total is None else total + said.rows
+                    value += said.value + whitened.divergence()
+            done += 1
+            rate = 1.0 if model.likelihood.conjugate else max(0.3, 1 / (done + 1))
+            belief = belief.towards(prior.plus(total), rate)
+            moved = float((belief.whitened().mean - whitened.mean).abs().max())
+            if passes == 1 or moved < _ABSORBED * max(1.0, float(whitened.mean.abs().max())):
+                reason = "converged"
+            run.preview = partial(_show, belief)
+            run.monitor.record_score(fit.theta.cpu().numpy(), value / len(rows), done)
+    except StopTraining as stop:
+        reason = run.monitor.end(str(stop))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        reason = run.monitor.end("interrupted")
+    return belief.whitened(), done, reason
