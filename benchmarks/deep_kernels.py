@@ -127,7 +127,8 @@ def training_nlml(model, n, scale=1.0):
     """Per row; for SVGP the negative lower bound."""
     import math
 
-    value = getattr(model, "log_marginal_likelihood_value_", None)
+    name = "lower_bound_" if hasattr(model, "lower_bound_") else "log_marginal_likelihood_value_"
+    value = getattr(model, name, None)
     return None if value is None else round(-value / n + math.log(scale), 5)
 
 
