@@ -27,13 +27,6 @@ from ._space import DeepFeatureSpace
 from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
-SHARED = (
-    "kernel", "feature_extractor", "activation", "n_components", "min_noise", "batch_size",
-    "max_epochs", "learning_rate", "optimizer", "early_stopping", "validation_fraction", "tol",
-    "n_iter_no_change", "normalize_y", "n_targets", "random_state", "memory_budget", "device",
-    "dtype", "callbacks", "max_seconds", "verbose",
-)  # fmt: skip
-
 _COMPONENTS = 1000
 # Most scores in one training; each is an exact pass, and few passes must not cost more than steps.
 _SCORES, _SCORES_PER_EPOCH = 20, 4

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...core import FitRun, constraints
+from ...core import FitRun
 from ...core.data import RowSource
-from ._base import SHARED, DeepKernelRegressorBase
+from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
 from ._minimax import MinimaxGradient
@@ -161,8 +161,6 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     >>> bool(model.score(X, y) > 0.95)
     True
     """
-
-    _parameter_constraints = constraints(*SHARED, "averaging", "averaging_decay")
 
     def __init__(
         self,
@@ -346,8 +344,6 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     True
     """
 
-    _parameter_constraints = constraints(*SHARED, "penalty", "dual_rate")
-
     def __init__(
         self,
         kernel: Any = None,
@@ -522,8 +518,6 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     >>> model.predict(X[:2]).shape
     (2,)
     """
-
-    _parameter_constraints = constraints(*SHARED, "batches")
 
     def __init__(
         self,

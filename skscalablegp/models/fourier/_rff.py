@@ -11,7 +11,6 @@ from ...core import (
     LARGEST_FEATURE_SIGNAL,
     FitRun,
     GPRegressorBase,
-    constraints,
     to_numpy,
     to_torch,
 )
@@ -138,26 +137,6 @@ class RFFRegressor(GPRegressorBase):
     """
 
     _largest_signal = LARGEST_FEATURE_SIGNAL
-    _parameter_constraints = constraints(
-        "kernel",
-        "n_components",
-        "alpha",
-        "optimizer",
-        "n_restarts_optimizer",
-        "learning_rate",
-        "max_iter",
-        "n_iter_no_change",
-        "normalize_y",
-        "copy_X_train",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,

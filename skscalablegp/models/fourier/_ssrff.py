@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import FitRun, GPRegressorBase, constraints
+from ...core import FitRun, GPRegressorBase
 from ...core.posteriors import ExactPosterior, Posterior
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
@@ -130,27 +130,6 @@ class SSRFFRegressor(GPRegressorBase):
     """
 
     _named = {"truncation": resolve_truncation}
-    _parameter_constraints = constraints(
-        "kernel",
-        "min_components",
-        "component_step",
-        "truncation",
-        "alpha",
-        "optimizer",
-        "learning_rate",
-        "max_iter",
-        "n_iter_no_change",
-        "normalize_y",
-        "copy_X_train",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,

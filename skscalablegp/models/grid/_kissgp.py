@@ -19,7 +19,6 @@ from ...core import (
     GPRegressorBase,
     StageSettings,
     budget_of,
-    constraints,
     fit_hyperparameters,
 )
 from ...core.data import Table, noise_unit
@@ -166,32 +165,6 @@ class KISSGPRegressor(GPRegressorBase):
     >>> bool(abs(gp.predict([[0.5]])[0] - np.sin(4.5)) < 1e-2)
     True
     """
-
-    _parameter_constraints = constraints(
-        "kernel",
-        "grid_size",
-        "structure",
-        "extrapolation",
-        "variance_rank",
-        "feature_extractor",
-        "activation",
-        "max_epochs",
-        "alpha",
-        "optimizer",
-        "n_restarts_optimizer",
-        "learning_rate",
-        "max_iter",
-        "n_iter_no_change",
-        "normalize_y",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ...core import FitRun, GPClassifierBase, constraints
+from ...core import FitRun, GPClassifierBase
 from ...core.likelihoods import Bernoulli
 from ._base import QSGPMixin
 
@@ -174,37 +174,6 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     >>> bool(model.score(X, y) > 0.95)
     True
     """
-
-    _parameter_constraints = constraints(
-        "kernel",
-        "n_components",
-        "basis",
-        "n_dense",
-        "covariance",
-        "batch_size",
-        "component_batch_size",
-        "control_variate_rank",
-        "inference",
-        "variational_optimizer",
-        "variational_learning_rate",
-        "decay",
-        "optimizer",
-        "learning_rate",
-        "freeze",
-        "subset_size",
-        "n_restarts_optimizer",
-        "max_iter",
-        "n_iter_no_change",
-        "standardize",
-        "warm_start",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,

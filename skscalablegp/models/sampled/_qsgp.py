@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._compat import fit_context
-from ...core import FitRun, MinibatchGPRegressorBase, constraints
+from ...core import FitRun, MinibatchGPRegressorBase
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
 from ._base import QSGPMixin
@@ -180,40 +180,6 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     >>> bool(gp.score(X, y) > 0.98)
     True
     """
-
-    _parameter_constraints = constraints(
-        "kernel",
-        "n_components",
-        "basis",
-        "n_dense",
-        "covariance",
-        "batch_size",
-        "component_batch_size",
-        "control_variate_rank",
-        "likelihood",
-        "inference",
-        "variational_optimizer",
-        "variational_learning_rate",
-        "decay",
-        "optimizer",
-        "learning_rate",
-        "freeze",
-        "subset_size",
-        "n_restarts_optimizer",
-        "max_iter",
-        "n_iter_no_change",
-        "normalize_y",
-        "standardize",
-        "n_targets",
-        "warm_start",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
-from ...core import FitRun, MinibatchGPRegressorBase, constraints
+from ...core import FitRun, MinibatchGPRegressorBase
 from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ...core.training import train_steps
@@ -168,31 +168,6 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     """
 
     _fast_products = False
-
-    _parameter_constraints = constraints(
-        "kernel",
-        "n_components",
-        "max_precision",
-        "batch_size",
-        "component_batch_size",
-        "control_variate_rank",
-        "optimizer",
-        "subset_size",
-        "n_restarts_optimizer",
-        "max_iter",
-        "tol",
-        "n_iter_no_change",
-        "normalize_y",
-        "standardize",
-        "n_targets",
-        "random_state",
-        "memory_budget",
-        "device",
-        "dtype",
-        "callbacks",
-        "max_seconds",
-        "verbose",
-    )
 
     def __init__(
         self,
