@@ -63,6 +63,7 @@ class NamedSettings(BaseEstimator):
         plain = {key: value for key, value in params.items() if "__" not in key}
         super().set_params(**plain)
         nested = {key: value for key, value in params.items() if "__" in key}
-        for name in {key.partition("__")[0] for key in nested} & set(self._named):
+        own = set(self._named) & set(self._get_param_names())
+        for name in own & {key.partition("__")[0] for key in nested}:
             setattr(self, name, self._object(name, getattr(self, name)))
         return super().set_params(**nested)

@@ -60,7 +60,7 @@ class Case:
         weights = torch.linalg.solve(self.H, self.problem.Y)
         return IterativePosterior(
             self.problem.operator(self.theta), weights, samples, solver=solver or CG(),
-            stopping=stopping, preconditioner=None,
+            stopping=stopping,
         )  # fmt: skip
 
     def samples(self, seed, s=50, n_pairs=100):

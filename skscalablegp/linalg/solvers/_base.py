@@ -8,11 +8,11 @@ from enum import IntEnum
 
 import torch
 from jaxtyping import Float, Int
-from sklearn.base import BaseEstimator
 from torch import Tensor
 
+from ..._named import NamedSettings
 from ..operators import LinearOperator
-from ..preconditioners import Preconditioner
+from ..preconditioners import Preconditioner, resolve_preconditioner
 
 
 class Column(IntEnum):
@@ -58,7 +58,7 @@ class SolverState:
     stats: dict = field(default_factory=dict)
 
 
-class Solver(BaseEstimator, ABC):
+class Solver(NamedSettings, ABC):
     """Settings of an iterative (or direct) method for H V = B with many right-hand sides.
 
     A new solver is a subclass with ``init`` and ``step``; an object of it works everywhere, and a
@@ -74,6 +74,8 @@ class Solver(BaseEstimator, ABC):
         Whether a built preconditioner changes its steps; then ``preconditioner`` is one of its
         settings.
     """
+
+    _named = {"preconditioner": resolve_preconditioner}
 
     direct = False
     reads_rows = False

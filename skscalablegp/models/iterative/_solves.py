@@ -113,8 +113,9 @@ def preconditioned(solver: Any, preconditioner: Any) -> Solver:
         If a solver object has a preconditioner, and `preconditioner` is another one.
     """
     made, chosen = resolve_solver(solver), preconditioner_for(solver, preconditioner)
+    # Copies, so that changes of the user's objects do not reach a fitted model.
     if not made.takes_preconditioner or _same("preconditioner", made.preconditioner, chosen):
-        return made
+        return clone(made)
     if made.preconditioner is not None:
         raise ValueError(
             f"preconditioner={preconditioner!r} contradicts solver={solver!r}, which has its own: "
