@@ -24,7 +24,9 @@ from skscalablegp.core.training import Monitor, train
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import ExactGradient, TruncatedGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood, truncated_likelihood
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.linalg.solvers import lanczos
+from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.models.fourier import (
     FeatureGradient,
     SingleSampleGradient,
@@ -65,12 +67,25 @@ def rr_truncation(expected_iter):
     return ExponentialTruncation(0.3, expected_iter=expected_iter)
 
 
+def quadratures(n_steps, g):
+    """Estimates of log|H| from 1, 2, ... steps of Lanczos, the mean of ten probes."""
+    Z = 2.0 * torch.randint(0, 2, (len(x), 10), generator=g).double() - 1
+    T = lanczos(operator, Z, n_steps).matrix()
+    found = []
+    for j in range(1, n_steps + 1):
+        values, vectors = torch.linalg.eigh(T[:, :j, :j])
+        found.append(len(x) * float((vectors[:, 0].square() * values.log()).sum(1).mean()))
+    return np.array(found)
+
+
 def cg_terms(truncation, n_runs):
     """Mean and standard error of both terms."""
-    g, values = seeded(1), []
+    bound, g, values = truncation.on(len(x)), seeded(1), []
     for _ in range(n_runs):
-        terms = truncated_likelihood(operator, toy.Y, truncation.on(len(x)), g, n_probes=10)
-        values.append([float(terms.quadratic[0]), float(terms.log_det.mean())])
+        first, second = (roulette_weights(bound, bound.sample(1, g)) for _ in range(2))
+        solve = roulette_cg(operator, toy.Y, [WeightedColumns(slice(0, 1), first)]).values[0]
+        increments = np.diff(quadratures(second.shape[1], g), prepend=0.0)
+        values.append([float((toy.Y * solve).sum()), float(second[0].numpy() @ increments)])
     return np.mean(values, 0), np.std(values, 0) / n_runs**0.5
 
 

@@ -7,7 +7,9 @@ is done.
 
 from __future__ import annotations
 
+import math
 import os
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ __all__ = [
     "available_memory",
     "check_duplicates",
     "check_inducing",
+    "check_integer",
     "check_memory",
     "check_n_targets",
     "check_noise",
     "check_noise_variance",
+    "check_number",
     "check_return_flags",
     "format_bytes",
     "resolve_device",
@@ -142,6 +146,44 @@ def check_inducing(inducing: Any, d: int) -> np.ndarray:
     return check_array(Z, input_name="inducing")
 
 
+# ---------------------------------------------------------------- settings of objects
+
+
+def check_integer(
+    name: str, value: Any, least: int = 1, *, example: Any = None, other: tuple = ()
+) -> Any:
+    """A whole number of at least `least`, or one of the strings and None in `other`."""
+    return _checked(name, value, Integral, f"an integer of at least {least}", least, example, other)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float = 0.0,
+    *,
+    below: float = math.inf,
+    positive: bool = False,
+    example: Any = None,
+    other: tuple = (),
+) -> Any:
+    """A number with least <= value < below (0 < value if `positive`), or one of `other`."""
+    kind = "a positive number" if positive else f"a number of at least {least:g}"
+    kind += "" if below == math.inf else f" and below {below:g}"
+    least = math.nextafter(0.0, 1.0) if positive else least
+    return _checked(name, value, Real, kind, least, example, other, below)
+
+
+def _checked(name, value, type_, kind, least, example, other, below=math.inf):
+    if value is None or isinstance(value, str):
+        if value in other:
+            return value
+    elif isinstance(value, type_) and not isinstance(value, bool) and least <= value < below:
+        return value
+    allowed = "".join(f" or {choice!r}" for choice in other)
+    such = "" if example is None else f", for example {example}"
+    raise ValueError(f"{name} must be {kind}{allowed}{such}; got {value!r}.")
+
+
 # ---------------------------------------------------------------- requests
 
 
@@ -234,8 +276,6 @@ def resolve_dtype(dtype: Any, n: int, *, threshold: int) -> torch.dtype:
     -------
     dtype : torch.dtype
     """
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         return torch.float64 if n <= threshold else torch.float32
     try:

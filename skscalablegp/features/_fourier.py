@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .._validation import check_integer
 from ..kernels import Draws, Frequencies, Term, TorchKernel, no_spectral_density
 
 # A block's features multiply with every linear factor; past this, features are no saving.
@@ -90,8 +91,7 @@ class PriorFeatures:
 
     def head(self, n_pairs: int) -> PriorFeatures:
         """The features of the first `n_pairs` frequencies of every product, scaled to be a map."""
-        if n_pairs < 1:
-            raise ValueError(f"n_pairs must be at least 1, for example 100; got {n_pairs!r}.")
+        check_integer("n_pairs", n_pairs, example=100)
         blocks = tuple(block.head(n_pairs) for block in self.blocks)
         return PriorFeatures(blocks, self.n_features_in, sum(block.n_features for block in blocks))
 

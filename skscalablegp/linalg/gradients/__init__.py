@@ -6,7 +6,6 @@ from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient, buil
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
 from ._truncated import TruncatedGradient
-from ._truncated_likelihood import likelihood_terms, truncated_likelihood
 
 __all__ = [
     "ExactEvaluation",
@@ -21,6 +20,4 @@ __all__ = [
     "TruncatedGradient",
     "built_preconditioner",
     "exact_marginal_likelihood",
-    "likelihood_terms",
-    "truncated_likelihood",
 ]

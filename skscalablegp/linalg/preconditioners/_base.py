@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from numbers import Integral
 
 import torch
 from jaxtyping import Float
@@ -121,10 +120,3 @@ def pick_generator(random_state, generator: torch.Generator | None) -> torch.Gen
         return torch.Generator().manual_seed(0) if generator is None else generator
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     return torch.Generator().manual_seed(seed)
-
-
-def check_rank(rank, n: int) -> int:
-    """A positive integer, capped at n."""
-    if isinstance(rank, bool) or not isinstance(rank, Integral) or rank < 1:
-        raise ValueError(f"rank must be an integer of at least 1, for example 100; got {rank!r}.")
-    return min(int(rank), n)

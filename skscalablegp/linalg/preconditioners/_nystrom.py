@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..._validation import check_integer
 from ..operators import LinearOperator
-from ._base import PreconditionerConfig, check_rank, pick_generator
+from ._base import PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner
 from ._pivoted_cholesky import _small_cholesky, smooth_rows
 
@@ -34,7 +35,7 @@ class Nystrom(PreconditionerConfig):
         self, operator: LinearOperator, generator: torch.Generator | None = None
     ) -> LowRankPreconditioner:
         n = operator.shape[0]
-        rank = check_rank(self.rank, n)
+        rank = min(check_integer("rank", self.rank, example=100), n)
         generator = pick_generator(self.random_state, generator)
         idx = torch.randperm(n, generator=generator, device=generator.device)[:rank]
         idx = idx.sort().values.to(operator.device)

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._validation import check_integer
 from ..operators import LinearOperator
-from ._base import PreconditionerConfig, check_rank, pick_generator
+from ._base import PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner
 
 
@@ -40,7 +41,7 @@ class PivotedCholesky(PreconditionerConfig):
     def build(
         self, operator: LinearOperator, generator: torch.Generator | None = None
     ) -> LowRankPreconditioner:
-        rank = check_rank(self.rank, operator.shape[0])
+        rank = min(check_integer("rank", self.rank, example=100), operator.shape[0])
         if rank == operator.shape[0]:
             return LowRankPreconditioner.from_matrix(operator.to_dense(), operator.noise)
         if self.randomized:

@@ -9,17 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
+from ._base import give_up
 from ._cholesky import cholesky_with_jitter
-from ._rows import (
-    RowSolver,
-    RowState,
-    check_count,
-    check_number,
-    give_up,
-    make_generator,
-    next_rows,
-)
+from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue
 
 
 @dataclass(eq=False)
@@ -79,18 +73,14 @@ class ADASAP(RowSolver):
         self.random_state = random_state
 
     def _check_settings(self) -> None:
-        check_count("block_size", self.block_size)
-        if self.rank is not None:
-            check_count("rank", self.rank)
-        check_number("strength", self.strength, 1e-300, 1, auto=True)
+        check_integer("block_size", self.block_size)
+        check_integer("rank", self.rank, other=(None,))
+        check_number("strength", self.strength, positive=True, below=1, other=("auto",))
 
     def _begin(self, operator: LinearOperator, state: ADASAPState) -> None:
-        state.generator = make_generator(self.random_state)
+        draw_rows(state, self.block_size, self.random_state)
         state.stats["jitter"] = 0.0
         self._restart(state)
-
-    def _choose(self, state: ADASAPState) -> Int[Tensor, " b"]:
-        return next_rows(state, self.block_size)
 
     def _advance(
         self,
@@ -199,12 +189,8 @@ def _largest_ratio(
     inverse: Callable[[Tensor], Tensor], block: Float[Tensor, "b b"], generator: Generator
 ) -> float:
     """The largest eigenvalue of ``inverse(block)`` by ten power iterations, at least 1."""
-    v = torch.randn(len(block), 1, generator=generator, dtype=torch.float64).to(block.device)
-    value = v.norm()
-    for _ in range(10):
-        v = inverse(block @ (v / value))
-        value = v.norm()
-    value = float(value)
+    size, device = len(block), block.device
+    value = largest_eigenvalue(lambda v: inverse(block @ v), size, device, generator, 10)
     if not value < float("inf"):
         raise torch.linalg.LinAlgError("A block of the matrix is not finite.")
     return max(1.0, value)

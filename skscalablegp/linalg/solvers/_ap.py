@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
+from ._base import give_up
 from ._cholesky import cholesky_with_jitter
-from ._rows import RowSolver, RowState, check_count, check_number, give_up, n_blocks
+from ._rows import RowSolver, RowState, n_blocks
 
 
 @dataclass(eq=False)
@@ -70,9 +72,9 @@ class AP(RowSolver):
         self.max_jitter = max_jitter
 
     def _check_settings(self) -> None:
-        check_count("block_size", self.block_size)
-        check_number("factor_memory", self.factor_memory, 0, float("inf"))
-        check_number("max_jitter", self.max_jitter, 0, 1)
+        check_integer("block_size", self.block_size)
+        check_number("factor_memory", self.factor_memory)
+        check_number("max_jitter", self.max_jitter, below=1)
 
     def _begin(self, operator: LinearOperator, state: APState) -> None:
         n = len(state.x)

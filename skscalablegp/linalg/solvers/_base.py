@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..._named import NamedSettings
@@ -56,6 +56,26 @@ class SolverState:
     iteration: int = 0
     exact: bool = True
     stats: dict = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class UpdatedState(SolverState):
+    """State of a solver that updates the residual, which rounding then parts from the true one.
+
+    Attributes
+    ----------
+    R : Tensor of shape (n, s)
+        B - H x, as updated.
+    best_norms, strikes : Tensor of shape (s,)
+        Smallest true residual seen, and how often in a row rounding kept it from falling.
+    intact : bool
+        False while a step is under way: after an interruption the next step starts afresh from x.
+    """
+
+    R: Tensor = None
+    best_norms: Tensor = None
+    strikes: Tensor = None
+    intact: bool = True
 
 
 class Solver(NamedSettings, ABC):
@@ -116,6 +136,67 @@ def start(
     usable = (b_norms > 0) & x0.isfinite().all(0)
     x = torch.where(usable, x0.to(dtype=B.dtype, device=B.device), torch.zeros_like(B))
     return x, b_norms
+
+
+def begin(
+    operator: LinearOperator, B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
+) -> dict:
+    """The fields of an `UpdatedState` before the first step; one epoch for a warm start."""
+    x, b_norms = start(B, x0)
+    R = B.clone() if x0 is None else operator.matmul(x).neg_().add_(B)
+    norms = relative_norms(R, b_norms)
+    return {
+        "B": B,
+        "x": x,
+        "b_norms": b_norms,
+        "residual_norms": norms,
+        "columns": torch.where(norms <= _rounding(B.dtype), Column.SETTLED, Column.ACTIVE),
+        "R": R,
+        "best_norms": norms,
+        "strikes": torch.zeros_like(norms, dtype=torch.long),
+    }
+
+
+def replace_residual(
+    operator: LinearOperator, state: UpdatedState
+) -> tuple[Float[Tensor, " s"], Bool[Tensor, " s"]]:
+    """Put B - H x in the place of the updated residual and judge what rounding did; one epoch.
+
+    Returns its norms, and whether the two were far apart.
+    """
+    R = true_residual(operator, state)
+    norms = relative_norms(R, state.b_norms)
+    drifted = column_norms(state.R.sub_(R)) / state.b_norms > 0.1 * norms
+    held_up = drifted & (norms > 0.9 * state.best_norms)
+    state.R = R
+    state.strikes = torch.where(held_up, state.strikes + 1, 0)
+    state.best_norms = torch.minimum(state.best_norms, norms)
+    return norms, drifted
+
+
+def record(
+    state: UpdatedState,
+    norms: Float[Tensor, " s"],
+    stuck: Bool[Tensor, " *s"],
+    exact: bool = False,
+) -> None:
+    """Store residual norms and what they say about each column; broken columns keep theirs."""
+    broken = state.columns == Column.BROKEN
+    state.residual_norms = torch.where(broken, state.residual_norms, norms)
+    columns = torch.where((state.strikes >= 3) | stuck, Column.STAGNATED, Column.ACTIVE)
+    columns = torch.where(norms <= _rounding(state.x.dtype), Column.SETTLED, columns)
+    state.columns = torch.where(broken, Column.BROKEN, columns)
+    state.exact = exact
+
+
+def give_up(state: SolverState) -> SolverState:
+    """No column can improve: the matrix is not positive definite as far as one can see."""
+    state.columns = torch.full_like(state.columns, Column.BROKEN)
+    return state
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return 0.1 * torch.finfo(dtype).eps
 
 
 def column_norms(V: Float[Tensor, "n s"]) -> Float[Tensor, " s"]:

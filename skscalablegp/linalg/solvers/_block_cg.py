@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
-from ._base import Column, relative_norms
-from ._cg import CG, CGState, _record, _refresh
+from ._base import give_up
+from ._cg import CG, CGState, _refresh
 
 
 class BlockCG(CG):
@@ -46,28 +46,18 @@ class BlockCG(CG):
     def step(self, operator: LinearOperator, state: CGState) -> CGState:
         if not state.intact:
             _refresh(operator, state)
-            Z = state.preconditioner.solve(state.R)
-            state.direction = _orthonormal(Z)
+            state.direction = _orthonormal(state.preconditioner.solve(state.R))
         state.intact = False
         D = state.direction
         HD = operator.matmul(D)
         curvature = (D.mT @ HD).double()
         factor, info = torch.linalg.cholesky_ex((curvature + curvature.mT) / 2)
         if int(info) or not bool(factor.isfinite().all()):
-            state.columns = torch.full_like(state.columns, Column.BROKEN)
-            return state
+            return give_up(state)
         alpha = torch.cholesky_solve((D.mT @ state.R).double(), factor).to(D.dtype)
         state.x.addmm_(D, alpha)
         state.R.addmm_(HD, alpha, alpha=-1)
-        state.iteration += 1
-        state.since_refresh += 1
-        state.since_lower += 1
-        interval = self._interval(D.dtype)
-        if interval is not None and state.since_refresh >= interval:
-            _refresh(operator, state)
-        else:
-            _record(state, relative_norms(state.R, state.b_norms), looked=interval is None)
-            state.exact = False
+        self._judge(operator, state)
         Z = state.preconditioner.solve(state.R)
         beta = torch.cholesky_solve((HD.mT @ Z).double(), factor).to(D.dtype)
         state.direction = _orthonormal(Z.addmm_(D, beta, alpha=-1))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from numbers import Integral
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..._validation import check_integer
 from ..operators import LinearOperator
 from ..preconditioners import IdentityPreconditioner, Preconditioner, resolve_preconditioner
 from ._base import (
     Column,
     Solver,
-    SolverState,
+    UpdatedState,
+    begin,
     column_dots,
     column_norms,
+    record,
     relative_norms,
-    start,
-    true_residual,
+    replace_residual,
 )
 
 # In exact arithmetic n steps solve any system: a residual that has not fallen by a tenth for n
@@ -28,7 +29,7 @@ _PATIENT_STEPS, _A_TENTH = 250, 0.9
 
 
 @dataclass(eq=False)
-class CGState(SolverState):
+class CGState(UpdatedState):
     """State of `CG`; after step k, ``x_{k+1} = x_k + gamma * direction``.
 
     Attributes
@@ -37,17 +38,14 @@ class CGState(SolverState):
         The direction of the last step.
     gamma : Tensor of shape (s,)
         Its step sizes, float64; 0 for columns that are settled or broken.
-    gammas, betas : list of Tensor of shape (s,)
-        Step sizes and direction coefficients of every step so far (``d_k = z_k + beta_k d_{k-1}``,
-        ``beta_0 = 0``), from which `tridiagonal_from_cg` makes Lanczos matrices.
-    R, Z : Tensor of shape (n, s)
-        Residual and preconditioned residual.
+    beta : Tensor of shape (s,)
+        The share of the last direction in the next: ``d_k = z_k + beta d_{k-1}``, 0 at first.
+    Z : Tensor of shape (n, s)
+        The preconditioned residual.
     rz, rz_previous : Tensor of shape (s,)
         R' Z now and one step ago.
     restart : Tensor of shape (s,)
         Columns whose next direction forgets the last one.
-    best_norms, strikes : Tensor of shape (s,)
-        Smallest true residual seen, and how often in a row rounding kept it from falling.
     lowest, since_lower : Tensor of shape (s,)
         The residual that the last fall by a tenth led to, and the steps since. True residuals are
         looked at where they are computed now and then, else the updated ones.
@@ -55,13 +53,10 @@ class CGState(SolverState):
         Steps without such a fall after which a column has stagnated.
     since_refresh : int
         Steps since the residual was last computed as B - H x.
-    intact : bool
-        False while a step is under way: after an interruption the next step starts afresh from x.
     """
 
     preconditioner: Preconditioner = None
     trace: float = 0.0
-    R: Tensor = None
     Z: Tensor = None
     direction: Tensor = None
     gamma: Tensor = None
@@ -69,15 +64,10 @@ class CGState(SolverState):
     rz: Tensor = None
     rz_previous: Tensor = None
     restart: Tensor = None
-    best_norms: Tensor = None
-    strikes: Tensor = None
     lowest: Tensor = None
     since_lower: Tensor = None
     patience: float = float("inf")
-    gammas: list = field(default_factory=list)
-    betas: list = field(default_factory=list)
     since_refresh: int = 0
-    intact: bool = True
 
 
 class CG(Solver):
@@ -116,26 +106,18 @@ class CG(Solver):
         preconditioner: Preconditioner | None = None,
     ) -> CGState:
         self._interval(operator.dtype)  # a wrong setting should fail before work starts
-        x, b_norms = start(B, x0)
         built = self._build(operator, preconditioner)
-        R = B.clone() if x0 is None else operator.matmul(x).neg_().add_(B)
-        norms = relative_norms(R, b_norms)
-        zeros = torch.zeros_like(b_norms)
+        fields = begin(operator, B, x0)
+        norms = fields["residual_norms"]
+        zeros = torch.zeros_like(norms)
         state = CGState(
-            B=B,
-            x=x,
-            b_norms=b_norms,
-            residual_norms=norms,
-            columns=_classify(norms, zeros > 0, B.dtype),
+            **fields,
             preconditioner=built,
             trace=float(operator.diag().sum(dtype=torch.float64)),
-            R=R,
             direction=torch.zeros_like(B),
             gamma=zeros,
             rz_previous=zeros,
             restart=zeros > 0,
-            best_norms=norms,
-            strikes=torch.zeros_like(norms, dtype=torch.long),
             lowest=norms,
             since_lower=torch.zeros_like(norms, dtype=torch.long),
             # a sequence of plain increments is never judged
@@ -163,20 +145,22 @@ class CG(Solver):
         state.x.addcmul_(D, step)
         state.R.addcmul_(HD, step, value=-1)
         state.gamma = gamma
-        state.gammas.append(gamma)
-        state.betas.append(state.beta)
+        state.rz_previous = state.rz
+        self._judge(operator, state)
+        return _prepare(state, HD)
+
+    def _judge(self, operator: LinearOperator, state: CGState) -> None:
+        """Count a step; the residual that it leaves is computed now and then, else believed."""
         state.iteration += 1
         state.since_refresh += 1
         state.since_lower += 1
-        state.rz_previous = state.rz
-        interval = self._interval(D.dtype)
+        interval = self._interval(state.x.dtype)
         if interval is not None and state.since_refresh >= interval:
             _refresh(operator, state)
-        else:
-            _record(state, relative_norms(state.R, state.b_norms), looked=interval is None)
-            state.exact = False
-            state.restart = torch.zeros_like(state.restart)
-        return _prepare(state, HD)
+            return
+        norms = relative_norms(state.R, state.b_norms)
+        record(state, norms, _stuck(state, norms, looked=interval is None))
+        state.restart = torch.zeros_like(state.restart)
 
     def needs_check(self, state: CGState) -> bool:
         if state.exact or self.residual_refresh is None:
@@ -194,17 +178,12 @@ class CG(Solver):
 
     def _interval(self, dtype: torch.dtype) -> int | None:
         """Steps between two true residuals, None for never."""
-        every = self.residual_refresh
-        if isinstance(every, str) and every == "auto":
+        every = check_integer(
+            "residual_refresh", self.residual_refresh, example=25, other=("auto", None)
+        )
+        if every == "auto":
             return None if dtype == torch.float64 else 25
-        if every is None:
-            return None
-        if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
-            raise ValueError(
-                "residual_refresh must be 'auto', None or an integer of at least 1, for example "
-                f"25; got {every!r}."
-            )
-        return int(every)
+        return every
 
     def _build(
         self, operator: LinearOperator, preconditioner: Preconditioner | None
@@ -227,43 +206,24 @@ def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGS
 
 
 def _refresh(operator: LinearOperator, state: CGState) -> CGState:
-    """Replace the updated residual by B - H x and judge what rounding did to it; one epoch.
+    """Replace the updated residual by B - H x; one epoch.
 
     Directions are kept where the two agree (van der Vorst and Ye, 2000) and restarted elsewhere.
     """
-    R = true_residual(operator, state)
-    drift = column_norms(state.R.sub_(R)) / state.b_norms
-    state.R = R
-    norms = relative_norms(R, state.b_norms)
-    state.restart = drift > 0.1 * norms
-    held_up = state.restart & (norms > 0.9 * state.best_norms)
-    state.strikes = torch.where(held_up, state.strikes + 1, 0)
-    state.best_norms = torch.minimum(state.best_norms, norms)
-    _record(state, norms, looked=True)
-    state.exact = True
+    norms, state.restart = replace_residual(operator, state)
+    record(state, norms, _stuck(state, norms, looked=True), exact=True)
     state.since_refresh = 0
     state.stats["n_refreshes"] += 1
     return state
 
 
-def _record(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> None:
-    """Store residual norms and what they say about each column; broken columns keep theirs."""
+def _stuck(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> Bool[Tensor, " s"]:
+    """Columns that have not fallen by a tenth for too long."""
     if looked:
         lower = norms < _A_TENTH * state.lowest
         state.lowest = torch.where(lower, norms, state.lowest)
         state.since_lower = torch.where(lower, 0, state.since_lower)
-    broken = state.columns == Column.BROKEN
-    state.residual_norms = torch.where(broken, state.residual_norms, norms)
-    stuck = (state.strikes >= 3) | (state.since_lower > state.patience)
-    columns = _classify(norms, stuck, state.x.dtype)
-    state.columns = torch.where(broken, Column.BROKEN, columns)
-
-
-def _classify(
-    norms: Float[Tensor, " s"], stuck: Bool[Tensor, " s"], dtype: torch.dtype
-) -> Int[Tensor, " s"]:
-    columns = torch.where(stuck, Column.STAGNATED, Column.ACTIVE)
-    return torch.where(norms <= 0.1 * torch.finfo(dtype).eps, Column.SETTLED, columns)
+    return state.since_lower > state.patience
 
 
 def _retire(state: CGState, HD: Float[Tensor, "n s"], broken: Bool[Tensor, " s"]) -> None:

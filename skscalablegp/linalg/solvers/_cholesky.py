@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._validation import check_number
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
-from ._base import Column, Solver, SolverState, relative_norms, start, true_residual
+from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Cholesky(Solver):
         x0: Float[Tensor, "n s"] | None = None,
         preconditioner: Preconditioner | None = None,
     ) -> CholeskyState:
-        _check_max_jitter(self.max_jitter)
+        check_number("max_jitter", self.max_jitter, example=1e-3)
         x, b_norms = start(B, None)
         norms = relative_norms(B, b_norms)
         columns = torch.where(norms == 0, Column.SETTLED, Column.ACTIVE)
@@ -76,8 +76,7 @@ class Cholesky(Solver):
                 )
             except torch.linalg.LinAlgError as error:
                 state.stats["error"] = str(error)
-                state.columns = torch.full_like(state.columns, Column.BROKEN)
-                return state
+                return give_up(state)
             state.stats["jitter"] = state.jitter
         old, old_norms, old_R = state.x, state.residual_norms, state.R
         state.x = old + torch.cholesky_solve(old_R, state.L)
@@ -123,7 +122,7 @@ def cholesky_with_jitter(
     torch.linalg.LinAlgError
         When the largest jitter is not enough.
     """
-    _check_max_jitter(max_jitter)
+    check_number("max_jitter", max_jitter, example=1e-3)
     mean = float(H.diagonal().mean(dtype=torch.float64))
     fraction = 0.0
     while True:
@@ -142,10 +141,3 @@ def cholesky_with_jitter(
             )
         fraction = min(max(10 * torch.finfo(H.dtype).eps, 10 * fraction), max_jitter)
         H = H if rebuild is None else rebuild()
-
-
-def _check_max_jitter(max_jitter) -> None:
-    if isinstance(max_jitter, bool) or not isinstance(max_jitter, Real) or not max_jitter >= 0:
-        raise ValueError(
-            f"max_jitter must be a number of at least 0, for example 1e-3; got {max_jitter!r}."
-        )

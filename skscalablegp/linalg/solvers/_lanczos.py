@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._validation import check_integer
 from ..operators import LinearOperator
 from ..preconditioners import IdentityPreconditioner, Preconditioner
 from ._base import column_dots
@@ -27,16 +27,13 @@ class Lanczos:
         Diagonals of T, float64. Once a column's Krylov space is exhausted, 1 follows.
     off_diagonal : Tensor of shape (s, k - 1)
         Off-diagonals of T, float64, zero from where the Krylov space is exhausted.
-    norms : Tensor of shape (s,)
-        Norms of the start vectors (in P^-1), float64.
-    basis : Tensor of shape (s, k, n) or None
-        Transposed bases if they were kept; zero rows once the space is exhausted.
+    basis : Tensor of shape (s, k, n)
+        Transposed bases; zero rows once the space is exhausted.
     """
 
     diagonal: Float[Tensor, "s k"]
     off_diagonal: Float[Tensor, "s k1"]
-    norms: Float[Tensor, " s"]
-    basis: Float[Tensor, "s k n"] | None = None
+    basis: Float[Tensor, "s k n"]
 
     def matrix(self) -> Float[Tensor, "s k k"]:
         """The tridiagonal matrices T in full."""
@@ -50,7 +47,6 @@ def lanczos(
     V: Float[Tensor, "n s"],
     n_steps: int,
     *,
-    reorthogonalize: bool = True,
     preconditioner: Preconditioner | None = None,
 ) -> Lanczos:
     """Tridiagonalise H from every column of V, all columns in one product a step.
@@ -63,34 +59,30 @@ def lanczos(
         Start vectors.
     n_steps : int
         k, capped at n.
-    reorthogonalize : bool, default=True
-        Orthogonalise against all former vectors, twice. O(n s k^2) operations and O(n s k) memory
-        (twice that with a preconditioner); without it only the last two vectors are kept, and
-        converged eigenvalues come back as copies.
     preconditioner : Preconditioner, optional
         Work with P^-1/2 H P^-1/2 from P^-1/2 V, without a square root.
 
     Notes
     -----
-    k epochs.
+    k epochs. Every vector is made orthogonal to all former ones, twice: O(n s k^2) operations and
+    O(n s k) memory, twice that with a preconditioner.
     """
     n, s = V.shape
-    k = _check_steps(n_steps, n)
+    k = min(check_integer("n_steps", n_steps, example=30), n)
     P = IdentityPreconditioner(n) if preconditioner is None else preconditioner
     eps = torch.finfo(V.dtype).eps
     diagonal = torch.ones(s, k, dtype=torch.float64, device=V.device)
     off = torch.zeros(s, k, dtype=torch.float64, device=V.device)
-    basis = V.new_zeros(s, k, n) if reorthogonalize else None
-    dual = None if basis is None else basis if preconditioner is None else basis.clone()
+    basis = V.new_zeros(s, k, n)
+    dual = basis if preconditioner is None else basis.clone()
     W, Z = V, P.solve(V)
-    norms = beta = column_dots(W, Z).clamp_min(0).sqrt()
+    beta = column_dots(W, Z).clamp_min(0).sqrt()
     alive, previous = beta > 0, torch.zeros_like(V)
     largest = torch.zeros_like(beta)
     for j in range(k):
         scale = torch.where(alive, 1 / beta, 0.0).to(V.dtype)
         W, Z = W * scale, Z * scale
-        if basis is not None:
-            basis[:, j], dual[:, j] = W.mT, Z.mT
+        basis[:, j], dual[:, j] = W.mT, Z.mT
         image = operator.matmul(Z)
         alpha = column_dots(Z, image)
         diagonal[:, j] = torch.where(alive, alpha, 1.0)
@@ -99,15 +91,14 @@ def lanczos(
         image.addcmul_(W, alpha.to(V.dtype), value=-1)
         if j:
             image.addcmul_(previous, off[:, j - 1].to(V.dtype), value=-1)
-        if basis is not None:
-            _orthogonalize(image, basis[:, : j + 1], dual[:, : j + 1])
+        _orthogonalize(image, basis[:, : j + 1], dual[:, : j + 1])
         previous, W = W, image
         Z = P.solve(W)
         beta = column_dots(W, Z).clamp_min(0).sqrt()
         largest = torch.maximum(largest, alpha.abs())
         alive = alive & (beta > 10 * eps * largest)
         off[:, j] = torch.where(alive, beta, 0.0)
-    return Lanczos(diagonal, off[:, : k - 1], norms, basis)
+    return Lanczos(diagonal, off[:, : k - 1], basis)
 
 
 def _orthogonalize(
@@ -119,31 +110,6 @@ def _orthogonalize(
         coefficients = torch.bmm(dual, columns)
         columns = torch.baddbmm(columns, basis.mT, coefficients, alpha=-1)
     W.copy_(columns.squeeze(2).mT)
-
-
-def tridiagonal_from_cg(
-    gammas: Sequence[Float[Tensor, " s"]], betas: Sequence[Float[Tensor, " s"]]
-) -> Lanczos:
-    """The Lanczos matrices of P^-1/2 H P^-1/2 that a CG run has computed on the way.
-
-    Parameters
-    ----------
-    gammas, betas : sequences of Tensor of shape (s,)
-        As kept in `CGState`; from a run without restarts (``residual_refresh=None``, no x0). A
-        column ends where its gamma is 0.
-
-    Returns
-    -------
-    Lanczos
-        With ``norms`` 1, as CG does not know them, and no basis.
-    """
-    gamma, beta = torch.stack(list(gammas), 1), torch.stack(list(betas), 1)
-    alive = gamma > 0
-    inverse = torch.where(alive, 1 / gamma, 0.0)
-    before = torch.nn.functional.pad(inverse[:, :-1], (1, 0))
-    diagonal = torch.where(alive, inverse + beta * before, 1.0)
-    off = torch.where(alive, beta.sqrt() * before, 0.0)[:, 1:]
-    return Lanczos(diagonal, off, torch.ones_like(gamma[:, 0]))
 
 
 def quadrature_log(lanczos: Lanczos) -> Float[Tensor, " s"]:
@@ -188,8 +154,7 @@ def stochastic_log_det(
     k epochs and O(n s k^2) further operations; eigenproblems of size k in float64.
     """
     n = operator.shape[0]
-    if n_probes < 1:
-        raise ValueError(f"n_probes must be at least 1, for example 16; got {n_probes!r}.")
+    check_integer("n_probes", n_probes, example=16)
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     P = preconditioner or IdentityPreconditioner(n, operator.dtype, operator.device)
@@ -197,9 +162,3 @@ def stochastic_log_det(
     terms = n * quadrature_log(lanczos(operator, probes, n_steps, preconditioner=preconditioner))
     error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")
     return P.log_det() + float(terms.mean()), error
-
-
-def _check_steps(n_steps: int, n: int) -> int:
-    if n_steps < 1:
-        raise ValueError(f"n_steps must be at least 1, for example 30; got {n_steps!r}.")
-    return min(int(n_steps), n)

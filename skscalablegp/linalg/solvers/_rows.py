@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from numbers import Integral, Real
 
 import torch
 from jaxtyping import Float, Int
@@ -14,29 +14,38 @@ from torch import Generator, Tensor
 
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
-from ._base import Column, Solver, SolverState, column_norms, relative_norms, start, true_residual
+from ._base import (
+    Solver,
+    UpdatedState,
+    begin,
+    give_up,
+    record,
+    relative_norms,
+    replace_residual,
+    true_residual,
+)
 
 # A residual so many times the first one (or |b|) is divergence: residuals of methods that
 # minimise the energy norm may well rise for a while.
 _DIVERGED = 100.0
 # So many epochs and steps without a better solution, at a residual so much larger, are as well.
 _PATIENT_EPOCHS, _PATIENT_STEPS, _WORSE = 30, 200, 2.0
-# So many looks, one an epoch, without a residual that is smaller by so much: nothing is gained.
-_STALE, _LOWER = 300, 1e-3
+# So many epochs without a residual that is smaller by so much: nothing is gained.
+_STALE, _LOWER = 200, 1e-3
 # Step sizes below 2**-30 of the first one say that the matrix is to blame.
 _MAX_HALVINGS = 30
 
 
 @dataclass(eq=False)
-class RowState(SolverState):
-    """State of a `RowSolver`.
+class RowState(UpdatedState):
+    """State of a `RowSolver`; `SGD` estimates the residual.
 
     Attributes
     ----------
-    R : Tensor of shape (n, s)
-        B - H x, updated or (`SGD`) estimated; replaced by the true one at each check.
     blocks : list of Tensor
         Rows of the steps ahead, or all blocks of a fixed partition.
+    block_size : int
+        Most rows of a step.
     generator : torch.Generator
         Draws the rows.
     scale : float
@@ -45,30 +54,24 @@ class RowState(SolverState):
         The best solution of the last looks (one an epoch) and its mean relative residual.
     limit : float
         A mean relative residual above it is divergence.
-    best_norms, strikes : Tensor of shape (s,)
-        Smallest true residual seen, and how often in a row rounding kept it from falling.
     since_look, since_better : int
         Rows read since the last look, and since one that found a better solution.
     lowest, since_lower : float, int
-        The mean relative residual that the last fall worth the name led to, and the looks since.
-    intact : bool
-        False while a step is under way: after an interruption the next step starts afresh from x.
+        The mean relative residual that the last fall worth the name led to, and the rows read
+        since.
     """
 
-    R: Tensor = None
     blocks: list = None
+    block_size: int = 0
     generator: Generator = None
     scale: float = 1.0
     safe: Tensor = None
     safe_norm: float = float("inf")
     limit: float = float("inf")
-    best_norms: Tensor = None
-    strikes: Tensor = None
     since_look: int = 0
     since_better: int = 0
     lowest: float = float("inf")
     since_lower: int = 0
-    intact: bool = True
 
 
 class RowSolver(Solver):
@@ -89,22 +92,14 @@ class RowSolver(Solver):
         preconditioner: Preconditioner | None = None,
     ) -> RowState:
         self._check_settings()
-        x, b_norms = start(B, x0)
-        R = B.clone() if x0 is None else operator.matmul(x).neg_().add_(B)
-        norms = relative_norms(R, b_norms)
+        fields = begin(operator, B, x0)
+        norm = _mean(fields["residual_norms"])
         state = self._state_class(
-            B=B,
-            x=x,
-            b_norms=b_norms,
-            residual_norms=norms,
-            columns=torch.where(norms <= _rounding(B.dtype), Column.SETTLED, Column.ACTIVE),
-            R=R,
+            **fields,
             blocks=[],
-            safe=x.clone(),
-            safe_norm=_mean(norms),
-            limit=_DIVERGED * max(1.0, _mean(norms)),
-            best_norms=norms,
-            strikes=torch.zeros_like(norms, dtype=torch.long),
+            safe=fields["x"].clone(),
+            safe_norm=norm,
+            limit=_DIVERGED * max(1.0, norm),
             stats={"n_halvings": 0, "n_checks": 0},
         )
         self._begin(operator, state)
@@ -119,7 +114,6 @@ class RowSolver(Solver):
         rows = operator.rows(idx)
         self._advance(operator, state, idx, rows)
         state.iteration += 1
-        state.exact = False
         norms = self._norms(state)
         if not _mean(norms) <= state.limit:
             self._retreat(operator, state)
@@ -130,21 +124,12 @@ class RowSolver(Solver):
         return state
 
     def check(self, operator: LinearOperator, state: RowState) -> RowState:
-        """Replace the residual by the true one and judge what rounding did to it; one epoch."""
-        R = true_residual(operator, state)
-        norms = relative_norms(R, state.b_norms)
-        drift = column_norms(state.R.sub_(R)) / state.b_norms
-        state.R = R
-        held_up = (drift > 0.1 * norms) & (norms > 0.9 * state.best_norms) & self._updates_residual
-        state.strikes = torch.where(held_up, state.strikes + 1, 0)
-        state.best_norms = torch.minimum(state.best_norms, norms)
+        """Replace the residual by the true one; one epoch."""
+        norms, _ = replace_residual(operator, state)
         state.stats["n_checks"] += 1
-        _record(state, norms)
-        state.exact = True
+        _record(state, norms, exact=True)
         return state
 
-    # whether R follows x exactly, so that only rounding can part them
-    _updates_residual = True
     # whether steps can be too long
     _can_diverge = True
 
@@ -156,9 +141,9 @@ class RowSolver(Solver):
     def _begin(self, operator: LinearOperator, state: RowState) -> None:
         """Fill the subclass's part of the state."""
 
-    @abstractmethod
     def _choose(self, state: RowState) -> Int[Tensor, " b"]:
         """The rows of the next step."""
+        return next_rows(state)
 
     @abstractmethod
     def _advance(
@@ -182,8 +167,9 @@ class RowSolver(Solver):
         state.since_look += b
         if state.since_look < len(state.x):
             return
-        state.since_look, norm = 0, _mean(state.residual_norms)
-        state.since_lower += 1
+        norm = _mean(state.residual_norms)
+        state.since_lower += state.since_look
+        state.since_look = 0
         if norm < (1 - _LOWER) * state.lowest:
             state.lowest, state.since_lower = norm, 0
         if norm < state.safe_norm:
@@ -195,26 +181,28 @@ class RowSolver(Solver):
         worse = norm > _WORSE * state.safe_norm
         if self._can_diverge and worse and state.since_better > patience:
             self._retreat(operator, state)
+        elif _stale(state):
+            self._go_back(operator, state)
 
     def _retreat(self, operator: LinearOperator, state: RowState) -> None:
-        """Back to the best solution with half the step; one epoch for its residual."""
+        """Back to the best solution with half the step."""
         state.stats["n_halvings"] += 1
         state.scale *= 0.5
+        self._go_back(operator, state)
+        if state.stats["n_halvings"] >= _MAX_HALVINGS:
+            give_up(state)
+
+    def _go_back(self, operator: LinearOperator, state: RowState) -> None:
+        """To the best solution; one epoch for its residual."""
         state.since_look = state.since_better = 0
         state.x.copy_(state.safe)
         state.R = true_residual(operator, state)
         norms = relative_norms(state.R, state.b_norms)
-        if state.stats["n_halvings"] >= _MAX_HALVINGS or not bool(norms.isfinite().all()):
+        if not bool(norms.isfinite().all()):
             give_up(state)
             return
         self._restart(state)
-        _record(state, norms)
-        state.exact = True
-
-
-def give_up(state: RowState) -> None:
-    """No column can improve: the matrix is not positive definite as far as one can see."""
-    state.columns = torch.full_like(state.columns, Column.BROKEN)
+        _record(state, norms, exact=True)
 
 
 def n_blocks(n: int, block_size: int) -> int:
@@ -222,61 +210,44 @@ def n_blocks(n: int, block_size: int) -> int:
     return max(1, ceil(n / block_size))
 
 
-def next_rows(state: RowState, block_size: int) -> Int[Tensor, " b"]:
+def draw_rows(state: RowState, block_size: int, random_state) -> None:
+    """Have steps take the blocks of random orders; drawn on the CPU, None is seed 0."""
+    seed = 0 if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
+    state.generator, state.block_size = Generator().manual_seed(seed), block_size
+
+
+def next_rows(state: RowState) -> Int[Tensor, " b"]:
     """The next block of a random order of all rows, drawn anew when it is used up."""
     if not state.blocks:
         n = len(state.x)
         order = torch.randperm(n, generator=state.generator).to(state.x.device)
-        state.blocks = list(order.tensor_split(n_blocks(n, block_size)))
+        state.blocks = list(order.tensor_split(n_blocks(n, state.block_size)))
     return state.blocks.pop().sort().values
 
 
-def make_generator(random_state) -> Generator:
-    """A generator on the CPU; None is seed 0, so that solves repeat."""
-    seed = 0 if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
-    return Generator().manual_seed(seed)
-
-
 def largest_eigenvalue(
-    block: Float[Tensor, "b b"], generator: Generator, n_iter: int = 30
+    image: Callable[[Float[Tensor, "b 1"]], Float[Tensor, "b 1"]],
+    size: int,
+    device: torch.device,
+    generator: Generator,
+    n_iter: int = 30,
 ) -> float:
     """Of a symmetric matrix in modulus, by power iteration; float64, a slight underestimate."""
-    A = block.double()
-    v = torch.randn(len(A), 1, generator=generator, dtype=torch.float64).to(A.device)
+    v = torch.randn(size, 1, generator=generator, dtype=torch.float64).to(device)
     value = v.norm()
     for _ in range(n_iter):
-        v = A @ (v / value)
+        v = image(v / value)
         value = v.norm()
     return float(value)
-
-
-def check_count(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
-
-
-def check_number(name: str, value, low: float, high: float, auto: bool = False) -> None:
-    """A number with low <= value < high, or "auto" where that is allowed."""
-    if auto and isinstance(value, str) and value == "auto":
-        return
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value < high:
-        allowed = " or 'auto'" if auto else ""
-        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}){allowed}; got {value!r}.")
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    return 0.1 * torch.finfo(dtype).eps
 
 
 def _mean(norms: Float[Tensor, " s"]) -> float:
     return float(norms.mean()) if len(norms) else 0.0
 
 
-def _record(state: RowState, norms: Float[Tensor, " s"]) -> None:
-    """Store residual norms and what they say about each column; broken columns keep theirs."""
-    broken = state.columns == Column.BROKEN
-    state.residual_norms = torch.where(broken, state.residual_norms, norms)
-    stuck = (state.strikes >= 3) | (state.since_lower > _STALE)
-    columns = torch.where(stuck, Column.STAGNATED, Column.ACTIVE)
-    columns = torch.where(norms <= _rounding(state.x.dtype), Column.SETTLED, columns)
-    state.columns = torch.where(broken, Column.BROKEN, columns)
+def _record(state: RowState, norms: Float[Tensor, " s"], exact: bool = False) -> None:
+    record(state, norms, torch.full_like(norms, _stale(state), dtype=torch.bool), exact)
+
+
+def _stale(state: RowState) -> bool:
+    return state.since_lower > _STALE * len(state.x)

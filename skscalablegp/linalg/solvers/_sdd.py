@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._validation import check_number
 from ..operators import LinearOperator
-from ._rows import RowSolver, RowState, check_count, check_number, make_generator, next_rows
-from ._sgd import first_step
+from ._rows import RowSolver, RowState, draw_rows
+from ._sgd import check_descent, first_step
 
 
 @dataclass(eq=False)
@@ -75,18 +76,13 @@ class SDD(RowSolver):
         self.random_state = random_state
 
     def _check_settings(self) -> None:
-        check_count("batch_size", self.batch_size)
-        check_number("momentum", self.momentum, 0, 1)
-        check_number("step_size", self.step_size, 1e-300, float("inf"), auto=True)
-        check_number("averaging_epochs", self.averaging_epochs, 0, float("inf"))
+        check_descent(self)
+        check_number("averaging_epochs", self.averaging_epochs)
 
     def _begin(self, operator: LinearOperator, state: SDDState) -> None:
-        state.generator = make_generator(self.random_state)
-        state.scale = first_step(self.step_size, operator, state, self.batch_size)
+        draw_rows(state, self.batch_size, self.random_state)
+        state.scale = first_step(self.step_size, operator, state)
         self._restart(state)
-
-    def _choose(self, state: SDDState) -> Int[Tensor, " b"]:
-        return next_rows(state, self.batch_size)
 
     def _advance(
         self,

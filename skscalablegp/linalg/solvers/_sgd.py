@@ -8,18 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
-from ._base import relative_norms
-from ._rows import (
-    RowSolver,
-    RowState,
-    check_count,
-    check_number,
-    give_up,
-    largest_eigenvalue,
-    make_generator,
-    next_rows,
-)
+from ._base import give_up, relative_norms
+from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue, next_rows
 
 
 @dataclass(eq=False)
@@ -66,7 +58,6 @@ class SGD(RowSolver):
     """
 
     _state_class = SGDState
-    _updates_residual = False
 
     def __init__(self, batch_size=500, *, momentum=0.9, step_size="auto", random_state=None):
         self.batch_size = batch_size
@@ -75,18 +66,13 @@ class SGD(RowSolver):
         self.random_state = random_state
 
     def _check_settings(self) -> None:
-        check_count("batch_size", self.batch_size)
-        check_number("momentum", self.momentum, 0, 1)
-        check_number("step_size", self.step_size, 1e-300, float("inf"), auto=True)
+        check_descent(self)
 
     def _begin(self, operator: LinearOperator, state: SGDState) -> None:
-        state.generator = make_generator(self.random_state)
-        state.scale = first_step(self.step_size, operator, state, self.batch_size, self.momentum)
+        draw_rows(state, self.batch_size, self.random_state)
+        state.scale = first_step(self.step_size, operator, state, self.momentum)
         state.momentum = torch.zeros_like(state.x)
         state.floor = torch.zeros_like(state.b_norms)
-
-    def _choose(self, state: SGDState) -> Int[Tensor, " b"]:
-        return next_rows(state, self.batch_size)
 
     def _advance(
         self,
@@ -110,17 +96,25 @@ class SGD(RowSolver):
     def check(self, operator: LinearOperator, state: SGDState) -> SGDState:
         super().check(operator, state)
         state.floor, state.since_check = state.residual_norms, 0
+        # an estimate is far from the true residual without any rounding
+        state.strikes = torch.zeros_like(state.strikes)
         return state
 
     def _restart(self, state: SGDState) -> None:
         state.momentum.zero_()
 
 
+def check_descent(solver: RowSolver) -> None:
+    """The settings of every method that follows gradients of batches."""
+    check_integer("batch_size", solver.batch_size)
+    check_number("momentum", solver.momentum, below=1)
+    check_number("step_size", solver.step_size, positive=True, other=("auto",))
+
+
 def first_step(
     step_size: float | str,
     operator: LinearOperator,
     state: RowState,
-    batch_size: int,
     momentum: float = 0.0,
 ) -> float:
     """The given step size, or one from the largest eigenvalue of a random block of H.
@@ -132,13 +126,18 @@ def first_step(
     state.stats["step_size"] = step_size
     if step_size != "auto":
         return float(step_size)
-    block = operator.block(next_rows(state, batch_size))
-    largest = largest_eigenvalue(block, state.generator)
+    block = operator.block(next_rows(state))
+    largest = _largest(block, state)
     if not 0 < largest < float("inf"):
         give_up(state)
         largest = 1.0
     if momentum:
-        local = 2 * largest_eigenvalue(block[::2, ::2], state.generator) - largest
+        local = 2 * _largest(block[::2, ::2], state) - largest
         largest += 0.4 * max(local, 0.0) * momentum / (1 - momentum)
     state.stats["step_size"] = 1 / largest
     return 1 / largest
+
+
+def _largest(block: Float[Tensor, "b b"], state: RowState) -> float:
+    A = block.double()
+    return largest_eigenvalue(lambda v: A @ v, len(A), A.device, state.generator)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from jaxtyping import Float64, Int
 from sklearn.base import BaseEstimator
 from torch import Tensor
+
+from ..._validation import check_integer, check_number
 
 # "auto" computes so many terms with weight 1: their increments are the largest.
 AUTO_MIN_ITER = 20
@@ -53,11 +55,6 @@ class Truncation:
     def mean(self) -> float:
         """E[J], which is the expected cost."""
         return float((self._values() * self.probabilities).sum())
-
-    @property
-    def variance(self) -> float:
-        """E[(J - E[J])^2]."""
-        return float(((self._values() - self.mean).square() * self.probabilities).sum())
 
     def sample(self, size: int, generator: torch.Generator) -> Int[Tensor, " size"]:
         """Independent draws by inversion, on the CPU."""
@@ -129,15 +126,12 @@ class ExponentialTruncation(TruncationDistribution):
                 "min_iter and expected_iter determine each other: leave min_iter='auto', or set "
                 "expected_iter=None."
             )
-        if isinstance(self.expected_iter, bool) or not isinstance(self.expected_iter, Real):
-            raise ValueError(
-                "expected_iter must be a number or None, for example "
-                f"expected_iter={(start + high) // 2}; got {self.expected_iter!r}."
-            )
-        return self._with_mean(float(self.expected_iter), start, high, rate)
+        example = (start + high) // 2
+        mean = check_number("expected_iter", self.expected_iter, example=example, other=(None,))
+        return self._with_mean(float(mean), start, high, rate)
 
     def _decay(self) -> float:
-        return _positive(self.rate, "rate", 0.05)
+        return float(check_number("rate", self.rate, positive=True, example=0.05))
 
     def _with_mean(self, mean: float, start: int, high: int, rate: float) -> Truncation:
         """The support's beginning by bisection: E[J] grows with it."""
@@ -193,9 +187,7 @@ class GeometricTruncation(ExponentialTruncation):
         self.max_iter = max_iter
 
     def _decay(self) -> float:
-        p = _positive(self.probability, "probability", 0.05)
-        if p >= 1:
-            raise ValueError(f"probability must be below 1, for example 0.05; got {p!r}.")
+        p = check_number("probability", self.probability, positive=True, below=1, example=0.05)
         return -math.log1p(-p)
 
     def _steeper(self, excess: float) -> str:
@@ -239,7 +231,7 @@ class FixedTruncation(TruncationDistribution):
         self.n_iter = n_iter
 
     def on(self, n: int, start: int = 1) -> Truncation:
-        j = min(_integer(self.n_iter, "n_iter", 1, 20), n)
+        j = min(check_integer("n_iter", self.n_iter, example=20), n)
         one = torch.ones(1, dtype=torch.float64)
         return Truncation(j, j, one, one)
 
@@ -251,23 +243,6 @@ def _exponential(low: int, high: int, rate: float) -> Truncation:
     whole = math.expm1(-rate * size)
     tails = torch.exp(-rate * k) * torch.expm1(-rate * (size - k)) / whole
     return Truncation(low, high, torch.exp(-rate * k) * (math.expm1(-rate) / whole), tails)
-
-
-def _positive(value: Any, name: str, example: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-        raise ValueError(
-            f"{name} must be a positive number, for example {example}; got {value!r}. At 0 every "
-            "number of terms is as likely and nothing is saved."
-        )
-    return float(value)
-
-
-def _integer(value: Any, name: str, least: int, example: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(
-            f"{name} must be an integer of at least {least}, for example {example}; got {value!r}."
-        )
-    return int(value)
 
 
 def _is_auto(value: Any) -> bool:
@@ -284,13 +259,13 @@ def _highest(max_iter: Any, n: int, start: int) -> int:
             f"max_iter={max_iter!r} makes the expected cost infinite: use None, which is the "
             f"number of terms ({n} here)."
         )
-    return min(_integer(max_iter, "max_iter", start, n), n)
+    return min(check_integer("max_iter", max_iter, start, example=n), n)
 
 
 def _lowest(min_iter: Any, auto: int, high: int) -> int:
     if _is_auto(min_iter):
         return min(auto, high)
-    low = _integer(min_iter, "min_iter", 1, min(AUTO_MIN_ITER, high))
+    low = check_integer("min_iter", min_iter, example=min(AUTO_MIN_ITER, high), other=("auto",))
     if low > high:
         raise ValueError(
             f"min_iter={min_iter!r} exceeds the {high} terms there are (rows, or max_iter): use at "

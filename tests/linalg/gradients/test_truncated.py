@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp.gradients import ExactGradient, GradientState, TruncatedGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, truncated_likelihood
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import Status
@@ -117,22 +117,6 @@ def test_three_independent_truncation_points():
         assert estimate.solution.epochs == pytest.approx(max(draws) + 1)
         seen += draws
     assert len(set(seen)) > 5
-
-
-@pytest.mark.parametrize("preconditioned", [False, True])
-def test_the_likelihood_by_russian_roulette(preconditioned):
-    ours = problem(t=2)
-    operator, g = ours.operator(ours.kernel.theta0), generator(4)
-    P = PivotedCholesky(rank=5).build(operator) if preconditioned else None
-    values = torch.tensor(
-        [
-            truncated_likelihood(
-                operator, ours.Y, RANDOM.on(N), g, n_probes=2, preconditioner=P
-            ).value
-            for _ in range(500)
-        ]
-    )
-    assert abs(z_score(values.double(), exact(ours).value)) < 4
 
 
 def test_settings():

@@ -5,9 +5,8 @@ import torch
 from oracles import generator, kernel_problem, normal, spectrum_problem, z_score
 
 from skscalablegp.linalg.operators import DenseOperator
-from skscalablegp.linalg.solvers import lanczos, stochastic_log_det, tridiagonal_from_cg
+from skscalablegp.linalg.solvers import lanczos, stochastic_log_det
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
-from skscalablegp.solvers import CG
 
 
 def test_basis_and_matrix_belong_together():
@@ -17,7 +16,7 @@ def test_basis_and_matrix_belong_together():
     eye = torch.eye(25, dtype=torch.float64).expand(5, -1, -1)
     torch.testing.assert_close(Q.mT @ Q, eye, rtol=0, atol=1e-12)
     torch.testing.assert_close(Q.mT @ problem.H @ Q, T, rtol=0, atol=1e-12)
-    torch.testing.assert_close(Q[:, :, 0].T * result.norms, problem.B)
+    torch.testing.assert_close(Q[:, :, 0].T, problem.B / problem.B.norm(dim=0))
 
 
 def test_all_steps_find_every_eigenvalue():
@@ -36,7 +35,6 @@ def test_preconditioned_matrix_matches_the_square_root():
     expected = lanczos(DenseOperator(root @ problem.H @ root), root @ problem.B, 12)
     result = lanczos(operator, problem.B, 12, preconditioner=P)
     torch.testing.assert_close(result.matrix(), expected.matrix(), rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(result.norms, expected.norms)
 
 
 def test_exhausted_spaces_end_quietly():
@@ -49,28 +47,6 @@ def test_exhausted_spaces_end_quietly():
     assert (result.off_diagonal > 0).sum(1).tolist() == [2, 0, 0]
     found = torch.linalg.eigvalsh(result.matrix()[0, :3, :3])
     torch.testing.assert_close(found, torch.tensor([1.0, 2, 5], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("rank", [0, 10])
-def test_cg_computes_the_same_matrices(rank):
-    problem = spectrum_problem(1e2)
-    operator = problem.operator()
-    P = PivotedCholesky(rank).build(operator) if rank else None
-    solver = CG(residual_refresh=None)
-    state = solver.init(operator, problem.B, None, P)
-    for _ in range(10):
-        solver.step(operator, state)
-    result = lanczos(operator, problem.B, 10, preconditioner=P)
-    from_cg = tridiagonal_from_cg(state.gammas, state.betas)
-    torch.testing.assert_close(from_cg.matrix(), result.matrix(), rtol=1e-6, atol=1e-9)
-
-
-def test_without_reorthogonalisation_no_basis_is_kept():
-    problem = spectrum_problem(1e2)
-    result = lanczos(problem.operator(), problem.B, 8, reorthogonalize=False)
-    assert result.basis is None
-    full = lanczos(problem.operator(), problem.B, 8)
-    torch.testing.assert_close(result.matrix(), full.matrix())
 
 
 @pytest.mark.parametrize("config", [None, PivotedCholesky(10), Nystrom(10, random_state=0)])
@@ -121,7 +97,7 @@ def test_one_probe_has_no_error_and_seed_zero_is_the_default():
 
 def test_wrong_counts_say_so():
     problem = kernel_problem(n=5)
-    with pytest.raises(ValueError, match="n_probes must be at least 1"):
+    with pytest.raises(ValueError, match="n_probes must be an integer of at least 1"):
         stochastic_log_det(problem.operator(), 0)
-    with pytest.raises(ValueError, match="n_steps must be at least 1"):
+    with pytest.raises(ValueError, match="n_steps must be an integer of at least 1"):
         lanczos(problem.operator(), problem.B, 0)

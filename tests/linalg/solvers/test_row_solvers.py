@@ -99,7 +99,7 @@ def test_a_step_that_diverges_is_halved_and_reported(solver):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "solver", [AP(8), SGD(8, step_size=0.1), SDD(8)], ids=lambda s: repr(s)[:3]
+    "solver", [AP(8), SGD(8, step_size=0.1), SDD(8), ADASAP(8, rank=4)], ids=lambda s: repr(s)[:3]
 )
 def test_what_rows_cannot_reach_is_noticed(solver, dtype):
     """Two equal rows with opposite targets: their residual stays as it is, exactly."""
@@ -110,7 +110,7 @@ def test_what_rows_cannot_reach_is_noticed(solver, dtype):
     stopping = RelativeResidual(1e-2) | MaxEpochs(3000)
     solution = solve(problem.operator(dtype), B, solver, stopping=stopping)
     assert solution.status is Status.STAGNATED
-    assert 300 < solution.epochs < 1000
+    assert 200 < solution.epochs < 600
     assert (solution.residuals < 0.5).all()
 
 

@@ -83,7 +83,7 @@ def test_nested_features_are_the_first_of_one_draw():
     assert part.shape[1] == few.n_features == many.n_features - 2 * 2 * 30
     torch.testing.assert_close(part[:, :20], full[:, :20] * (50 / 20) ** 0.5)
     assert many.head(50).n_features == many.n_features
-    with pytest.raises(ValueError, match="n_pairs must be at least 1"):
+    with pytest.raises(ValueError, match="n_pairs must be an integer of at least 1"):
         many.head(0)
 
 
