@@ -31,7 +31,8 @@ from ._stages import (
     report_training,
     well_conditioned,
 )
-from ._subset import exact_start, random_rows
+from ._subset import exact_start
+from .data import random_rows
 
 __all__ = [
     "exact_start",

@@ -111,8 +111,7 @@ def fit_hyperparameters(
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
     if settings.subset_size is not None:
-        # Not gradients over parts of the table, whose rows a subset does not have.
-        exact = estimator if isinstance(estimator, ExactGradient) else ExactGradient()
+        exact = estimator.on_subset() or ExactGradient()
         start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
         # What it says of training is said of all rows.
@@ -163,9 +162,8 @@ def _train_all_rows(
             estimator = ExactGradient()
             optimizer = _optimizer(settings, True, len(problem.X), metric is not None)
     result = _stage("full", problem, estimator, optimizer, theta, settings, run, steps, metric)
-    patient = hasattr(optimizer, "learning_rate")
     planned = {
-        "max_iter": steps >= enough and (initialised or patient),
+        "max_iter": steps >= enough and (initialised or optimizer.patient),
         "max_epochs": settings.max_epochs == "auto",
     }
     return replace(result, planned=planned.get(result.stop_reason, False))
@@ -183,7 +181,6 @@ def _stage(
     metric: np.ndarray | None,
 ) -> TrainingResult:
     run.monitor.begin(name, steps)
-    patient = hasattr(optimizer, "learning_rate")
     epochs = _epoch_limit(settings, metric is not None) if name == "full" else None
     return train(
         problem,
@@ -194,9 +191,9 @@ def _stage(
         max_iter=steps,
         monitor=run.monitor,
         generator=run.generator,
-        n_iter_no_change=settings.n_iter_no_change if patient else None,
+        n_iter_no_change=settings.n_iter_no_change if optimizer.patient else None,
         tol=settings.tol,
-        average=5 if patient else 1,
+        average=5 if optimizer.patient else 1,
         metric=metric,
         max_epochs=epochs,
     )
@@ -249,7 +246,7 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     initialised = settings.subset_size is not None
     has_metric = initialised and settings.n_subsets == 1
     optimizer = _optimizer(settings, exact, n, has_metric)
-    patient = hasattr(optimizer, "learning_rate")
+    patient = optimizer.patient
     why = "a subset gives no curvature, and gradients are estimates"
     if exact or has_metric:
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
@@ -289,7 +286,7 @@ def _worthwhile(n: int) -> float:
 
 
 def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
-    if hasattr(optimizer, "learning_rate"):
+    if optimizer.patient:
         return _REFINING_ADAM_STEPS if initialised else _ADAM_STEPS
     return _REFINING_STEPS if initialised else _EXACT_STEPS
 

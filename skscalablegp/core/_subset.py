@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -58,8 +57,3 @@ def exact_start(
         monitor=run.monitor,
         generator=run.generator,
     )
-
-
-def random_rows(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """Sorted numbers of `size` rows out of n, drawn without replacement; all if there are fewer."""
-    return torch.randperm(n, generator=generator)[:size].sort().values

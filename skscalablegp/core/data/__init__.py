@@ -1,7 +1,7 @@
 """Tables and sources of rows, with their scaling."""
 
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
-from ._subsets import centroid_subsets, random_subset
+from ._subsets import centroid_subsets, random_rows
 from ._table import Table, noise_unit
 
 __all__ = [
@@ -12,5 +12,5 @@ __all__ = [
     "centroid_subsets",
     "column_moments",
     "noise_unit",
-    "random_subset",
+    "random_rows",
 ]

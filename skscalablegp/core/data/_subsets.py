@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 
-def random_subset(n: int, size: int, generator: Generator) -> Int[Tensor, " size"]:
+def random_rows(n: int, size: int, generator: Generator) -> Int[Tensor, " size"]:
     """`size` distinct rows out of n, in increasing order."""
     order = torch.randperm(n, generator=generator, device=generator.device)
     return order[:size].sort().values
@@ -27,7 +27,7 @@ def centroid_subsets(
     size : int
         Rows of each subset; the paper takes 10,000.
     """
-    centroids = random_subset(len(X), n_centroids, generator)
+    centroids = random_rows(len(X), n_centroids, generator)
     # One centroid at a time: n distances instead of n x n_centroids x d numbers.
     return [
         torch.topk((X - X[c]).square().sum(1), min(size, len(X)), largest=False)

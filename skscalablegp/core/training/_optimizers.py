@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy.optimize
@@ -21,14 +21,23 @@ class Optimum(NamedTuple):
     metric: np.ndarray | None = None
 
 
-@runtime_checkable
 class Optimizer(Protocol):
     """Maximises through ``evaluate``, which may raise StopTraining.
 
     ``metric`` is an inverse Hessian to begin with, from an earlier run; most methods ignore it.
+    A class of one's own derives from this one.
+
+    Attributes
+    ----------
+    exact_only : bool
+        Whether values and gradients must be exact.
+    patient : bool
+        Whether it takes many small steps through noise, which end when iterates stay where they
+        are, and whose last ones are averaged.
     """
 
-    exact_only: bool
+    exact_only: bool = False
+    patient: bool = False
 
     def maximize(
         self,
@@ -40,7 +49,7 @@ class Optimizer(Protocol):
     ) -> Optimum: ...
 
 
-class Adam(BaseEstimator):
+class Adam(BaseEstimator, Optimizer):
     """Adam on transformed hyperparameters, projected onto their bounds after each step.
 
     Parameters
@@ -57,7 +66,7 @@ class Adam(BaseEstimator):
         amounts instead of factors and small ones move slowly.
     """
 
-    exact_only = False
+    patient = True
 
     def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0, transform: str = "log"):
         self.learning_rate = learning_rate
@@ -113,7 +122,7 @@ TRANSFORMS = {
 }
 
 
-class LBFGS(BaseEstimator):
+class LBFGS(BaseEstimator, Optimizer):
     """SciPy's L-BFGS-B; for objectives whose value and gradient are exact.
 
     The objective is divided by its size at the start, since SciPy's first step is as long as the
@@ -165,7 +174,7 @@ class LBFGS(BaseEstimator):
         return Optimum(result.x)
 
 
-class CallableOptimizer:
+class CallableOptimizer(Optimizer):
     """scikit-learn's form: ``optimizer(obj_func, initial_theta, bounds) -> (theta, minimum)``."""
 
     exact_only = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from ._optimizers import Evaluate, Optimum
+from ._optimizers import Evaluate, Optimizer, Optimum
 
 # Log hyperparameters move by at most a factor e in one step; a first step by a fifth of that.
 _LONGEST_STEP = 1.0
@@ -20,7 +20,7 @@ _LOST = 30.0
 _SLACK = 1e-10
 
 
-class QuasiNewton(BaseEstimator):
+class QuasiNewton(BaseEstimator, Optimizer):
     """BFGS within bounds, with or without objective values.
 
     The marginal likelihood's curvature per row hardly depends on how many rows there are, so the
@@ -41,8 +41,6 @@ class QuasiNewton(BaseEstimator):
     Nocedal and Wright (2006), algorithm 6.1, with variables that press against a bound held there;
     O(p^2) a step for p hyperparameters.
     """
-
-    exact_only = False
 
     def __init__(self, tol: float = 1e-6, *, gain_tol: float = 0.5):
         self.tol = tol

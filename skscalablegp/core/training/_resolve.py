@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 
-OPTIMIZERS = {"adam": Adam, "lbfgs": LBFGS, "fmin_l_bfgs_b": LBFGS, "bfgs": QuasiNewton}
+# One row for each: the name, and how to make it with a learning rate if it has one.
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
+    "adam": Adam,
+    "lbfgs": lambda rate: LBFGS(),
+    "fmin_l_bfgs_b": lambda rate: LBFGS(),
+    "bfgs": lambda rate: QuasiNewton(),
+}
 
 
 def resolve_optimizer(
-    optimizer: Any, learning_rate: float | None = None, more: tuple[str, ...] = ()
+    optimizer: Any, learning_rate: float = 0.1, more: tuple[str, ...] = ()
 ) -> Optimizer:
     """A string, an optimiser object or scikit-learn's callable as an Optimizer.
 
     Parameters
     ----------
     optimizer : str, object or callable
-    learning_rate : float, optional
+    learning_rate : float, default=0.1
         Of optimisers that have one.
     more : tuple of str
         Names that the caller resolves by itself, for the message.
@@ -35,10 +42,5 @@ def resolve_optimizer(
                 f"Unknown optimizer {optimizer!r}: use one of {names}, None, a "
                 "callable with scikit-learn's signature, or an optimizer object."
             )
-        made = OPTIMIZERS[optimizer]()
-        if learning_rate is not None and hasattr(made, "learning_rate"):
-            made.learning_rate = learning_rate
-        return made
-    if hasattr(optimizer, "maximize"):
-        return optimizer
-    return CallableOptimizer(optimizer)
+        return OPTIMIZERS[optimizer](learning_rate)
+    return CallableOptimizer(optimizer) if callable(optimizer) else optimizer

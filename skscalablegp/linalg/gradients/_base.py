@@ -36,10 +36,6 @@ class GradientEstimate:
     jitter: float = 0.0
 
 
-def _seeded() -> Generator:
-    return Generator().manual_seed(0)
-
-
 @dataclass(frozen=True)
 class GradientState:
     """What an estimator carries from step to step.
@@ -62,7 +58,7 @@ class GradientState:
         Time that the next step's solve may take; None without a budget.
     """
 
-    generator: Generator = field(default_factory=_seeded)
+    generator: Generator = field(default_factory=lambda: Generator().manual_seed(0))
     probes: Any = None
     previous: Tensor | None = None
     targets: Tensor | None = None
@@ -74,7 +70,12 @@ class GradientState:
 class GradientEstimator(BaseEstimator, ABC):
     """Configuration of a way to estimate the gradient of the log marginal likelihood.
 
-    One method: ``estimate``. Objects are immutable in use; everything that changes is in the state.
+    Objects are immutable in use; everything that changes is in the state.
+
+    Attributes
+    ----------
+    exact : bool
+        Whether values and gradients are exact.
     """
 
     exact = False
@@ -87,3 +88,7 @@ class GradientEstimator(BaseEstimator, ABC):
         state: GradientState,
     ) -> tuple[GradientEstimate, GradientState]:
         """The gradient at theta and the state for the next step."""
+
+    def on_subset(self) -> GradientEstimator | None:
+        """What trains exactly on a few of the rows; None is `ExactGradient` with its defaults."""
+        return None

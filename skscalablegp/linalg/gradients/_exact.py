@@ -32,3 +32,6 @@ class ExactGradient(GradientEstimator):
     ) -> tuple[GradientEstimate, GradientState]:
         result = exact_marginal_likelihood(problem, theta, max_jitter=self.max_jitter)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
+
+    def on_subset(self) -> GradientEstimator:
+        return self

@@ -11,12 +11,7 @@ from typing import Any
 from ...core import FitRun
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
-from ...linalg.gradients import (
-    ExactGradient,
-    GradientEstimator,
-    PathwiseGradient,
-    StandardGradient,
-)
+from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
 from ...linalg.solvers import resolve_solver
 from ._base import SolvedGPRegressor, has_spectral_density
 from ._plan import ENOUGH_SAMPLES, Plan, Sizes, decide_sizes
@@ -30,8 +25,6 @@ from ._solves import (
     solver_name,
     with_gradient,
 )
-
-GRADIENTS = {"exact": ExactGradient, "standard": StandardGradient, "pathwise": PathwiseGradient}
 
 
 class IterativeGPRegressor(SolvedGPRegressor):
@@ -259,8 +252,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         """Gradients by name have the estimator's settings."""
         if name != "gradient" or value not in ("standard", "pathwise"):
             return super()._object(name, value)
-        return GRADIENTS[value](
-            "block_cg" if self.solver == "auto" else self.solver,
+        return resolve_gradient(
+            value,
+            solver="block_cg" if self.solver == "auto" else self.solver,
             preconditioner=self.preconditioner,
             n_probes=32 if self.n_probes == "auto" else self.n_probes,
             tol=self.solver_tol,
@@ -270,11 +264,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
         by_name = isinstance(self.gradient, str)
-        if by_name and self.gradient not in ("auto", *GRADIENTS):
-            raise ValueError(
-                f"Unknown gradient {self.gradient!r}: use 'auto', 'exact', 'standard', 'pathwise' "
-                "or an object such as PathwiseGradient(n_probes=32)."
-            )
+        if self.gradient != "auto":
+            resolve_gradient(self.gradient)
         defaults = type(self)().get_params(deep=False)
         given = with_gradient(self.get_params(deep=False), defaults, self.gradient, run)
         spectral = has_spectral_density(kernel, self.posterior)
@@ -367,7 +358,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         }
         if choice == "standard" or (choice == "auto" and not spectral):
             run.chose("gradient", "standard", "the kernel has no spectral density to sample from")
-            return StandardGradient(**settings)
+            return resolve_gradient("standard", **settings)
         if not spectral and 3 * 8 * n**2 > sizes.room:
             raise ValueError(
                 f"gradient='pathwise' needs prior samples, and {kernel.kernel} has no spectral "
@@ -375,7 +366,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
                 "in memory. Use gradient='standard'."
             )
         run.chose("gradient", "pathwise", "its systems are the easier ones")
-        return PathwiseGradient(**settings, prior="fourier" if spectral else "exact")
+        prior = "fourier" if spectral else "exact"
+        return resolve_gradient("pathwise", **settings, prior=prior)
 
     def _say_what_is_ignored(
         self, solves: Solves, sizes: Sizes, gradient: GradientEstimator, run: FitRun

@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, PathwiseProbes
+from skscalablegp.linalg.gradients import GPProblem, PathwiseProbes, resolve_gradient
 from skscalablegp.linalg.solvers import Progress
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, Status
@@ -302,3 +302,19 @@ def test_single_precision_estimates_the_same_gradient():
     spread = estimates(ours, estimator, n_seeds=30).std(0)
     assert float(((single.grad - double.grad) / spread).abs().max()) < 5
     assert np.isfinite(single.grad.numpy()).all()
+
+
+def test_names_stand_for_estimators():
+    assert type(resolve_gradient("exact")) is ExactGradient
+    pathwise = resolve_gradient("pathwise", n_probes=7, tol=0.5)
+    assert type(pathwise) is PathwiseGradient and (pathwise.n_probes, pathwise.tol) == (7, 0.5)
+    own = StandardGradient(n_probes=3)
+    assert resolve_gradient(own, n_probes=7) is own and own.n_probes == 3
+    with pytest.raises(ValueError, match="Unknown gradient 'best': use .*'standard'"):
+        resolve_gradient("best")
+
+
+def test_what_trains_on_a_subset():
+    own = ExactGradient(max_jitter=1e-5)
+    assert own.on_subset() is own
+    assert StandardGradient().on_subset() is None
