@@ -168,7 +168,8 @@ def check_number(
 ) -> Any:
     """A number with least <= value < below (0 < value if `positive`), or one of `other`."""
     kind = "a positive number" if positive else f"a number of at least {least:g}"
-    kind += "" if below == math.inf else f" and below {below:g}"
+    if below < math.inf:
+        kind += f" below {below:g}" if positive else f" and below {below:g}"
     least = math.nextafter(0.0, 1.0) if positive else least
     return _checked(name, value, Real, kind, least, example, other, below)
 

@@ -150,7 +150,7 @@ KERNEL = ConstantKernel(4.0) * RBF(1.2)
     [
         SVGPRegressor(KERNEL, likelihood=Counts(), optimizer=None, max_iter=60),
         QSGPRegressor(
-            KERNEL, likelihood=Counts(), basis="rows", n_features=12, optimizer=None,
+            KERNEL, likelihood=Counts(), basis="rows", n_components=12, optimizer=None,
             inference="exact", standardize=False,
         ),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.optimize
@@ -21,6 +21,7 @@ class Optimum(NamedTuple):
     metric: np.ndarray | None = None
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """Maximises through ``evaluate``, which may raise StopTraining.
 

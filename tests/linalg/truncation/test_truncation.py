@@ -127,7 +127,7 @@ def test_defaults_adapt_to_short_series(n):
         (ExponentialTruncation(math.nan), "rate"),
         (ExponentialTruncation("fast"), "rate"),
         (GeometricTruncation(0), "probability"),
-        (GeometricTruncation(1.0), "probability must be below 1"),
+        (GeometricTruncation(1.0), "probability must be a positive number below 1"),
         (ExponentialTruncation(min_iter=51), "min_iter=51 .* at most min_iter=50"),
         (ExponentialTruncation(min_iter=0), "min_iter must be an integer of at least 1"),
         (ReciprocalTruncation(min_iter=60), "at most min_iter=50"),
