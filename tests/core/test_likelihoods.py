@@ -187,8 +187,8 @@ def counts(n, seed):
     [
         (SVGPRegressor, dict(n_inducing=20)),
         (SVGPRegressor, dict(n_inducing=20, batch_size=100)),
-        (QSGPRegressor, dict(n_features=64)),
-        (QSGPRegressor, dict(n_features=32, n_dense=32, inference="stochastic", max_iter=60)),
+        (QSGPRegressor, dict(n_components=64)),
+        (QSGPRegressor, dict(n_components=32, n_dense=32, inference="stochastic", max_iter=60)),
     ],
 )
 def test_counts_are_learned(Model, settings):
@@ -242,7 +242,7 @@ def test_outliers_in_both_models():
     y = np.sin(2 * X[:, 0]) + 0.05 * rng.standard_normal(200)
     y[::20] += 8
     settings = dict(likelihood="laplace", random_state=0)
-    models = SVGPRegressor(n_inducing=30, **settings), QSGPRegressor(n_features=64, **settings)
+    models = SVGPRegressor(n_inducing=30, **settings), QSGPRegressor(n_components=64, **settings)
     grid = np.linspace(-1.9, 1.9, 50)[:, None]
     for model in models:
         assert np.abs(model.fit(X, y).predict(grid) - np.sin(2 * grid[:, 0])).max() < 0.25
