@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,22 +22,21 @@ _BLOCK_UNITS = 256
 _KEPT_NUMBERS = 2**26
 
 
-class BasisPart(ABC):
-    """Some units of a basis: their numbers, and how to evaluate them.
+@dataclass(frozen=True, eq=False)
+class BasisPart:
+    """Some units of a basis.
 
     Attributes
     ----------
     index : Tensor of shape (u,)
         Which units.
+    evaluate : callable
+        Hyperparameters and rows (n, d) to the functions of these units, (n, q u), function of a
+        unit first, then unit: O(n q u d).
     """
 
     index: Tensor
-
-    @abstractmethod
-    def evaluate(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n qu"]:
-        """The functions of these units at rows, function of a unit first, then unit: O(n q u d)."""
+    evaluate: Callable[[Tensor, Tensor], Tensor]
 
 
 class SampledBasis(ABC):
@@ -87,7 +87,7 @@ class SampledBasis(ABC):
         blocks = rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False)
         return self.part(blocks), self.n_blocks / n_blocks
 
-    def parts(self, units_at_a_time: int):
+    def parts(self, units_at_a_time: int) -> Iterator[BasisPart]:
         """The whole basis, some units at a time, in order."""
         step = max(1, units_at_a_time // self.block_units)
         for start in range(0, self.n_blocks, step):
@@ -100,19 +100,6 @@ class SampledBasis(ABC):
     def prior_precision(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, "m m"]:
         """Of all weights, in double precision: the identity."""
         return torch.eye(self.n_features, dtype=torch.float64, device=theta.device)
-
-
-@dataclass(frozen=True, eq=False)
-class FourierPart(BasisPart):
-    """Frequencies of some blocks."""
-
-    index: Tensor
-    features: PriorFeatures
-
-    def evaluate(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n qu"]:
-        return self.features.evaluate(theta, X)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +147,7 @@ class SeededFourier(SampledBasis):
     def per_unit(self) -> int:
         return 2 * len(self.kernel.node.products())
 
-    def part(self, blocks: np.ndarray) -> FourierPart:
+    def part(self, blocks: np.ndarray) -> BasisPart:
         index = self.index(blocks)
         if self._kept is not None:
             features = _take(self._kept, index.to(self.device))
@@ -171,7 +158,7 @@ class SeededFourier(SampledBasis):
             for block in features.blocks
         )
         q = len(scaled) * 2 * len(index)
-        return FourierPart(index, PriorFeatures(scaled, features.n_features_in, q))
+        return BasisPart(index, PriorFeatures(scaled, features.n_features_in, q).evaluate)
 
     @cached_property
     def _kept(self) -> PriorFeatures | None:
@@ -197,20 +184,6 @@ class SeededFourier(SampledBasis):
 
 
 @dataclass(frozen=True, eq=False)
-class KernelPart(BasisPart):
-    """Kernel functions at some points."""
-
-    index: Tensor
-    kernel: TorchKernel
-    points: Float[Tensor, "u d"]
-
-    def evaluate(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n qu"]:
-        return self.kernel.cross(theta, X, self.points)
-
-
-@dataclass(frozen=True, eq=False)
 class KernelFunctions(SampledBasis):
     """k(x, z_i) at given points z_i; a block is one point.
 
@@ -219,10 +192,13 @@ class KernelFunctions(SampledBasis):
     kernel : TorchKernel
     points : Tensor of shape (m, d)
         In the model's units.
+    scale : Tensor of shape (m,), optional
+        Factors of the functions: with the roots of prior variances the prior precision is 1.
     """
 
     kernel: TorchKernel
     points: Float[Tensor, "m d"]
+    scale: Float[Tensor, " m"] | None = None
 
     per_unit = 1
     block_units = 1
@@ -240,56 +216,16 @@ class KernelFunctions(SampledBasis):
     def index(self, blocks: np.ndarray) -> Tensor:
         return torch.as_tensor(blocks)
 
-    def part(self, blocks: np.ndarray) -> KernelPart:
+    def part(self, blocks: np.ndarray) -> BasisPart:
         index = torch.as_tensor(blocks)
-        return KernelPart(index, self.kernel, self.points[index.to(self.points.device)])
+        at = index.to(self.points.device)
+        points, scale = self.points[at], None if self.scale is None else self.scale[at]
 
+        def evaluate(theta: Tensor, X: Tensor) -> Tensor:
+            phi = self.kernel.cross(theta, X, points)
+            return phi if scale is None else phi * scale.to(phi)
 
-@dataclass(frozen=True, eq=False)
-class ScaledPart(BasisPart):
-    """Functions times numbers."""
-
-    index: Tensor
-    part: BasisPart
-    scale: Float[Tensor, " u"]
-
-    def evaluate(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n qu"]:
-        return self.part.evaluate(theta, X) * self.scale.to(X)
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledFunctions(SampledBasis):
-    """Kernel functions divided by the roots of their prior precisions, which then are 1.
-
-    Parameters
-    ----------
-    functions : KernelFunctions
-    scale : Tensor of shape (m,)
-        s_i^-1/2.
-    """
-
-    functions: KernelFunctions
-    scale: Float[Tensor, " m"]
-
-    per_unit = 1
-    block_units = 1
-
-    @property
-    def kernel(self) -> TorchKernel:
-        return self.functions.kernel
-
-    @property
-    def n_units(self) -> int:
-        return self.functions.n_units
-
-    def index(self, blocks: np.ndarray) -> Tensor:
-        return torch.as_tensor(blocks)
-
-    def part(self, blocks: np.ndarray) -> ScaledPart:
-        part = self.functions.part(blocks)
-        return ScaledPart(part.index, part, self.scale[part.index.to(self.scale.device)])
+        return BasisPart(index, evaluate)
 
 
 def _mixed(seed: int, block: int) -> int:

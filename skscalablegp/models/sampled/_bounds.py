@@ -69,93 +69,29 @@ class Projection:
     A: Float[Tensor, "b s"]
     a: Float[Tensor, "s k"]
 
-    def function(self, draw: BasisDraw, other: BasisDraw | None = None) -> Float[Tensor, "b k"]:
-        """Unbiased values of f at the rows.
+    def function(self, draw: BasisDraw) -> Float[Tensor, "b k"]:
+        """Unbiased values of f at the rows; a gradient only through the draw itself.
 
-        The gradient of a is dense. Kept to the functions of a draw and rescaled (appendix F.1) it
-        is unbiased; where f goes on into something that is not linear, that takes an `other` draw.
+        The gradient of a is dense; with the same draw it cancels that of what is subtracted.
         """
-        if other is None:
-            # With the same draw it cancels the gradient of what is subtracted.
-            return draw.function() + self.A @ (self.a - draw.support()).detach()
-        moved = other.support() - other.support().detach()
-        return draw.function() + self.A @ (self.a + moved - draw.support())
+        return draw.function() + self.A @ (self.a - draw.support()).detach()
 
 
-@dataclass(frozen=True)
-class SupportSquares:
-    """The paper's control variate (eq. 3, proposition 3): squared norms at the support rows.
-
-    Attributes
-    ----------
-    a : Tensor of shape (s, k)
-        Phi_p mu.
-    """
-
-    a: Float[Tensor, "s k"]
-
-    def correction(self, left: BasisDraw, right: BasisDraw, n: int) -> Tensor:
-        """Zero in expectation, as is its gradient; to be added to the sum of squares."""
-        pl, pr = left.support(), right.support()
-        # The exact a'a has a dense gradient: keep what is drawn, rescaled (appendix F.1), half on
-        # each draw.
-        moved = 0.5 * (pl - pl.detach()) + 0.5 * (pr - pr.detach())
-        expected = self.a.square().sum() + 2 * (self.a * moved).sum()
-        return n / len(self.a) * (expected - (pl * pr).sum())
-
-
-Control = Projection | SupportSquares | None
-
-
-def sampled_function(draw: BasisDraw, control: Control) -> Float[Tensor, "b k"]:
-    """f at the rows, unbiased over the draw."""
-    return control.function(draw) if isinstance(control, Projection) else draw.function()
-
-
-def sampled_squares(left: BasisDraw, right: BasisDraw, n: int, control: Control = None) -> Tensor:
+def sampled_squares(left: BasisDraw, right: BasisDraw, n: int, control: Projection) -> Tensor:
     """Estimate sum((Phi W)^2) over all n rows from two independent draws (theorems 1 and 2)."""
-    f, g = sampled_function(left, control), sampled_function(right, control)
-    value = n / len(f) * (f * g).sum()
-    if isinstance(control, SupportSquares):
-        value = value + control.correction(left, right, n)
-    return value
-
-
-def sampled_prior(
-    left: BasisDraw,
-    right: BasisDraw,
-    prior: Float[Tensor, " u"] | Float[Tensor, "u v"],
-    prior_right: Float[Tensor, " v"] | None = None,
-) -> Tensor:
-    """Estimate tr(W' S W).
-
-    Parameters
-    ----------
-    left, right : BasisDraw
-        Independent draws.
-    prior : Tensor of shape (u,) or (u, v)
-        Diagonal entries of S for the left draw, or S between left and right. A diagonal needs one
-        draw only: the mean of both is taken.
-    prior_right : Tensor of shape (v,), optional
-        The diagonal for the right draw.
-    """
-    if prior.ndim == 2:
-        return left.scale * right.scale * (left.weights * (prior @ right.weights)).sum()
-    terms = left.scale * (prior @ left.weights.square()).sum()
-    return 0.5 * (terms + right.scale * (prior_right @ right.weights.square()).sum())
+    f, g = control.function(left), control.function(right)
+    return n / len(f) * (f * g).sum()
 
 
 def mean_estimate(
     Y: Float[Tensor, "b t"],
     left: BasisDraw,
     right: BasisDraw,
-    prior: Tensor,
-    prior_right: Tensor | None,
     variance: Tensor | float,
     n: int,
-    control: Control = None,
+    control: Projection,
 ) -> Tensor:
-    """Estimate L_mu = (-2 y'Phi mu + |Phi mu|^2) / s2 + mu'S mu (theorem 1).
+    """Estimate (-2 y'Phi mu + |Phi mu|^2) / s2, the rows' part of L_mu (theorem 1).
 
     The linear term takes the mean of both draws, which makes the estimate symmetric in them.
 
@@ -165,73 +101,16 @@ def mean_estimate(
         Targets of the drawn rows.
     left, right : BasisDraw
         Independent draws.
-    prior, prior_right : Tensor
-        See `sampled_prior`.
     variance : float or Tensor
         s2.
     n : int
         Rows in all.
-    control : Projection, SupportSquares or None
+    control : Projection
         The control variate.
     """
-    f, g = sampled_function(left, control), sampled_function(right, control)
+    f, g = control.function(left), control.function(right)
     linear = n / len(Y) * (Y * (f + g)).sum()
-    squares = sampled_squares(left, right, n, control)
-    return (squares - linear) / variance + sampled_prior(left, right, prior, prior_right)
-
-
-def covariance_estimate(
-    dense: tuple[BasisDraw, BasisDraw, Tensor, Tensor | None] | None,
-    dense_diagonal: Float[Tensor, " c"],
-    phi: Float[Tensor, "b u"],
-    diagonal: Float[Tensor, " u"],
-    prior: Float[Tensor, " u"],
-    scale: float,
-    variance: Tensor | float,
-    n: int,
-    control: Control = None,
-) -> Tensor:
-    """Estimate L_Sigma = sum((Phi C)^2) / s2 + tr(S C C') - log|C C'| (theorem 2).
-
-    Parameters
-    ----------
-    dense : tuple of two BasisDraw and their priors, or None
-        Rows i and j of the c dense columns, as in `mean_estimate`.
-    dense_diagonal : Tensor of shape (c,)
-        Their diagonal entries, all of them.
-    phi : Tensor of shape (b, u)
-        The third, independent draw r among the other columns, at the rows.
-    diagonal : Tensor of shape (u,)
-        Their entries c_rr.
-    prior : Tensor of shape (u,)
-        S_rr.
-    scale : float
-        (m - c) / u.
-    variance, n, control
-        As in `mean_estimate`.
-    """
-    square = diagonal.square()
-    of_rows = n / len(phi) * phi.square().sum(0)
-    sparse = square * (of_rows / variance + prior) - square.log()
-    value = scale * sparse.sum() - 2 * dense_diagonal.log().sum()
-    if dense is None:
-        return value
-    left, right, prior_left, prior_right = dense
-    squares = sampled_squares(left, right, n, control)
-    return value + squares / variance + sampled_prior(left, right, prior_left, prior_right)
-
-
-def constant_estimate(
-    Y: Float[Tensor, "b t"],
-    prior: Float[Tensor, " u"],
-    scale: float,
-    variance: Tensor,
-    n: int,
-    m: int,
-) -> Tensor:
-    """Estimate L_const = -log|S| - m + n log(2 pi s2) + y'y / s2 (proposition 2), S diagonal."""
-    rows = n * torch.log(2 * torch.pi * variance) * Y.shape[1]
-    return rows + n / len(Y) * Y.square().sum() / variance - scale * prior.log().sum() - m
+    return (sampled_squares(left, right, n, control) - linear) / variance
 
 
 def optimal_diagonal(squares: Tensor, curvature: Tensor | float, prior: Tensor | float) -> Tensor:
@@ -285,8 +164,7 @@ def likelihood_bound(
     draw: BasisDraw,
     variance: Float[Tensor, "b 1"],
     n: int,
-    control: Projection | None = None,
-    other: BasisDraw | None = None,
+    control: Projection,
 ) -> Tensor:
     """Estimate a lower bound of E_q log p(y | X, w): exact at full draws (theorem 3).
 
@@ -303,10 +181,8 @@ def likelihood_bound(
         See `sampled_variance`; of a draw independent of `draw` or the same one.
     n : int
         Rows in all.
-    control : Projection or None
+    control : Projection
         The closer f is estimated, the tighter the bound.
-    other : BasisDraw, optional
-        A second draw, for an unbiased gradient with a control variate.
     """
-    f = draw.function() if control is None else control.function(draw, other)
+    f = control.function(draw)
     return n / len(Y) * site.terms(Y, f, variance).value.sum()

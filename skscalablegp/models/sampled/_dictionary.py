@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.data import RowSource
 from ...core.training import Monitor
 from ...kernels import TorchKernel
-from ._basis import KernelFunctions, ScaledFunctions
+from ._basis import KernelFunctions
 from ._start import noise_of
 from ._stepper import QSGPStepper
 
@@ -74,11 +74,10 @@ class Dictionary:
             precision=precision[keep],
         )
 
-    def scaled(self, dtype: torch.dtype) -> ScaledFunctions:
+    def scaled(self, dtype: torch.dtype) -> KernelFunctions:
         """Functions whose prior precisions are 1."""
         scale = 1 / (self.amplitude.cpu().numpy() * np.sqrt(self.precision))
-        functions = KernelFunctions(self.kernel, self.points.to(dtype))
-        return ScaledFunctions(functions, torch.as_tensor(scale).to(dtype))
+        return KernelFunctions(self.kernel, self.points.to(dtype), torch.as_tensor(scale).to(dtype))
 
     def after(self, stepper: QSGPStepper, largest: float) -> Dictionary:
         """The precisions that are the ELBO's optimum for what steps have found; functions drop out.

@@ -13,7 +13,6 @@ from ._basis import BasisPart
 from ._bounds import (
     BasisDraw,
     Projection,
-    constant_estimate,
     likelihood_bound,
     mean_estimate,
     sampled_squares,
@@ -87,26 +86,21 @@ class SampledHyperparameters:
         ]
         part, diagonal, scale = third
         phi, t = part.evaluate(theta, X), Y.shape[1]
+        of_mean = Projection(control.A, control.a[:, :t])
+        of_dense = Projection(control.A, control.a[:, t:])
+        mean = [_columns(d, slice(t)) for d in draws]
+        dense = [_columns(d, slice(t, None)) for d in draws]
         if site.gaussian:
             noise = self.kernel.noise(theta, X[:1].double())[0].to(X)
-            ones = [torch.ones(len(d.weights)).to(X) for d in draws]
-            mean = [_columns(d, slice(t)) for d in draws]
-            of_mean = Projection(control.A, control.a[:, :t])
-            loss = mean_estimate(Y, mean[0], mean[1], ones[0], ones[1], noise, n, of_mean)
             square = (phi.square() @ diagonal.square()).sum() * scale * n / len(X)
-            dense = [_columns(d, slice(t, None)) for d in draws]
-            of_dense = Projection(control.A, control.a[:, t:])
-            square = square + sampled_squares(dense[0], dense[1], n, of_dense)
-            loss = loss + t * square / noise
-            loss = loss + constant_estimate(Y, torch.ones(1).to(X), 0.0, noise, n, 0)
-            loss = 0.5 * loss
+            square = square + sampled_squares(*dense, n, of_dense)
+            fit = mean_estimate(Y, *mean, noise, n, of_mean) + t * square / noise
+            rows = n * t * torch.log(noise) + n / len(Y) * Y.square().sum() / noise
+            loss = 0.5 * (fit + rows)
         else:
-            of_dense = Projection(control.A, control.a[:, t:])
-            dense = [of_dense.function(_columns(d, slice(t, None))) for d in draws]
-            middle = 0.5 * (dense[0] + dense[1])
+            middle = 0.5 * sum(of_dense.function(d) for d in dense)
             variance = sampled_variance(middle, phi, diagonal[:, None], scale**0.5)
-            of_mean = Projection(control.A, control.a[:, :t])
-            loss = -likelihood_bound(site, Y, _columns(draws[0], slice(t)), variance, n, of_mean)
+            loss = -likelihood_bound(site, Y, mean[0], variance, n, of_mean)
         (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
         return torch.zeros_like(theta) if gradient is None else gradient.double()
 
