@@ -9,16 +9,16 @@ from numpy.testing import assert_allclose
 from torch.func import grad_and_value, vmap
 
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
-from skscalablegp.models.sampled import (
+from skscalablegp.models.sampled._bounds import (
     BasisDraw,
     Projection,
-    Site,
     likelihood_bound,
     mean_estimate,
     optimal_diagonal,
-    sampled_gradient,
     sampled_variance,
 )
+from skscalablegp.models.sampled._gradient import sampled_gradient
+from skscalablegp.models.sampled._site import Site
 
 N, M, T, COLUMNS, ROWS_DRAWN, DRAWN, REPEATS = 14, 10, 2, 2, 5, 4, 10_000
 NOISE = 0.3

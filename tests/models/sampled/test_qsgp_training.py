@@ -10,28 +10,18 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
-from skscalablegp.models.sampled import (
-    BasisDraw,
-    Dictionary,
-    Flattening,
-    FullBatch,
-    Projection,
-    QSGPStepper,
-    RelevanceStepper,
-    SampledHyperparameters,
-    SampledWeights,
-    SeededFourier,
-    Site,
-    SparseAdaGrad,
-    SparseAdam,
-    SparseSGD,
-    StepSizes,
-    SupportRows,
-    mean_estimate,
-    newton_steps,
-    sampled_gradient,
-    support_gram,
-)
+from skscalablegp.models.sampled._basis import SeededFourier
+from skscalablegp.models.sampled._bounds import BasisDraw, Projection, mean_estimate
+from skscalablegp.models.sampled._dictionary import Dictionary
+from skscalablegp.models.sampled._exact import FullBatch, newton_steps
+from skscalablegp.models.sampled._gradient import sampled_gradient
+from skscalablegp.models.sampled._hyperparameters import SampledHyperparameters
+from skscalablegp.models.sampled._optimizers import SparseAdaGrad, SparseAdam, SparseSGD
+from skscalablegp.models.sampled._relevance import RelevanceStepper
+from skscalablegp.models.sampled._site import Site
+from skscalablegp.models.sampled._stepper import QSGPStepper, StepSizes
+from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
+from skscalablegp.models.sampled._weights import SampledWeights
 
 KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
 NOISE = 0.05
