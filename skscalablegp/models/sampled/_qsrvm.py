@@ -241,7 +241,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                     lambda model, now: model._keep_process(now, source, run),
                 )
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
-            dictionary, n_rounds, n_iter = self._shrunk(dictionary, settings, source, run)
+            dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
             stepper = run.finish(
                 "moments", lambda: self._stepper(dictionary.most_relevant(_EXACT), source, run)
             )
@@ -319,14 +319,14 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
 
     def _shrunk(
-        self, dictionary: Dictionary, settings: Settings, source: RowSource, run: FitRun
+        self, kernel: Any, dictionary: Dictionary, settings: Settings, run: FitRun
     ) -> tuple[Dictionary, int, int]:
         """Rounds of steps until full batches can finish; also the rounds, and their steps.
 
         A round that is stopped counts for what it has reached; one that is stopped before its first
         step leaves the dictionary as it was.
         """
-        n_rounds = n_iter = 0
+        source, n_rounds, n_iter = dictionary.source, 0, 0
         if len(dictionary) <= _EXACT:
             return dictionary, n_rounds, n_iter
         plan = make_plan(settings, Gaussian(), len(source), None)
@@ -347,7 +347,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
             def show(model: Any, score: float, now: Any = (dictionary, stepper, few)) -> None:
                 left = now[0].after(now[1], self._largest(now[0])).most_relevant(_GLIMPSE)
-                model._keep(left.kernel, model._stepper(left, now[2], run))
+                model._keep(kernel, model._stepper(left, now[2], run))
 
             n_iter += fit.drive(stepper, show).n_steps
             dictionary = dictionary.after(stepper, self._largest(dictionary))
