@@ -113,7 +113,9 @@ def variance(args):
         model = KISSGPRegressor(grid_size=args.grid_size, variance_rank=None).fit(X, y)
         exact = model.predict_std(X_new, include_noise=False) ** 2
         for rank in args.rank:
-            love = LOVEPredictor(FrozenEstimator(model), rank=rank, max_rank=rank, tol=1.0)
+            love = LOVEPredictor(
+                FrozenEstimator(model), variance_rank=rank, max_variance_rank=rank, variance_tol=1.0
+            )
             cache, _, _ = seconds(lambda m=love, a=X, b=y, c=X_new: m.fit(a, b).predict_std(c[:1]))
             first, _, found = seconds(
                 lambda m=love, c=X_new: m.predict_std(c, include_noise=False) ** 2
@@ -221,7 +223,9 @@ def deep(args):
             model.kernel_, model.extract_features(X), model.extract_features(X_new)
         )
         for rank in args.rank:
-            low = LOVEPredictor(FrozenEstimator(model), rank=rank, max_rank=rank, tol=1.0)
+            low = LOVEPredictor(
+                FrozenEstimator(model), variance_rank=rank, max_variance_rank=rank, variance_tol=1.0
+            )
             found = low.fit(X, y).predict_std(X_new, include_noise=False) ** 2
             yield dict(
                 data=name,

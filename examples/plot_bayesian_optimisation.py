@@ -53,8 +53,8 @@ print(f"best value after 20 steps: {best[-1]:.1f} (the minimum is -959.6)")
 candidates = rng.uniform(size=(10_000, 2))
 few = candidates[:500]
 unit, centre = np.std(y[:200]), np.mean(y[:200])
-love = LOVEPredictor(FrozenEstimator(gp), rank=100).fit(X, y)
-print(f"LOVE grew to rank {love.rank_}, where variances err by {love.variance_error_:.1e}")
+love = LOVEPredictor(FrozenEstimator(gp), variance_rank=100).fit(X, y)
+print(f"LOVE grew to rank {love.variance_rank_}, where variances err by {love.variance_error_:.1e}")
 exact = GaussianProcessRegressor(gp.kernel_, optimizer=None, alpha=0).fit(X, (y - centre) / unit)
 minima = {
     "grid": gp.sample_y(candidates, 200, random_state=1).min(axis=0),

@@ -43,7 +43,7 @@ kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, variance_rank=None, max_i
 kiss.fit(months[train], y[train])
 exact = GaussianProcessRegressor(kiss.kernel_, optimizer=None, alpha=0)
 exact.fit(months[train], y[train])
-love = LOVEPredictor(FrozenEstimator(kiss), rank=50).fit(months[train], y[train])
+love = LOVEPredictor(FrozenEstimator(kiss), variance_rank=50).fit(months[train], y[train])
 
 # %%
 # The log likelihood of the test months, and the variance's error (SMAE, in units of the target's
@@ -55,7 +55,7 @@ for name, model in [("exact", exact), ("KISS-GP", kiss), ("KISS-GP with LOVE", l
     density = -0.5 * np.log(2 * np.pi * std**2) - 0.5 * ((y[test] - mean) / std) ** 2
     smae = np.abs(std**2 - exact_std**2).mean() / unit
     print(f"{name:18s} log likelihood {density.sum():8.3f}   SMAE {smae:.1e}")
-print(f"LOVE: rank {love.rank_}, measured variance error {love.variance_error_:.1e}")
+print(f"LOVE: rank {love.variance_rank_}, measured variance error {love.variance_error_:.1e}")
 
 # %%
 # Two standard deviations around the mean, over all months.

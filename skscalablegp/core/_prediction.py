@@ -26,9 +26,6 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     and says how its posterior is rebuilt from fitted NumPy arrays (``_build_posterior``).
     """
 
-    # Whether LOVEPredictor can work over it.
-    _fast_products: bool = True
-
     def _n_outputs(self) -> int:
         """t, the number of targets."""
         return np.size(self._y_train_mean)

@@ -70,6 +70,27 @@ class Run:
         self.monitor, self.generator, self.random_state = monitor, generator, random_state
 
 
+class Relay:
+    """A callback through which one fit watches the fit of an estimator inside it.
+
+    Parameters
+    ----------
+    above : FitRun
+        Whose history and callbacks get every step of the fit below.
+    preview : callable
+        ``preview(model, below)`` is the ``preview`` of the fit above from a fitted estimator below.
+    """
+
+    def __init__(self, above: FitRun, preview: Callable[[Any, Any], None]):
+        self.above, self.below, self._preview = above, None, preview
+
+    def __call__(self, step: TrainingStep) -> bool:
+        self.above.preview = None
+        if self.below is not None and self.below.preview is not None:
+            self.above.preview = lambda model, at: self._preview(model, self.below.model_at(at))
+        return self.above.monitor.relay(step)
+
+
 class FitRun(Run):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
@@ -105,6 +126,9 @@ class FitRun(Run):
         self.monitor = Monitor(
             _checked_callbacks(estimator.callbacks), estimator.max_seconds, int(estimator.verbose)
         )
+        for callback in self.monitor.callbacks:
+            if isinstance(callback, Relay):
+                callback.below = self
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
         self._facts: dict[str, Any] = {}
@@ -112,6 +136,7 @@ class FitRun(Run):
         self._events: FitEvents | None = None
         self._status, self._limit, self._n_iter = "converged", "max_iter", 0
         self._rate = "learning_rate"
+        self._because = ""
         self._final: SolveSummary | None = None
 
     # ------------------------------------------------------------------ the context
@@ -207,7 +232,8 @@ class FitRun(Run):
     def _tell(self, step: TrainingStep) -> bool:
         return self._events.step(None if self.preview is None else lambda: self._attributes(step))
 
-    def _attributes(self, step: TrainingStep) -> dict[str, Any]:
+    def model_at(self, step: TrainingStep) -> Any:
+        """A copy of the estimator with the fitted attributes of a step, by `preview`."""
         model = copy(self.estimator)
         state = self.generator.get_state()
         with warnings.catch_warnings():
@@ -215,6 +241,10 @@ class FitRun(Run):
             self.preview(model, step)
         self.generator.set_state(state)
         model.n_iter_ = step.iteration
+        return model
+
+    def _attributes(self, step: TrainingStep) -> dict[str, Any]:
+        model = self.model_at(step)
         parameters = model.get_params(deep=False)
         return {name: value for name, value in vars(model).items() if name not in parameters}
 
@@ -285,6 +315,7 @@ class FitRun(Run):
         planned: bool = False,
         limit: str = "max_iter",
         rate: str = "learning_rate",
+        because: str = "",
     ) -> None:
         """Keep how training ended.
 
@@ -301,8 +332,10 @@ class FitRun(Run):
             The parameter that would have to be raised.
         rate : str, default="learning_rate"
             The parameter that would have to be lowered where steps diverge.
+        because : str, default=""
+            What to report in place of the usual sentence, where `warn` has said it already.
         """
-        self._n_iter = n_iter
+        self._n_iter, self._because = n_iter, because
         if reason in ("max_iter", "max_epochs"):
             reason = "completed" if planned else "max_iter"
         self._status, self._limit, self._rate = reason, limit, rate
@@ -322,6 +355,8 @@ class FitRun(Run):
 
     def _settle(self) -> tuple[str, str]:
         """Status and reason, once nothing follows; adds to the warning what it should say."""
+        if self._because and self.monitor.stopped is None:
+            return self._status, self._because
         status = self.monitor.stopped or self._status
         if status in ("converged", "completed") and self._final is not None:
             status = _OF_SOLVES.get(self._final.status, status)

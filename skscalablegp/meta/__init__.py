@@ -1,9 +1,5 @@
 """Estimators over estimators."""
 
 from ._love import LOVEPredictor
-from ._posterior import love
 
-__all__ = [
-    "LOVEPredictor",
-    "love",
-]
+__all__ = ["LOVEPredictor"]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+import math
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import MetaEstimatorMixin, clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
-from sklearn.utils import check_random_state, get_tags
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._compat import HasMethods, Interval, fit_context
-from ..core import GPPredictionBase, warn_once
-from ..core.posteriors import Posterior
+from .._compat import fit_context
+from ..core import FitRun, GPPredictionBase, Relay
+from ..core.posteriors import LowRank, LowRankForm, Posterior
+from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
-from ._posterior import love, with_basis
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
 _HELD_ROWS = 20
 _PROBE_ROWS = 1000
+# Fitted attributes that are the regressor's.
+_TAKEN = ("kernel_", "log_marginal_likelihood_value_", "lower_bound_", "n_samples_seen_")
 
 
 class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
@@ -34,33 +38,65 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     Parameters
     ----------
     estimator : regressor, default=None
-        A regressor of this package with fast products: KISSGPRegressor (the default),
+        The regressor below. One of this package with fast products: KISSGPRegressor (the default),
         IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A fitted one wrapped in
         ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied: fit again once it has
         changed.
-    rank : int, default=100
-        Lanczos vectors to begin with.
-    tol : float, default=1e-4
-        Largest mean absolute error of the variance at the measured rows, in units of the target's
-        mean square.
-    max_rank : int, default=1600
-        Where growth ends; a ConvergenceWarning says if the error is still above `tol`.
-    random_state : int, RandomState instance or None, default=0
-        Which rows are measured, and the seed of a regressor that has none of its own.
+    variance_rank : int or None, default=100
+        Rank of the low-rank variances. This is where growth begins; None is the full rank, which is
+        exact up to rounding.
+    max_variance_rank : int, default=1600
+        Largest rank that is tried. A ConvergenceWarning says if the error is still above
+        `variance_tol`.
+    variance_tol : float, default=0.0001
+        Error of the variances, as a share of the target's, that is accepted. It is the mean
+        absolute error at the measured rows, over the target's mean square.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here which rows are
+        measured, and the seed of a regressor that has none of its own.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine. It is the regressor's, too, where
+        that has none of its own.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. It is the regressor's, too, where
+        that has "auto"; another one of its own is an error.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. It is the regressor's, too, where that has "auto";
+        another one of its own is an error.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training. They see
+        the regressor's steps, then a score of stage "variances" for each rank.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept. The regressor gets what is left
+        of it, unless its own is less. Caches of the first rank are always built.
+    verbose : int, default=0
+        1 shows a progress bar.
 
     Attributes
     ----------
     estimator_ : regressor
         The fitted regressor.
-    rank_ : int
+    variance_rank_ : int
         Lanczos vectors in use.
     variance_error_ : float
         Mean absolute error of the variance at the measured rows, in units of the target's mean
         square.
     kernel_ : kernel instance
         The regressor's.
+    log_marginal_likelihood_value_, lower_bound_ : float
+        The regressor's, whichever it has.
     n_iter_ : int
-        The regressor's.
+        The regressor's training steps.
+    n_samples_seen_ : int
+        Rows that the regressor has seen.
+    history_ : dict of lists
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each of the
+        regressor's steps, unless it is frozen, and of each rank.
+    fit_report_ : FitReport
+        How the fit ended, seconds by stage, ``variance_rank`` and ``variance_error``. The status is
+        "max_iter" where `max_variance_rank` has ended growth, else that of the regressor's fit.
+    device_, dtype_ : str
+        Where and in what precision the regressor answers.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
@@ -81,42 +117,46 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     >>> from skscalablegp import KISSGPRegressor, LOVEPredictor
     >>> X = np.random.default_rng(0).uniform(size=(2000, 2))
     >>> y = np.sin(5 * X[:, 0]) + X[:, 1]
-    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=20), rank=50).fit(X, y)
+    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=20), variance_rank=50).fit(X, y)
     >>> mean, std = gp.predict(X[:3], return_std=True)
     >>> bool(gp.variance_error_ < 1e-4)
     True
     """
 
-    _fast_products = False
-
-    _parameter_constraints = {
-        "estimator": [HasMethods(["fit", "predict"]), None],
-        "rank": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="neither")],
-        "max_rank": [Interval(Integral, 1, None, closed="left")],
-        "random_state": ["random_state"],
-    }
-
     def __init__(
         self,
         estimator: Any = None,
         *,
-        rank: Any = 100,
-        tol: Any = 1e-4,
-        max_rank: Any = 1600,
-        random_state: Any = 0,
+        variance_rank: Any = 100,
+        max_variance_rank: Any = 1600,
+        variance_tol: Any = 1e-4,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
     ):
         self.estimator = estimator
-        self.rank = rank
-        self.tol = tol
-        self.max_rank = max_rank
+        self.variance_rank = variance_rank
+        self.max_variance_rank = max_variance_rank
+        self.variance_tol = variance_tol
         self.random_state = random_state
+        self.memory_budget = memory_budget
+        self.device = device
+        self.dtype = dtype
+        self.callbacks = callbacks
+        self.max_seconds = max_seconds
+        self.verbose = verbose
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         inner = self.estimator if self.estimator is not None else KISSGPRegressor()
         tags.target_tags.multi_output = get_tags(inner).target_tags.multi_output
         return tags
+
+    # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> LOVEPredictor:
@@ -147,72 +187,188 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         MemoryError
             When the work would not fit, before it starts.
         """
-        checked, targets = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1
-        )
-        random_state = check_random_state(self.random_state)
-        held = _between(checked, random_state)
-        inner = self._inner(X, y, noise_variance, random_state)
-        below = inner._posterior()
-        rows, probes = (
-            inner._inputs(_as_seen(inner, part))
-            for part in (held, checked[:: max(1, len(checked) // _PROBE_ROWS)])
-        )
-        result = love(
-            below,
-            rows,
-            probes,
-            rank=self.rank,
-            max_rank=max(self.rank, self.max_rank),
-            tol=self.tol,
-            scale=_mean_square(inner, targets),
-        )
-        self.estimator_ = inner
-        self.kernel_ = inner.kernel_
-        self.n_iter_ = inner.n_iter_
-        self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
-        self.rank_, self.variance_error_, self._basis = result.rank, result.error, result.basis
-        self._remember(result.posterior)
-        if result.error > self.tol:
-            warn_once(
-                [
-                    f"The variance's error {result.error:.1e} is above tol={self.tol:g} at rank "
-                    f"{result.rank}: raise max_rank={self.max_rank}, or the noise."
-                ]
+        with FitRun(self) as run:
+            checked, targets = validate_data(
+                self, X, y, multi_output=True, y_numeric=True, dtype=np.float64
             )
+            run.begin(checked, targets)
+            held = _between(checked, run.random_state)
+            probes = checked[:: max(1, len(checked) // _PROBE_ROWS)]
+            frozen = isinstance(self.estimator, FrozenEstimator)
+            if frozen:
+                inner = self._frozen(X, noise_variance, run)
+            else:
+                inner = self._fitted(X, y, noise_variance, held, probes, run)
+            form = _form(inner)
+            run.device = inner._posterior().device
+            run.chose("dtype", _dtype(inner), "the regressor's")
+            scale = _mean_square(inner, targets)
+            made = self._grown(inner, form, held, probes, scale, run)
+            self._finish(inner, made, scale)
+            self._conclude(inner, frozen, form.full, run)
         return self
 
-    def _inner(
-        self, X: Any, y: Any, noise_variance: Any, random_state: np.random.RandomState
-    ) -> GPPredictionBase:
-        """The fitted regressor below."""
-        if isinstance(self.estimator, FrozenEstimator):
-            inner = self.estimator.estimator
-            _check_supported(inner)
-            check_is_fitted(inner)
-            validate_data(inner, X, skip_check_array=True, reset=False)
-            if noise_variance is not None:
-                raise ValueError(
-                    "A frozen regressor has seen its noise: pass noise_variance where it is "
-                    "fitted, not to LOVEPredictor.fit."
-                )
-            return inner
-        inner = KISSGPRegressor() if self.estimator is None else clone(self.estimator)
-        _check_supported(inner)
-        if inner.random_state is None:
-            inner.set_params(random_state=int(random_state.randint(2**31 - 1)))
+    def _frozen(self, X: Any, noise_variance: Any, run: FitRun) -> GPPredictionBase:
+        """The regressor below, which was fitted before."""
+        inner = self.estimator.estimator
+        _check_ours(inner)
+        check_is_fitted(inner)
+        validate_data(inner, X, skip_check_array=True, reset=False)
         if noise_variance is not None:
-            return inner.fit(X, y, noise_variance=noise_variance)
-        return inner.fit(X, y)
+            raise ValueError(
+                "A frozen regressor has seen its noise: pass noise_variance where it is "
+                "fitted, not to LOVEPredictor.fit."
+            )
+        for name in ("device", "dtype"):
+            run.ignores(name, "a frozen regressor stays what it is")
+        return inner
+
+    def _fitted(
+        self,
+        X: Any,
+        y: Any,
+        noise_variance: Any,
+        held: np.ndarray,
+        probes: np.ndarray,
+        run: FitRun,
+    ) -> GPPredictionBase:
+        """The regressor below, fitted under this one's budget and callbacks."""
+        inner = KISSGPRegressor() if self.estimator is None else clone(self.estimator)
+        _check_ours(inner)
+        own = self._open_settings(inner, run)
+
+        def preview(model: LOVEPredictor, below: GPPredictionBase) -> None:
+            below.set_params(**own)
+            form, rank = _form(below), self._first(below)
+            growing = form.growing(*_inputs(below, held, probes), rank, rank)
+            model._finish(below, next(growing), 1.0)
+
+        listed = own["callbacks"] if own["callbacks"] is not None else []
+        listed = [listed] if callable(listed) else list(listed)
+        budgets = [s for s in (own["max_seconds"], run.monitor.seconds_left) if s is not None]
+        inner.set_params(
+            callbacks=[*listed, Relay(run, preview)],
+            max_seconds=max(min(budgets), 1e-9) if budgets else None,
+            verbose=max(int(own["verbose"]), int(self.verbose)),
+        )
+        known = {} if noise_variance is None else {"noise_variance": noise_variance}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            inner.fit(X, y, **known)
+        inner.set_params(**own)
+        status = inner.fit_report_.status
+        if status == "interrupted" or (status == "max_seconds" and self.max_seconds is not None):
+            run.monitor.end(status)
+        for warning in caught:
+            if not issubclass(warning.category, ConvergenceWarning):
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+            elif not run.stopped:
+                run.warn(str(warning.message))
+        return inner
+
+    def _open_settings(self, inner: GPPredictionBase, run: FitRun) -> dict[str, Any]:
+        """Give the regressor what it leaves open; returns what only this fit replaces.
+
+        Raises
+        ------
+        ValueError
+            For settings of the two that contradict each other.
+        """
+        if inner.random_state is None:
+            inner.set_params(random_state=int(run.random_state.randint(2**31 - 1)))
+        for name in ("memory_budget", "device", "dtype"):
+            mine, theirs = getattr(self, name), getattr(inner, name)
+            if theirs == "auto":
+                inner.set_params(**{name: mine})
+            elif name != "memory_budget" and mine not in ("auto", theirs):
+                raise ValueError(
+                    f"{name}={mine!r} contradicts {name}={theirs!r} of the estimator: give one."
+                )
+        return {name: getattr(inner, name) for name in ("callbacks", "max_seconds", "verbose")}
+
+    def _first(self, inner: GPPredictionBase) -> int:
+        """The rank at which growth begins."""
+        return _form(inner).full if self.variance_rank is None else self.variance_rank
+
+    def _grown(
+        self,
+        inner: GPPredictionBase,
+        form: LowRankForm,
+        held: np.ndarray,
+        probes: np.ndarray,
+        scale: float,
+        run: FitRun,
+    ) -> LowRank:
+        """Caches whose error is small enough, or of the largest rank that there was time for."""
+        first, made = self._first(inner), None
+        most = max(first, self.max_variance_rank)
+        what = f"Low-rank variances of rank {first}"
+        run.check_memory(form.need(min(first, form.full)), what, "use a smaller variance_rank")
+        doublings = math.ceil(math.log2(max(1.0, min(most, form.full) / first)))
+        run.monitor.begin("variances", 1 + doublings, "minus the variances' error")
+        run.preview = lambda model, step: model._finish(inner, made, scale)
+        rows = _inputs(inner, held, probes)
+        try:
+            for made in form.growing(*rows, first, most):
+                run.monitor.record_score(inner.kernel_.theta, -made.error / scale, 0.0)
+                if run.stopped or made.error <= self.variance_tol * scale:
+                    break
+        except StopTraining as stop:
+            run.monitor.end(str(stop))
+        except KeyboardInterrupt:
+            if made is None:
+                if run.stopped:
+                    raise
+                made = next(form.growing(*rows, first, most))
+            run.monitor.end("interrupted")
+        run.monitor.close()
+        return made
+
+    def _finish(self, inner: GPPredictionBase, made: LowRank, scale: float) -> None:
+        """The fitted predictor with these caches."""
+        self.estimator_ = inner
+        for name in _TAKEN:
+            if name in vars(inner):
+                setattr(self, name, getattr(inner, name))
+        self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
+        self.variance_rank_, self.variance_error_ = made.rank, made.error / scale
+        self._basis = made.basis
+        self.dtype_ = _dtype(inner)
+        self._remember(made.posterior)
+
+    def _conclude(self, inner: GPPredictionBase, frozen: bool, full: int, run: FitRun) -> None:
+        """How the two fits ended."""
+        error, rank = self.variance_error_, self.variance_rank_
+        run.reports(
+            variance_rank=rank,
+            variance_error=error,
+            summary=f"variances of rank {rank} over {type(inner).__name__}, whose error is "
+            f"{error:.1e} of the target's mean square",
+        )
+        status, because = "converged", ""
+        if not frozen:
+            status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
+        if error > self.variance_tol and not run.stopped:
+            largest = rank >= full
+            remedy = "variance_tol or the noise" if largest else "max_variance_rank"
+            reason = (
+                f"the variances' error {error:.1e} is above variance_tol={self.variance_tol:g} at "
+                f"rank {rank}: raise {remedy}"
+            )
+            run.warn(f"{type(self).__name__}: {reason}.")
+            if status in ("converged", "completed"):
+                status, because = "stagnated" if largest else "max_iter", reason
+        run.ended(status, n_iter=inner.n_iter_, because=because)
 
     # ------------------------------------------------------------------ what predictions need
 
     def _build_posterior(self) -> Posterior:
-        return with_basis(self.estimator_._posterior(), self.rank_, self._basis)
-
-    def _rows(self, X: Any) -> np.ndarray:
-        X = super()._rows(X)  # raises before a fit
-        return _as_seen(self.estimator_, X)
+        basis, below = self._basis, self.estimator_._posterior()
+        if basis is not None:
+            basis = torch.tensor(basis, dtype=below.dtype, device=below.device)
+        return _form(self.estimator_).posterior(self.variance_rank_, basis)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         return self.estimator_._inputs(X)
@@ -224,18 +380,32 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         self.estimator_._check_joint_memory(X, what)
 
 
-def _check_supported(inner: Any) -> None:
-    if not isinstance(inner, GPPredictionBase) or not inner._fast_products:
-        raise TypeError(
-            f"{type(inner).__name__} has no fast products with its covariance matrix, which "
-            "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
-            "regressor of this package with rows, random features or inducing points."
-        )
+def _check_ours(inner: Any) -> None:
+    if not isinstance(inner, GPPredictionBase):
+        raise _no_fast_products(inner)
 
 
-def _as_seen(inner: GPPredictionBase, X: np.ndarray) -> np.ndarray:
-    """Rows as the posterior sees them, behind a network where there is one."""
-    return inner._seen(X) if hasattr(inner, "_seen") else X
+def _form(inner: GPPredictionBase) -> LowRankForm:
+    form = inner._posterior().low_rank_form()
+    if form is None:
+        raise _no_fast_products(inner)
+    return form
+
+
+def _no_fast_products(inner: Any) -> TypeError:
+    return TypeError(
+        f"{type(inner).__name__} has no fast products with its covariance matrix, which "
+        "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
+        "regressor of this package with rows, random features or inducing points."
+    )
+
+
+def _inputs(inner: GPPredictionBase, *parts: np.ndarray) -> list[torch.Tensor]:
+    return [inner._inputs(part) for part in parts]
+
+
+def _dtype(inner: GPPredictionBase) -> str:
+    return str(inner._posterior().dtype).removeprefix("torch.")
 
 
 def _mean_square(inner: GPPredictionBase, y: np.ndarray) -> float:

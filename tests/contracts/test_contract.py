@@ -51,9 +51,17 @@ ROWS = [
     Row(
         "love",
         LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),
-        search={"rank": [5, 20]},
+        search={"variance_rank": [5, 20]},
     ),
     Row("love-features", LOVEPredictor(RFFRegressor(max_iter=5)), scikit_learn_checks=False),
+    Row(
+        "love-grows",
+        LOVEPredictor(
+            KISSGPRegressor(grid_size=15, variance_rank=None), variance_rank=2, variance_tol=1e-6
+        ),
+        limit={"max_variance_rank": 2},
+        scikit_learn_checks=False,
+    ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(

@@ -15,6 +15,7 @@ REAL_PATHS = (
     "bsgd",
     "kissgp-auto",
     "kissgp-network",
+    "love-grows",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",

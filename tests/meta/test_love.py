@@ -26,7 +26,6 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.meta import love
 from skscalablegp.models.inducing import InducingPosterior, WhitenedBelief
 
 C, W = ConstantKernel, WhiteKernel
@@ -55,31 +54,33 @@ class TestLOVE:
             below = IterativeGPRegressor(fixed().kernel, optimizer=None, solver_tol=1e-6)
         below = below.fit(X, y)
         if isinstance(below, KISSGPRegressor):
-            exact = fixed(grid_size=25, n_lanczos=None).fit(X, y).predict_std(X_new) ** 2
+            exact = fixed(grid_size=25, variance_rank=None).fit(X, y).predict_std(X_new) ** 2
         else:
             exact = below.predict_std(X_new) ** 2
         errors = []
         for rank in (5, 20, 60):
-            low = LOVEPredictor(FrozenEstimator(below), rank=rank, max_rank=rank, tol=1.0)
+            low = LOVEPredictor(
+                FrozenEstimator(below), variance_rank=rank, max_variance_rank=rank, variance_tol=1.0
+            )
             variance = low.fit(X, y).predict_std(X_new) ** 2
             assert (variance > exact - 1e-6).all()  # a projection errs upwards
             errors.append(np.abs(variance - exact).mean())
             assert low.variance_error_ * np.mean(y**2) == pytest.approx(errors[-1], rel=2, abs=1e-6)
-            assert low.rank_ == rank
+            assert low.variance_rank_ == rank
         assert errors[0] > 3 * errors[1] > 9 * errors[2]
         assert low.estimator_ is below
 
     def test_the_rank_grows_until_the_error_is_small(self):
         X, y, _ = table()
         for below in (fixed(grid_size=25), IterativeGPRegressor(fixed().kernel, optimizer=None)):
-            low = LOVEPredictor(below, rank=3, tol=1e-5).fit(X, y)
-            assert low.rank_ > 3 and low.variance_error_ <= 1e-5
+            low = LOVEPredictor(below, variance_rank=3, variance_tol=1e-5).fit(X, y)
+            assert low.variance_rank_ > 3 and low.variance_error_ <= 1e-5
 
     def test_half_of_all_directions_are_followed_by_all(self):
         X, y, X_new = table()
         below = IterativeGPRegressor(C(1e4) * RBF([0.02, 0.02]) + W(1e-4), optimizer=None)
-        low = LOVEPredictor(below, rank=20, tol=1e-9).fit(X, y)
-        assert low.rank_ == 200 and low.variance_error_ < 1e-5
+        low = LOVEPredictor(below, variance_rank=20, variance_tol=1e-9).fit(X, y)
+        assert low.variance_rank_ == 200 and low.variance_error_ < 1e-5
         exact = GaussianProcessRegressor(below.kernel, optimizer=None).fit(X, y)
         std = exact.predict(X_new, return_std=True)[1]
         np.testing.assert_allclose(low.predict_std(X_new), std, rtol=1e-6)
@@ -88,14 +89,18 @@ class TestLOVE:
 
     def test_says_when_it_cannot(self):
         X, y, _ = table()
-        with pytest.warns(UserWarning, match="above tol=1e-12 at rank 4: raise max_rank"):
-            LOVEPredictor(fixed(grid_size=25), rank=4, max_rank=4, tol=1e-12).fit(X, y)
+        with pytest.warns(UserWarning, match="above variance_tol=1e-12 at rank 4: raise max_var"):
+            low = LOVEPredictor(
+                fixed(grid_size=25), variance_rank=4, max_variance_rank=4, variance_tol=1e-12
+            ).fit(X, y)
+        assert low.fit_report_.status == "max_iter"
+        assert "raise max_variance_rank" in low.fit_report_.stop_reason
 
     def test_needs_fast_products(self):
         X, y, _ = table()
         with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
             LOVEPredictor(LinearRegression()).fit(X, y)
-        for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor(), LOVEPredictor()):
+        for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor()):
             with pytest.raises(TypeError, match=f"{type(below).__name__} has no fast products"):
                 LOVEPredictor(below).fit(X, y)
 
@@ -119,7 +124,7 @@ class TestLOVE:
         RRCGRegressor(optimizer=None),
         SSRFFRegressor(optimizer=None),
         RFFRegressor(optimizer=None, n_components=60),
-        KISSGPRegressor(optimizer=None, grid_size=20, n_lanczos=None),
+        KISSGPRegressor(optimizer=None, grid_size=20, variance_rank=None),
         SGPRRegressor(optimizer=None, n_inducing=20),
         SVGPRegressor(max_iter=5, n_inducing=20),
         SCGDDKLRegressor(max_epochs=2, feature_extractor=(10,)),
@@ -134,7 +139,7 @@ def test_raw_columns_reach_the_regressor_in_its_own_units(below):
     unit, origin = np.array([1.0, 100.0]), np.array([5.0, 1000.0])
     X, X_new, y = X * unit + origin, X_new * unit + origin, 10 * y + 1000
     below = below.set_params(normalize_y=True, random_state=0).fit(X, y)
-    love = LOVEPredictor(FrozenEstimator(below), rank=100).fit(X, y)
+    love = LOVEPredictor(FrozenEstimator(below), variance_rank=100).fit(X, y)
     mean, std = below.predict(X_new, return_std=True)
     np.testing.assert_allclose(love.predict(X_new), mean, rtol=0, atol=1e-4 * np.ptp(y))
     np.testing.assert_allclose(love.predict_std(X_new), std, rtol=0.01)
@@ -168,23 +173,24 @@ class TestWeights:
         X, X_new = X - X.mean(0), X_new - X.mean(0)  # as the posterior sees them
         below = self.posterior(name, X.numpy(), y.numpy())
         exact, size = below.variance(X_new), len(below.weights)
-        form = below.weight_form()
-        phi = form.features(X_new)
-        inner = (phi @ torch.linalg.inv(form.precision)) * phi
-        rest = form.prior(X_new) - phi.square().sum(1)
+        form, weights = below.low_rank_form(), below.weight_form()
+        phi = weights.features(X_new)
+        inner = (phi @ torch.linalg.inv(weights.precision)) * phi
+        rest = weights.prior(X_new) - phi.square().sum(1)
         torch.testing.assert_close(inner.sum(1) + rest, exact, rtol=1e-6, atol=1e-9)
-        assert float(rest.max()) > 1e-6 if form.has_rest else float(rest.abs().max()) < 1e-12
+        assert float(rest.max()) > 1e-6 if weights.has_rest else float(rest.abs().max()) < 1e-12
         errors = []
         for rank in (3, 10, size):
-            found = love(below, X_new[:20], X, rank=rank, max_rank=rank, tol=1e-9, scale=1.0)
+            (found,) = form.growing(X_new[:20], X, rank, rank)
             variance = found.posterior.variance(X_new)
             assert bool((variance > exact - 1e-9).all()) and found.rank == rank
             errors.append(float((variance - exact).mean()))
         assert errors[0] > 2 * errors[1] and errors[2] < 1e-8
         torch.testing.assert_close(found.posterior.covariance(X_new).diagonal(), variance)
         torch.testing.assert_close(found.posterior.mean(X_new), below.mean(X_new))
-        grown = love(below, X_new[:20], X, rank=3, max_rank=100, tol=1e-5, scale=1.0)
-        assert grown.error <= 1e-5 and 3 < grown.rank
+        grown = list(form.growing(X_new[:20], X, 3, 100))
+        assert [made.rank for made in grown] == sorted({min(3 * 2**k, size) for k in range(6)})
+        assert grown[-1].error <= 1e-5 < grown[0].error
 
     @pytest.mark.parametrize("name", ["features", "inducing points"])
     @pytest.mark.parametrize("rank", [5, 30])
@@ -192,7 +198,7 @@ class TestWeights:
         X, y, X_new = (torch.from_numpy(a) for a in table())
         X, X_new = X - X.mean(0), X_new - X.mean(0)  # as the posterior sees them
         below = self.posterior(name, X.numpy(), y.numpy())
-        made = love(below, X_new, X, rank=rank, max_rank=rank, tol=1e-9, scale=1.0).posterior
+        made = next(below.low_rank_form().growing(X_new, X, rank, rank)).posterior
         draws = made.sample(X_new, 20_000, np.random.RandomState(0))[:, 0]
         expected = made.covariance(X_new) + 0.01 * torch.eye(50)
         scale = expected.diagonal().sqrt()
@@ -202,10 +208,10 @@ class TestWeights:
 
 
 def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch):
-    import skscalablegp.meta._posterior as module
+    import skscalablegp.core.posteriors._low_rank as module
 
     X, y, X_new = table()
-    low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), rank=100).fit(X, y)
+    low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), variance_rank=100).fit(X, y)
     mean, cov = low.predict(X_new, return_cov=True)
     direct = low.sample_y(X_new, 4000, random_state=0)
     monkeypatch.setattr(module, "_JOINT_ROWS", 10)
@@ -225,7 +231,7 @@ def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch
 )
 def test_a_pickle_answers_alike(below):
     X, y, X_new = table()
-    low = LOVEPredictor(below, rank=10, tol=1.0).fit(X, y)
+    low = LOVEPredictor(below, variance_rank=10, variance_tol=1.0).fit(X, y)
     again = pickle.loads(pickle.dumps(low))
     for a, b in zip(
         low.predict(X_new, return_std=True), again.predict(X_new, return_std=True), strict=True
@@ -239,9 +245,11 @@ def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
     columns = (columns - columns[~test].mean(0)) / columns[~test].std(0)
     X, y = columns[:, :-1], columns[:, -1]
     model = KISSGPRegressor(
-        feature_extractor=(64, 32, 2), grid_size=40, n_lanczos=None, max_iter=30, random_state=0
+        feature_extractor=(64, 32, 2), grid_size=40, variance_rank=None, max_iter=30, random_state=0
     ).fit(X[~test], y[~test])
-    low = LOVEPredictor(FrozenEstimator(model), rank=50, max_rank=50, tol=1e-3)
+    low = LOVEPredictor(
+        FrozenEstimator(model), variance_rank=50, max_variance_rank=50, variance_tol=1e-3
+    )
     low.fit(X[~test], y[~test])
     found = low.predict_std(X[test]) ** 2
     without = model.predict_std(X[test]) ** 2

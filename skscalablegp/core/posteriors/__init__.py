@@ -6,6 +6,7 @@ from ._exact import ExactPosterior
 from ._feature_weights import FeatureWeights
 from ._features import FeatureMap, FeaturePosterior
 from ._krylov import explained_weights, krylov_basis, whitened
+from ._low_rank import LowRank, LowRankForm, doubling
 from ._observed import ObservedPosterior, observed
 from ._weights import WeightForm
 
@@ -19,8 +20,11 @@ __all__ = [
     "FeaturePosterior",
     "FeatureWeights",
     "ObservedPosterior",
+    "LowRank",
+    "LowRankForm",
     "Posterior",
     "WeightForm",
+    "doubling",
     "explained_weights",
     "joint_normal",
     "krylov_basis",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 from ...linalg.operators import CrossOperator, KernelOperator
 from ...linalg.solvers import SolveSummary
 from ._weights import WeightForm
+
+if TYPE_CHECKING:
+    from ._low_rank import LowRankForm
 
 
 class Posterior(ABC):
@@ -67,6 +71,14 @@ class Posterior(ABC):
         """Features and a precision of their weights, where the posterior is made of such."""
         return None
 
+    def low_rank_form(self) -> LowRankForm | None:
+        """How variances of low rank are made, where there are fast products for them."""
+        # Low-rank posteriors are posteriors, so that their module imports this one.
+        from ._low_rank import WeightCaches
+
+        form = self.weight_form()
+        return None if form is None else WeightCaches(self, form)
+
     def take_unfinished(self) -> list[SolveSummary]:
         """The solves since the last call that ended above their tolerance; forgets them."""
         return []
@@ -98,6 +110,11 @@ class KernelPosterior(Posterior):
     @property
     def width(self) -> int:
         return self.operator.shape[0]
+
+    def low_rank_form(self) -> LowRankForm | None:
+        from ._low_rank import RowCaches
+
+        return super().low_rank_form() or RowCaches(self.operator, self.weights)
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
         """k(X, training rows)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -127,6 +127,15 @@ class Monitor:
             residual=0.0 if solution is None else float(solution.residuals.max()),
             epochs=0.0 if solution is None else float(solution.epochs),
         )
+
+    def relay(self, step: TrainingStep) -> bool:
+        """Append a step of a fit inside this one; whether a callback asks to stop both."""
+        step = replace(step, seconds=self.seconds)
+        self.steps.append(step)
+        asked = any([callback(step) for callback in self.callbacks])
+        if asked:
+            self.end("callback")
+        return asked
 
     def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
         """Append one value of what is maximised; raises StopTraining as `record` does."""

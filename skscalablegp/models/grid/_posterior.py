@@ -10,7 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.posteriors import (
+    LowRank,
+    LowRankForm,
     Posterior,
+    doubling,
     explained_weights,
     joint_normal,
     reported_variance,
@@ -84,6 +87,9 @@ class GridPosterior(Posterior):
     def with_rank(self, rank: int | None) -> GridPosterior:
         """The same posterior at another rank of Lanczos; None for none."""
         return GridPosterior(self.grid_kernel, self.theta, self.evaluation, rank)
+
+    def low_rank_form(self) -> LowRankForm:
+        return GridCaches(self)
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without building what many rows would share."""
@@ -300,6 +306,38 @@ class GridPosterior(Posterior):
                     part,
                     self.grid_kernel.coordinates(self.theta, rows[part], self.evaluation.factor),
                 )
+
+
+class GridCaches(LowRankForm):
+    """Of a posterior on a grid: Lanczos in place of (I + A)^-1; only the rank has to be kept.
+
+    Parameters
+    ----------
+    below : GridPosterior
+        At any rank.
+    """
+
+    def __init__(self, below: GridPosterior):
+        self._below = below
+        self.full = len(below.evaluation.inner)
+
+    def need(self, rank: int) -> float:
+        return 8.0 * (4 * self.full**2 + self.full * rank)
+
+    def growing(self, held, probes, rank, max_rank):
+        # Outside the grid variances are exact at any rank.
+        near = held[torch.from_numpy(self._below.grid_kernel.grid.covers(held.numpy()))]
+        exact = self._below.with_rank(None).root_variance(near)
+
+        def measured(k: int) -> LowRank:
+            made = self.posterior(k, None)
+            errors = (made.root_variance(near) - exact).abs()
+            return LowRank(made, k, float(errors.sum()) / len(held), None)
+
+        return doubling(measured, rank, max_rank, self.full)
+
+    def posterior(self, rank, basis):
+        return self._below.with_rank(rank)
 
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:

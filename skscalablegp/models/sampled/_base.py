@@ -33,8 +33,6 @@ _PROCESS_STEPS = 30
 class QSGPMixin:
     """Training and fitted attributes; a subclass reads tables and answers predictions."""
 
-    _fast_products = False
-
     def _train(
         self,
         run: FitRun,

@@ -1,0 +1,343 @@
+"""Constant-time variances for posteriors with fast products (LOVE, Pleiss et al. 2018)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...features import sample_prior_features
+from ...kernels import NoSpectralDensity
+from ...linalg.operators import KernelOperator
+from ...linalg.solvers import CG, MaxIterations, RelativeResidual, solve
+from ._base import KernelPosterior, Posterior, joint_normal, reported_variance
+from ._krylov import explained_weights, krylov_basis, whitened
+from ._weights import WeightForm
+
+# Rows whose average column of K starts Lanczos where all rows would cost too much.
+_PROBE_ROWS = 1000
+# Up to here a joint covariance is factorised; more rows are sampled through random features.
+_JOINT_ROWS = 1000
+_SAMPLE_PAIRS = 1000
+# Bytes of features of training rows at a time.
+_BLOCK_BYTES = 2**26
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A posterior with low-rank caches, and what is known about its error.
+
+    Attributes
+    ----------
+    posterior : Posterior
+    rank : int
+        Lanczos vectors in use.
+    error : float
+        Mean absolute error of the variance at the held rows.
+    basis : ndarray or None
+        What `LowRankForm.posterior` needs to make the posterior again, beside the rank.
+    """
+
+    posterior: Posterior
+    rank: int
+    error: float
+    basis: np.ndarray | None
+
+
+class LowRankForm(ABC):
+    """How a posterior gets variances of low rank.
+
+    Attributes
+    ----------
+    full : int
+        The rank at which they are exact up to rounding.
+    """
+
+    full: int
+
+    @abstractmethod
+    def need(self, rank: int) -> float:
+        """Bytes that the caches take while they are made."""
+
+    @abstractmethod
+    def growing(
+        self, held: Float[Tensor, "h d"], probes: Float[Tensor, "p d"], rank: int, max_rank: int
+    ) -> Iterator[LowRank]:
+        """Caches of growing rank, each with its error.
+
+        Parameters
+        ----------
+        held : Tensor of shape (h, d)
+            Rows at which variances are compared with exact ones.
+        probes : Tensor of shape (p, d)
+            Training rows, whose average features start Lanczos over weights.
+        rank : int
+            Lanczos vectors to begin with.
+        max_rank : int
+            Where growth ends; it also ends at `full`.
+        """
+
+    @abstractmethod
+    def posterior(self, rank: int, basis: Tensor | None) -> Posterior:
+        """The posterior of a `LowRank` again."""
+
+
+def doubling(
+    measured: Callable[[int], LowRank], rank: int, max_rank: int, full: int
+) -> Iterator[LowRank]:
+    """What `measured` gives at ranks that double up to `max_rank` or `full`."""
+    most = min(max_rank, full)
+    rank = min(rank, most)
+    while True:
+        yield measured(rank)
+        if rank >= most:
+            return
+        rank = min(2 * rank, most)
+
+
+# ---------------------------------------------------------------------- over weights
+
+
+class WeightCaches(LowRankForm):
+    """Of a posterior over weights: an approximation of their posterior covariance, from above.
+
+    Parameters
+    ----------
+    below : Posterior
+        Whose mean and noise are used.
+    form : WeightForm
+    """
+
+    def __init__(self, below: Posterior, form: WeightForm):
+        self._below, self._form = below, form
+        self.full = len(form.precision)
+
+    def need(self, rank: int) -> float:
+        return 8.0 * (4 * self.full**2 + self.full * rank)
+
+    def growing(self, held, probes, rank, max_rank):
+        form, exact = self._form, self._below.variance(held)
+        inner = form.precision - torch.eye(self.full).to(form.precision)
+        start = form.features(probes[:_PROBE_ROWS]).mean(0)
+
+        def measured(k: int) -> LowRank:
+            Y = explained_weights(inner, start, k)
+            made = self.posterior(k, Y)
+            error = float((made.variance(held) - exact).abs().mean())
+            return LowRank(made, k, error, Y.cpu().numpy())
+
+        return doubling(measured, rank, max_rank, self.full)
+
+    def posterior(self, rank, basis):
+        return LOVEWeights(self._below, self._form, basis)
+
+
+class LOVEWeights(Posterior):
+    """The mean of a posterior over weights with variances from k Lanczos vectors.
+
+    ``variance(x) = prior(x) - |Y' phi(x)|^2``, O(q k) a row beside the features themselves.
+
+    Parameters
+    ----------
+    below : Posterior
+        Whose mean and noise are used.
+    form : WeightForm
+        Of the posterior below.
+    explained : Tensor of shape (q, k)
+        Y with I - Y Y' close to the weights' posterior covariance, from above.
+    """
+
+    def __init__(self, below: Posterior, form: WeightForm, explained: Float[Tensor, "q k"]):
+        self._below, self._form, self.explained = below, form, explained
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._below.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._below.device
+
+    @property
+    def width(self) -> int:
+        return self._below.width
+
+    def low_rank_form(self) -> LowRankForm | None:
+        return self._below.low_rank_form()
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self._below.mean(X)
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self._below.noise(X)
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        prior = self._form.prior(X)
+        explained = self._form.features(X) @ self.explained
+        return reported_variance(prior - explained.square().sum(1), prior)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        explained = self._form.features(X) @ self.explained
+        return self._form.prior_covariance(X) - explained @ explained.T
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Joint draws of the weights, O(q k) each; from the covariance where f has a rest."""
+        if self._form.has_rest:
+            return joint_normal(self, X, n_samples, random_state)
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        phi, mean = self._form.features(X), self.mean(X)
+        (q, t), kind = (phi.shape[1], mean.shape[1]), {"dtype": phi.dtype}
+        eps = torch.randn(q, t * n_samples, generator=generator, **kind).to(phi.device)
+        # (I - Y Y')^1/2 = I - U (1 - (1 - s^2)^1/2) U' with Y = U s V'.
+        U, s, _ = torch.linalg.svd(self.explained, full_matrices=False)
+        shrunk = 1 - (1 - s.square()).clamp_min(0).sqrt()
+        draws = phi @ (eps - U @ (shrunk[:, None] * (U.T @ eps)))
+        white = torch.randn(draws.shape, generator=generator, **kind).to(phi.device)
+        draws = draws + white * self.noise(X).sqrt()[:, None]
+        return mean[:, :, None] + draws.reshape(len(X), t, n_samples)
+
+
+# ---------------------------------------------------------------------- over rows
+
+
+class RowCaches(LowRankForm):
+    """Of a posterior over training rows: H^-1 within a Krylov space.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        H at the trained hyperparameters.
+    weights : Tensor of shape (n, t)
+        H^-1 Y.
+    """
+
+    def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
+        self._operator, self._weights = operator, weights
+        self.full = operator.shape[0]
+
+    def need(self, rank: int) -> float:
+        return 4.0 * self._weights.element_size() * self.full * min(rank, self.full)
+
+    def growing(self, held, probes, rank, max_rank):
+        op, n = self._operator, self.full
+        cross = op.cross(held).to_dense()
+        prior = op.cross(held).prior_diag()
+        solved = solve(
+            op, cross.T.contiguous(), CG(), stopping=RelativeResidual(1e-6) | MaxIterations(1000)
+        ).value
+        exact = prior - (cross.T * solved).sum(0)
+        basis = krylov_basis(op, _average_column(op)[:, None], min(rank, n))
+        while True:
+            B, size = whitened(op, basis), basis.shape[1]
+            errors = (prior - (cross @ B).square().sum(1) - exact).abs()
+            yield LowRank(self.posterior(size, B), size, float(errors.mean()), B.cpu().numpy())
+            if size >= min(max_rank, n):
+                return
+            if 2 * size >= n and max_rank >= n:
+                # Half of all directions did not do: take all, which is exact.
+                basis = torch.eye(n, dtype=op.dtype, device=op.device)
+                continue
+            # A new probe: the covariances of the row that is served worst, without what is known.
+            probe = cross[int(errors.argmax())]
+            probe = probe - basis @ (basis.T @ probe)
+            if float(probe.norm()) == 0:
+                return
+            more = max(1, min(size, max_rank - size, n - size))
+            basis = krylov_basis(op, probe[:, None], more, basis)
+            if basis.shape[1] == size:
+                return
+
+    def posterior(self, rank, basis):
+        return LOVEPosterior(self._operator, self._weights, basis)
+
+
+class LOVEPosterior(KernelPosterior):
+    """A posterior over rows with variances from k Lanczos vectors.
+
+    ``variance(x) = k(x, x) - |B' k(X, x)|^2`` with B B' the Galerkin approximation of H^-1 in a
+    Krylov space, O(n k) a row. It is never below the exact variance.
+
+    Parameters
+    ----------
+    operator : KernelOperator
+        H at the trained hyperparameters.
+    weights : Tensor of shape (n, t)
+        H^-1 Y.
+    basis : Tensor of shape (n, k)
+        B.
+    """
+
+    def __init__(
+        self,
+        operator: KernelOperator,
+        weights: Float[Tensor, "n t"],
+        basis: Float[Tensor, "n k"],
+    ):
+        super().__init__(operator, weights)
+        self.basis = basis
+
+    def mean_and_variance(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+        cross, t = self.cross(X), self.weights.shape[1]
+        prior = cross.prior_diag()
+        both = cross.matmul(torch.cat([self.weights.to(self.basis), self.basis], 1))
+        return both[:, :t], reported_variance(prior - both[:, t:].square().sum(1), prior)
+
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        cross = self.cross(X)
+        prior = cross.prior_diag()
+        return reported_variance(prior - cross.matmul(self.basis).square().sum(1), prior)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        cross = self.cross(X)
+        explained = cross.matmul(self.basis)
+        return cross.prior_covariance().addmm_(explained, explained.T, alpha=-1)
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m t s"]:
+        """Joint draws: from the covariance up to 1,000 rows, then by Matheron's rule.
+
+        A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose
+        covariance is the one above: O((n k + (n + m) q) s) for q features, linear in the rows.
+        """
+        if len(X) <= _JOINT_ROWS:
+            return joint_normal(self, X, n_samples, random_state)
+        op, t = self.operator, self.weights.shape[1]
+        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
+        try:
+            features = sample_prior_features(
+                op.kernel, op.kernel.n_features, _SAMPLE_PAIRS, generator, device=op.device
+            )
+        except NoSpectralDensity:
+            return joint_normal(self, X, n_samples, random_state)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=op.dtype).to(op.device)
+
+        w = normal(features.n_features, t * n_samples)
+        step = max(1, _BLOCK_BYTES // (8 * features.n_features))
+        with torch.no_grad():
+            at_rows, at_new = (
+                torch.cat([features.evaluate(op.theta, part) @ w for part in rows.split(step)])
+                for rows in (op.X, X)
+            )
+        at_rows = at_rows + op.noise.sqrt()[:, None] * normal(op.shape[0], t * n_samples)
+        at_new = at_new - self.cross(X).matmul(self.basis @ (self.basis.T @ at_rows))
+        at_new = at_new + self.noise(X).sqrt()[:, None] * normal(*at_new.shape)
+        return self.mean(X)[:, :, None] + at_new.reshape(len(X), t, n_samples)
+
+
+def _average_column(op: KernelOperator) -> Float[Tensor, " n"]:
+    """The mean of (some) columns of H."""
+    n = op.shape[0]
+    chosen = torch.arange(0, n, max(1, n // _PROBE_ROWS), device=op.device)
+    return op.rows(chosen).mean(0)
