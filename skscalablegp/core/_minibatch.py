@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._validation import check_n_targets, resolve_device
 from ._model import GPModel
 from ._prediction import GPPredictionBase
-from .data import BLOCK_ROWS, RowSource, Scaling, column_moments
+from .data import BLOCK_ROWS, Scaling, column_moments
 
 # Large tables stay in the precision they come in: nothing copies them.
 _KEPT = [np.float64, np.float32]
@@ -69,11 +69,6 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         if hasattr(self, "n_targets"):
             check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-
-    def _source(self, X: np.ndarray, Y: np.ndarray, dtype: torch.dtype) -> RowSource:
-        """The rows in the units of this fit."""
-        scaling = input_scaling(X, Y, self.normalize_y)
-        return RowSource(X, Y, scaling, dtype, training_device(self.device))
 
     def _keep_scaling(self, scaling: Scaling) -> None:
         """Make the units part of the fitted model; single targets as scikit-learn has them."""

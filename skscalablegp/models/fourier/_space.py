@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
+from torch import Tensor
 
 from ...core.posteriors import FeatureMap
 from ...features import PriorFeatures
