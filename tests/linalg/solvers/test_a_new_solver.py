@@ -67,7 +67,7 @@ def test_in_an_estimator(by_name, monkeypatch):
     X = normal(40, 2).numpy()
     y = X[:, 0] ** 2
     kernel = RBF(1.0) + WhiteKernel(1.0)
-    settings = {"optimizer": None, "posterior": "solve", "tol": 1e-6}
+    settings = {"optimizer": None, "posterior": "solve", "solver_tol": 1e-6}
     solver = "richardson" if by_name else Richardson()
     ours, exact = (
         IterativeGPRegressor(kernel, solver=solver, **settings).fit(X, y).predict(X)
