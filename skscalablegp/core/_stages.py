@@ -257,14 +257,14 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
         around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
         run.chose("subset_size", settings.subset_size, f"{n:,} rows: an exact start{around} saves")
     else:
-        run.chose("subset_size", None, f"{n:,} rows: an exact start would cost what it saves")
+        run.chose("subset_size", None, f"{n:,} rows: too few for a start to save time")
     if isinstance(settings.optimizer, str) and patient:
         run.chose("learning_rate", adam_rate(n), f"{n:,} rows")
     elif patient:
         run.ignores("learning_rate", "the optimizer object has its own")
     else:
-        run.ignores("learning_rate", "only Adam has one")
-        run.ignores("n_iter_no_change", "only Adam ends so")
+        run.ignores("learning_rate", "only Adam takes steps of a given size")
+        run.ignores("n_iter_no_change", "only Adam ends by the movement of its steps")
     if exact:
         run.ignores("training_max_epochs", "exact gradients take no solver epochs")
     else:

@@ -18,6 +18,7 @@ from ._plan import ENOUGH_SAMPLES, Plan, Sizes, decide_sizes
 from ._solves import (
     Solves,
     for_variances,
+    is_auto,
     max_jitter,
     named_preconditioner,
     named_solver,
@@ -250,13 +251,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     def _object(self, name: str, value: Any) -> Any:
         """Gradients by name have the estimator's settings."""
-        if name != "gradient" or value not in ("standard", "pathwise"):
+        if name != "gradient" or str(value) not in ("standard", "pathwise"):
             return super()._object(name, value)
         return resolve_gradient(
             value,
-            solver="block_cg" if self.solver == "auto" else self.solver,
+            solver="block_cg" if is_auto(self.solver) else self.solver,
             preconditioner=self.preconditioner,
-            n_probes=32 if self.n_probes == "auto" else self.n_probes,
+            n_probes=32 if is_auto(self.n_probes) else self.n_probes,
             tol=self.solver_tol,
             max_epochs=self.solver_max_epochs,
             warm_start=self.solver_warm_start,
@@ -283,10 +284,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
             sizes = replace(sizes, factor_if_ill_conditioned=False)
         solves = self._solves_of(given, sizes, n, run)
         n_probes = given["n_probes"]
-        if n_probes == "auto":
+        if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
-            run.chose("n_probes", n_probes, f"the posterior is {sizes.posterior!r}")
         gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
+        if sizes.posterior == "pathwise":
+            run.chose("n_probes", n_probes, "variances come from them")
+        elif not gradient.exact:
+            run.chose("n_probes", n_probes, "only gradients come from them")
         self._say_what_is_ignored(solves, sizes, gradient, run)
         return Plan(
             sizes,
@@ -298,7 +302,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     def _factorises(self) -> bool | None:
         """Whether steps factorise H; None where the number of rows decides."""
-        auto = isinstance(self.solver, str) and self.solver == "auto"
+        auto = is_auto(self.solver)
         direct = not auto and resolve_solver(self.solver).direct
         exact = self.gradient == "exact"
         if not isinstance(self.gradient, str):
@@ -316,11 +320,15 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     def _solves_of(self, given: dict[str, Any], sizes: Sizes, n: int, run: FitRun) -> Solves:
         solver, preconditioner = given["solver"], given["preconditioner"]
-        if isinstance(solver, str) and solver == "auto":
+        if is_auto(solver):
             # Half the epochs of "cg" and .67 and .76 of its time to the same end (pol, elevators).
             solver = "cholesky" if sizes.exact else "block_cg"
-            better = "a factorisation is" if sizes.exact else "iterative solves are"
-            run.chose("solver", solver, f"{n:,} rows and what is asked for: {better} the way")
+            why = "a factorisation does not fit, or costs more than solves"
+            if sizes.exact:
+                why = "a factorisation is cheaper than solves"
+            if self._factorises():
+                why = "what is asked for needs exact gradients"
+            run.chose("solver", solver, f"{n:,} rows: {why}")
         made = preconditioned(solver, preconditioner)
         if made.takes_preconditioner:
             run.chose("preconditioner", made.preconditioner, "of the solver")

@@ -130,7 +130,7 @@ def for_variances(solver: Any, preconditioner: Any) -> Solver:
     Methods that read a few rows at a time are made for loose tolerances; block conjugate gradients
     reach small residuals in far fewer epochs.
     """
-    if _is_auto(solver) or resolve_solver(solver).reads_rows:
+    if is_auto(solver) or resolve_solver(solver).reads_rows:
         return preconditioned("block_cg", preconditioner)
     return preconditioned(solver, preconditioner)
 
@@ -193,7 +193,7 @@ def _check(name: str, params: dict, defaults: dict, theirs: Any, gradient: Any) 
     )
 
 
-def _is_auto(value: Any) -> bool:
+def is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
