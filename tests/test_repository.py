@@ -98,6 +98,18 @@ def test_leaves_and_layers_do_not_meet():
     assert not [e for e in EDGES if e[0] in LAYERS and e[1] in LEAVES]
 
 
+def test_models_do_not_import_one_another():
+    between = []
+    for path in SOURCES:
+        own = module_name(path).split(".")
+        for imported in imported_modules(path):
+            parts = imported.split(".")
+            if own[1:2] == ["models"] == parts[1:2] and len(parts) > 2 and len(own) > 2:
+                if parts[2] != own[2]:
+                    between.append((".".join(own), imported))
+    assert not between
+
+
 def test_layers_do_not_import_the_public_modules():
     assert not [e for e in EDGES if e[0] in {*LAYERS, *LEAVES} and e[1] in PUBLIC]
 

@@ -2,24 +2,13 @@
 
 from ._arrays import to_numpy, to_torch
 from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
-from ._fitting import (
-    PARAMETERS,
-    make_monitor,
-    seeded,
-    shared_parameters,
-    stop_after,
-    unfinished,
-)
 from ._minibatch import (
     GPClassifierBase,
     MinibatchGPRegressorBase,
     input_scaling,
-    old_model_kept,
-    training_device,
 )
 from ._model import GPModel
-from ._parameters import PARAMETERS as PARAMETER_TABLE
-from ._parameters import Parameter, constraints
+from ._parameters import PARAMETERS, Parameter, constraints
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, Choice, FitReport
@@ -41,7 +30,6 @@ __all__ = [
     "FitReport",
     "FitRun",
     "GPModel",
-    "PARAMETER_TABLE",
     "Parameter",
     "STATUSES",
     "constraints",
@@ -60,16 +48,9 @@ __all__ = [
     "data_scaled_kernel",
     "fit_hyperparameters",
     "input_scaling",
-    "make_monitor",
-    "old_model_kept",
     "report_training",
-    "seeded",
-    "shared_parameters",
-    "stop_after",
     "to_numpy",
     "to_torch",
-    "training_device",
-    "unfinished",
     "warn_once",
     "well_conditioned",
 ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._validation import check_n_targets, resolve_device
+from .._validation import check_n_targets
 from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, Scaling, column_moments
@@ -22,30 +21,11 @@ from .data import BLOCK_ROWS, Scaling, column_moments
 _KEPT = [np.float64, np.float32]
 
 
-def training_device(device: Any) -> torch.device:
-    """Where batches go: a GPU where there is one."""
-    return resolve_device(device)
-
-
 def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
     """Standardised columns, and targets too where asked for; one pass over the data."""
     t = Y.shape[1]
     moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
     return Scaling(*column_moments(X), *moments)
-
-
-@contextmanager
-def old_model_kept(estimator: Any) -> Iterator[None]:
-    """A refit that fails leaves what validation sets as it was."""
-    names = ("classes_", "n_features_in_", "feature_names_in_")
-    old = {name: vars(estimator)[name] for name in names if name in vars(estimator)}
-    try:
-        yield
-    except BaseException:
-        for name in names:
-            vars(estimator).pop(name, None)
-        vars(estimator).update(old)
-        raise
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):

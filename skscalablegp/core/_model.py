@@ -30,6 +30,12 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
             table = constraints(*(name for name in names if name not in own))
             cls._parameter_constraints = table | own
 
+    def _set(self, arguments: dict[str, Any]) -> None:
+        """Keep a constructor's arguments, its ``locals()``, under their own names."""
+        for name, value in arguments.items():
+            if name not in ("self", "__class__"):
+                setattr(self, name, value)
+
     @abstractmethod
     def _build_posterior(self) -> Posterior:
         """The posterior from fitted attributes alone."""

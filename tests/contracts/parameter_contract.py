@@ -3,7 +3,7 @@
 import inspect
 import re
 
-from skscalablegp.core import PARAMETER_TABLE
+from skscalablegp.core import PARAMETERS
 
 # What every estimator has, whatever it is.
 EVERYWHERE = (
@@ -39,10 +39,10 @@ class ParameterContract:
 
     def test_every_name_is_in_the_table_with_its_rule(self, cls):
         names = list(self.signature(cls))
-        assert not [name for name in names if name not in PARAMETER_TABLE]
+        assert not [name for name in names if name not in PARAMETERS]
         assert set(cls._parameter_constraints) == set(names)
         for name in names:
-            assert cls._parameter_constraints[name] is PARAMETER_TABLE[name].rule, name
+            assert cls._parameter_constraints[name] is PARAMETERS[name].rule, name
 
     def test_what_all_have(self, cls):
         given = self.signature(cls)
@@ -52,7 +52,7 @@ class ParameterContract:
 
     def test_no_class_attribute_poses_as_a_parameter(self, cls):
         own = self.signature(cls)
-        posing = [name for name in PARAMETER_TABLE if name not in own and hasattr(cls, name)]
+        posing = [name for name in PARAMETERS if name not in own and hasattr(cls, name)]
         assert not posing
 
     def test_docstrings_are_the_tables(self, cls):
@@ -63,5 +63,5 @@ class ParameterContract:
             kind = " ".join(kind.split())
             shown = f'"{default}"' if isinstance(default, str) else repr(default)
             assert kind.endswith(f", default={shown}"), (name, kind)
-            meaning = PARAMETER_TABLE[name].meaning
+            meaning = PARAMETERS[name].meaning
             assert text.startswith(meaning), f"{name}: {text[:100]!r} does not begin {meaning!r}"

@@ -41,11 +41,6 @@ _LARGEST_NOISE = 1e3
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     """A feature map, a gradient rule, and a final exact pass; subclasses say which rule."""
 
-    def _set(self, values: dict[str, Any]) -> None:
-        """Keep the arguments of a constructor."""
-        for name in self._get_param_names():
-            setattr(self, name, values[name])
-
     @abstractmethod
     def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
         """How a batch becomes a gradient of m features."""

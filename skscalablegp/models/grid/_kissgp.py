@@ -193,29 +193,7 @@ class KISSGPRegressor(GPRegressorBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.grid_size = grid_size
-        self.structure = structure
-        self.extrapolation = extrapolation
-        self.variance_rank = variance_rank
-        self.feature_extractor = feature_extractor
-        self.activation = activation
-        self.max_epochs = max_epochs
-        self.alpha = alpha
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.n_iter_no_change = n_iter_no_change
-        self.normalize_y = normalize_y
-        self.n_targets = n_targets
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     # ------------------------------------------------------------------ fit
 

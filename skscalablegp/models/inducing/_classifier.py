@@ -192,27 +192,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.optimize_inducing = optimize_inducing
-        self.likelihood = likelihood
-        self.feature_extractor = feature_extractor
-        self.activation = activation
-        self.calibrate = calibrate
-        self.variational_optimizer = variational_optimizer
-        self.variational_learning_rate = variational_learning_rate
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any) -> SVGPClassifier:

@@ -172,26 +172,7 @@ class SGPRRegressor(TableRegressorBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.optimize_inducing = optimize_inducing
-        self.alpha = alpha
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.n_iter_no_change = n_iter_no_change
-        self.normalize_y = normalize_y
-        self.copy_X_train = copy_X_train
-        self.n_targets = n_targets
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SGPRRegressor:

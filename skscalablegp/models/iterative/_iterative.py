@@ -213,33 +213,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.alpha = alpha
-        self.optimizer = optimizer
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.normalize_y = normalize_y
-        self.copy_X_train = copy_X_train
-        self.n_targets = n_targets
-        self.random_state = random_state
-        self.solver = solver
-        self.gradient = gradient
-        self.preconditioner = preconditioner
-        self.n_probes = n_probes
-        self.solver_tol = solver_tol
-        self.solver_max_epochs = solver_max_epochs
-        self.solver_warm_start = solver_warm_start
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.n_iter_no_change = n_iter_no_change
-        self.training_max_epochs = training_max_epochs
-        self.subset_size = subset_size
-        self.posterior = posterior
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     # ------------------------------------------------------------------ plan
 

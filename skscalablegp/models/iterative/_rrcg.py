@@ -190,32 +190,7 @@ class RRCGRegressor(SolvedGPRegressor):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.truncation = truncation
-        self.preconditioner = preconditioner
-        self.n_probes = n_probes
-        self.probes = probes
-        self.reorthogonalize = reorthogonalize
-        self.alpha = alpha
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.n_iter_no_change = n_iter_no_change
-        self.training_max_epochs = training_max_epochs
-        self.subset_size = subset_size
-        self.normalize_y = normalize_y
-        self.copy_X_train = copy_X_train
-        self.n_targets = n_targets
-        self.random_state = random_state
-        self.posterior = posterior
-        self.solver_tol = solver_tol
-        self.solver_max_epochs = solver_max_epochs
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     # ------------------------------------------------------------------ plan
 

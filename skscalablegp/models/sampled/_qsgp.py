@@ -216,37 +216,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.n_components = n_components
-        self.basis = basis
-        self.n_dense = n_dense
-        self.covariance = covariance
-        self.batch_size = batch_size
-        self.component_batch_size = component_batch_size
-        self.control_variate_rank = control_variate_rank
-        self.likelihood = likelihood
-        self.inference = inference
-        self.variational_optimizer = variational_optimizer
-        self.variational_learning_rate = variational_learning_rate
-        self.decay = decay
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.freeze = freeze
-        self.subset_size = subset_size
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.max_iter = max_iter
-        self.n_iter_no_change = n_iter_no_change
-        self.normalize_y = normalize_y
-        self.standardize = standardize
-        self.n_targets = n_targets
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     # ------------------------------------------------------------------ fit
 

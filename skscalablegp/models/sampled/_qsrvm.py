@@ -193,28 +193,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.kernel = kernel
-        self.n_components = n_components
-        self.max_precision = max_precision
-        self.batch_size = batch_size
-        self.component_batch_size = component_batch_size
-        self.control_variate_rank = control_variate_rank
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.normalize_y = normalize_y
-        self.standardize = standardize
-        self.n_targets = n_targets
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     # ------------------------------------------------------------------ fit
 
