@@ -80,6 +80,7 @@ __all__ = [
     "Interval",
     "InvalidParameterError",
     "StrOptions",
+    "callbacks_under_way",
     "fit_context",
     "handle_zeros_in_scale",
     "sobol",
@@ -94,6 +95,12 @@ def sobol(d: int, n: int, seed: int) -> np.ndarray:
     names = inspect.signature(qmc.Sobol).parameters
     keyword = {"rng" if "rng" in names else "seed": np.random.default_rng(seed)}
     return qmc.Sobol(d, scramble=True, **keyword).random(n)
+
+
+def callbacks_under_way(estimator: Any) -> dict[str, Any]:
+    """The attributes by which ``fit_context`` finds the callbacks that it has to tear down."""
+    names = ("_callback_fit_ctx", "_skl_callbacks_to_teardown")
+    return {name: vars(estimator)[name] for name in names if name in vars(estimator)}
 
 
 class FitEvents:

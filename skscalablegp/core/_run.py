@@ -30,7 +30,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
-from .._compat import FitEvents
+from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._report import STATUSES, Choice, FitReport
@@ -49,7 +49,7 @@ _OF_SOLVES = {
 }
 
 # Whose lines are not the user's.
-_INNER = ("skscalablegp", "sklearn", "jaxtyping")
+_INNER = ("skscalablegp", "sklearn", "joblib", "jaxtyping")
 
 
 class Run:
@@ -171,8 +171,8 @@ class FitRun(Run):
         return "n_iter_" in self._before
 
     def _restore(self) -> None:
-        """The estimator as it was, in one assignment."""
-        self.estimator.__dict__ = self._before
+        """The estimator as it was, in one assignment; callbacks are still to be torn down."""
+        self.estimator.__dict__ = self._before | callbacks_under_way(self.estimator)
         if self._old_posterior is not None:
             remember(self.estimator, self._old_posterior)
 
@@ -181,7 +181,6 @@ class FitRun(Run):
         est.n_iter_ = self._n_iter
         est.history_ = self.monitor.history()
         est.fit_report_ = self._report()
-        est.device_ = str(self.device)
         if self._events is not None:
             self._events.end()
 
@@ -223,9 +222,11 @@ class FitRun(Run):
     def begin(self, X: Any, y: Any, seen: int = 0) -> None:
         """Tell scikit-learn's callbacks that a fit on these validated arrays begins.
 
-        Counts their rows, beside those `seen` by earlier calls, in ``n_samples_seen_``.
+        Counts their rows, beside those `seen` by earlier calls, in ``n_samples_seen_``, and sets
+        ``device_``, by which previews and final solves know where they belong.
         """
         self.estimator.n_samples_seen_ = seen + len(X)
+        self.estimator.device_ = str(self.device)
         self._events = FitEvents(self.estimator, X, y)
         self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
 
@@ -249,9 +250,9 @@ class FitRun(Run):
         return {name: value for name, value in vars(model).items() if name not in parameters}
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
-        """Report what a parameter became, and why, if it was left open; returns the value."""
-        given = getattr(self.estimator, parameter, None)
-        if given is None or (isinstance(given, str) and given == "auto"):
+        """Report what a parameter became, and why, if it was "auto"; returns the value."""
+        given = self.estimator.get_params(deep=False).get(parameter)
+        if isinstance(given, str) and given == "auto":
             self._choices[parameter] = Choice(value, reason)
         return value
 
@@ -369,6 +370,7 @@ class FitRun(Run):
 
     def _sentence(self, status: str) -> str:
         est, steps, limit = self.estimator, f"{self._n_iter} steps", self._limit
+        chosen = self._choices.get(limit)
         kept = "the best state so far is kept"
         if status == "converged":
             return f"training converged after {steps}" if self._n_iter else "nothing was to train"
@@ -376,8 +378,8 @@ class FitRun(Run):
             return f"the planned {steps} are done"
         if status == "max_iter":
             return (
-                f"{limit}={getattr(est, limit)!r} ended training after {steps} before it had "
-                f"converged, {kept}: raise {limit}"
+                f"{limit}={chosen.value if chosen else getattr(est, limit)!r} ended training after "
+                f"{steps} before it had converged, {kept}: raise {limit}"
             )
         if status == "max_seconds":
             return (

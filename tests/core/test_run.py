@@ -2,13 +2,15 @@
 
 import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 
-from skscalablegp.core import FitRun, GPModel
+from skscalablegp._compat import HAS_CALLBACKS, fit_context
+from skscalablegp.core import FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior, remember, remembered
 from skscalablegp.core.training import StopTraining
 from skscalablegp.linalg.solvers import SolveSummary, Status
@@ -49,6 +51,36 @@ class Model(RegressorMixin, GPModel):
         return self
 
 
+class Announced(Model):
+    """One whose fit scikit-learn's callbacks hear of."""
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, value, body):
+        with FitRun(self) as run:
+            run.begin(np.zeros((2, 1)), np.zeros(2))
+            self.value_ = body(run)
+        return self
+
+
+class Watch:
+    """A scikit-learn callback that notes what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def setup(self, estimator, context):
+        self.heard.append("setup")
+
+    def teardown(self, estimator, context):
+        self.heard.append("teardown")
+
+    def on_fit_task_begin(self, estimator, context):
+        self.heard.append("begin")
+
+    def on_fit_task_end(self, estimator, context):
+        self.heard.append("end")
+
+
 class Constant(Posterior):
     """One that the cache can hold."""
 
@@ -85,6 +117,22 @@ def test_a_failed_first_fit_leaves_nothing():
     assert set(vars(model)) == set(model.get_params())
 
 
+@pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
+def test_a_failed_fit_tears_callbacks_down():
+    watch = Watch()
+    model = Announced().set_callbacks(watch)
+    before = dict(vars(model))
+    with pytest.raises(ValueError, match="no"):
+        model.fit(1, failing(ValueError("no")))
+    assert watch.heard == ["setup", "begin", "teardown"]
+    assert vars(model) == before
+
+
+def test_the_device_is_known_during_the_fit():
+    model = Announced().fit(1, lambda run: run.estimator.device_)
+    assert model.value_ == "cpu" == model.device_
+
+
 def test_a_refit_forgets_the_old_posterior():
     model = Model().fit(1)
     remember(model, Constant())
@@ -117,6 +165,20 @@ def test_how_training_ended_is_said_once(reason, planned, status, words):
             Model(learning_rate=0.5).fit(1, reason=reason, planned=planned)
 
 
+def test_a_chosen_limit_is_named_with_its_value():
+    def body(run):
+        run.chose("max_iter", 7, "few rows")
+
+    with pytest.warns(ConvergenceWarning, match="max_iter=7 ended training"):
+        Model(max_iter="auto").fit(1, body, reason="max_iter")
+
+
+def test_warnings_are_of_the_users_line_in_a_parallel_search():
+    with pytest.warns(ConvergenceWarning) as caught:
+        joblib.Parallel()([joblib.delayed(warn_once)(["Not done."])])
+    assert caught[0].filename == __file__
+
+
 def test_several_complaints_are_one_warning():
     def body(run):
         run.warn("Something else.")
@@ -140,6 +202,8 @@ def test_the_report_has_choices_and_ignored_parameters():
     def body(run):
         assert run.chose("learning_rate", 0.1, "few rows") == 0.1
         run.chose("max_iter", 7, "the user has chosen")
+        run.chose("max_seconds", 7, "None is a choice, too")
+        run.chose("gradient", "exact", "no parameter of this class")
         run.ignores("max_iter", "there is nothing to train")
         run.ignores("gradient", "no parameter of this class")
         with run.stage("factor"):
