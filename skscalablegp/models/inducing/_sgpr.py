@@ -13,7 +13,14 @@ import torch
 
 from ..._compat import fit_context
 from ...core import FitRun, TableRegressorBase, exact_start, random_rows
-from ...core.training import TrainingResult, TrainingStep, resolve_optimizer, restart_points, train
+from ...core.training import (
+    Optimizer,
+    TrainingResult,
+    TrainingStep,
+    resolve_optimizer,
+    restart_points,
+    train,
+)
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ._base import planned_points
@@ -206,6 +213,7 @@ class SGPRRegressor(TableRegressorBase):
             table.check_separable(kernel)
             n, d = table.X.shape
             m = planned_points(self, n, d, _LARGEST_DEFAULT, run)
+            optimizer = self._resolved_optimizer(run)
             run.check_memory(
                 8 * (8 * m * m + 6 * m * BLOCK_ROWS),
                 f"{m} inducing points with matrices of {m} x {m}",
@@ -224,7 +232,7 @@ class SGPRRegressor(TableRegressorBase):
             theta = torch.as_tensor(start.theta)
             gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
             run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
-            result = self._train(problem, gradient, theta, run)
+            result = self._train(problem, gradient, optimizer, theta, run)
             jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
             run.ended(
                 start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
@@ -238,6 +246,29 @@ class SGPRRegressor(TableRegressorBase):
         return self
 
     # ------------------------------------------------------------------ steps of a fit
+
+    def _resolved_optimizer(self, run: FitRun) -> Optimizer | None:
+        """What trains the model, and a report of the parameters that it has or has not."""
+        if self.optimizer is None:
+            unused = ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing")
+            for name in (*unused, "n_restarts_optimizer"):
+                run.ignores(name, "optimizer=None keeps kernel and points")
+            return None
+        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
+        optimizer = resolve_optimizer(self.optimizer, rate)
+        own = getattr(optimizer, "learning_rate", None)
+        if own is None:
+            run.ignores("learning_rate", "only Adam has one")
+            run.ignores("n_iter_no_change", "only Adam ends so")
+        elif self.learning_rate not in ("auto", own):
+            raise ValueError(
+                f"learning_rate={self.learning_rate!r} contradicts optimizer={self.optimizer!r}: "
+                "leave learning_rate='auto', or use optimizer='adam'."
+            )
+        else:
+            run.chose("learning_rate", own, "enough for log hyperparameters")
+        run.chose("max_iter", _MAX_ITER, "enough for most tables")
+        return optimizer
 
     def _start(self, problem: GPProblem, m: int, run: FitRun) -> TrainingResult:
         """Where training starts: for the default kernel the exact optimum of some rows."""
@@ -278,27 +309,21 @@ class SGPRRegressor(TableRegressorBase):
         return InducingGradient(Z, scale=point_units(problem.kernel, theta, spread))
 
     def _train(
-        self, problem: GPProblem, gradient: InducingGradient, theta: torch.Tensor, run: FitRun
+        self,
+        problem: GPProblem,
+        gradient: InducingGradient,
+        optimizer: Optimizer | None,
+        theta: torch.Tensor,
+        run: FitRun,
     ) -> TrainingResult:
         """The best of all starts, with the evaluations of all."""
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
-        run.chose("max_iter", steps, "enough for most tables")
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([theta.numpy(), moving])
         best, n_iter = _untrained(first), 0
-        if self.optimizer is None or not len(first):
-            for name in ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing"):
-                run.ignores(name, "nothing is trained")
+        if optimizer is None or not len(first):
             return best
-        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
-        optimizer = resolve_optimizer(self.optimizer, rate)
-        patient = not optimizer.exact_only
-        if self.optimizer == "adam":
-            run.chose("learning_rate", rate, "as for exact models")
-        else:
-            run.ignores("learning_rate", "only optimizer='adam' takes steps of a given size")
-        if not patient:
-            run.ignores("n_iter_no_change", "the optimiser knows by itself where to end")
+        patient = hasattr(optimizer, "learning_rate")
         free = np.full((len(moving), 2), [-np.inf, np.inf])
         starts = restart_points(bounds, self.n_restarts_optimizer, run.random_state)
         for k, start in enumerate([first, *(np.concatenate([s, moving]) for s in starts)]):

@@ -232,7 +232,9 @@ def absorb(
             rate = 1.0 if model.likelihood.conjugate else max(0.3, 1 / (done + 1))
             belief = belief.towards(prior.plus(total), rate)
             moved = float((belief.whitened().mean - whitened.mean).abs().max())
-            if passes == 1 or moved < _ABSORBED * max(1.0, float(whitened.mean.abs().max())):
+            if model.likelihood.conjugate or moved < _ABSORBED * max(
+                1.0, float(whitened.mean.abs().max())
+            ):
                 reason = "converged"
             run.preview = partial(_show, belief)
             run.monitor.record_score(fit.theta.cpu().numpy(), value / len(rows), done)

@@ -1,0 +1,433 @@
+"""How fits and streams of rows end, and what they leave and report."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from oracles import normal
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
+from skscalablegp._compat import HAS_CALLBACKS
+from skscalablegp.core.training import Adam
+from skscalablegp.kernels import TorchKernel
+from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training
+
+KERNEL = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
+MODELS = [
+    SVGPRegressor(n_inducing=15, max_iter=5),
+    SVGPRegressor(n_inducing=15, max_iter=5, likelihood="student_t"),
+    SVGPClassifier(n_inducing=15, max_iter=5),
+    SGPRRegressor(n_inducing=15, max_iter=5),
+]
+NAMES = ["svgp", "student t", "classes", "sgpr"]
+
+
+def table(n=150, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    return X, np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.2 * rng.standard_normal(n)
+
+
+def target(model, y):
+    return (np.digitize(y, [-0.4, 0.4]) if isinstance(model, SVGPClassifier) else y).astype(float)
+
+
+def fit(model, X, y, method="fit"):
+    """The ConvergenceWarnings of a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(model, method)(X, target(model, y))
+    return [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
+
+
+def answers(model, X):
+    if isinstance(model, SVGPClassifier):
+        return [model.predict_proba(X)]
+    return [*model.predict(X, return_std=True)]
+
+
+def least(model):
+    """The score of what one step has made; a heavy tail takes more of them."""
+    return 0.0 if model.get_params().get("likelihood") == "student_t" else 0.3
+
+
+def at(stage, act):
+    return lambda step: act() if step.stage == stage else None
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def fail():
+    raise RuntimeError("ours")
+
+
+@pytest.fixture(autouse=True)
+def small_starts(monkeypatch):
+    monkeypatch.setattr(_sgpr, "START_ROWS", 50)
+
+
+# ------------------------------------------------------------------ fits with a start
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+@pytest.mark.parametrize("stage", ["start", "full"])
+def test_failures_and_interrupts_at_every_stage(model, stage):
+    X, y = table()
+    model = clone(model).set_params(random_state=0)
+    fit(model, X, y)
+    assert set(model.history_["stage"]) == {"start", "full"}
+    before, state = answers(model, X[:5]), dict(vars(model))
+    model.callbacks = at(stage, fail)
+    with pytest.raises(RuntimeError, match="ours"):
+        fit(model, X[:120], y[:120])
+    model.callbacks = None
+    assert vars(model) == state
+    for old, new in zip(before, answers(model, X[:5]), strict=True):
+        assert_array_equal(old, new)
+    model.callbacks = at(stage, interrupt)
+    warned = fit(model, X, y)
+    assert len(warned) == 1 and "interrupted" in warned[0]
+    assert model.fit_report_.status == "interrupted"
+    assert model.history_["stage"][-1] == stage
+    assert np.isfinite(np.concatenate([a.ravel() for a in answers(model, X[:5])])).all()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_an_interrupt_between_stages_keeps_the_start(model, monkeypatch):
+    """While points are chosen: once is repeated, twice leaves nothing."""
+    X, y = table()
+    chosen, module = [], _sgpr if isinstance(model, SGPRRegressor) else _training
+    select = module.select_inducing
+
+    def press(*args):
+        chosen.append(1)
+        if len(chosen) <= times:
+            raise KeyboardInterrupt
+        return select(*args)
+
+    monkeypatch.setattr(module, "select_inducing", press)
+    times, model = 1, clone(model).set_params(random_state=0)
+    assert len(fit(model, X, y)) == 1
+    assert model.fit_report_.status == "interrupted" and set(model.history_["stage"]) == {"start"}
+    assert model.score(X, target(model, y)) > least(model)
+    old = dict(vars(model))
+    chosen.clear()
+    times = 2
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, X, y)
+    assert vars(model) == old
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
+    X, y = table()
+    name = "collapsed_bound" if isinstance(model, SGPRRegressor) else "variational_bound"
+    from skscalablegp.models.inducing import _gradient, _stepper
+
+    module = _gradient if isinstance(model, SGPRRegressor) else _stepper
+    plain, pressed = getattr(module, name), []
+
+    def press(*args, **settings):
+        if not pressed:
+            pressed.append(1)
+            raise KeyboardInterrupt
+        return plain(*args, **settings)
+
+    monkeypatch.setattr(module, name, press)
+    model = clone(model).set_params(random_state=0)
+    warned = fit(model, X, y)
+    assert len(warned) == 1 and "interrupted" in warned[0]
+    assert model.score(X, target(model, y)) > least(model)
+
+
+@pytest.mark.skipif(not HAS_CALLBACKS, reason="scikit-learn < 1.9")
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_scikit_learn_callbacks_predict_at_both_stages(model):
+    X, y = table()
+
+    class Watch:
+        seen = []
+
+        def setup(self, estimator, context):
+            pass
+
+        def teardown(self, estimator, context):
+            pass
+
+        def on_fit_task_begin(self, estimator, context):
+            pass
+
+        def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+            if context.task_name == "iteration":
+                self.seen.append(answers(fitted_estimator, X[:5]))
+
+    plain, model = clone(model).set_params(random_state=0), clone(model)
+    fit(plain, X, y)
+    fit(model.set_params(random_state=0).set_callbacks(Watch()), X, y)
+    assert len(Watch.seen) == len(plain.history_["stage"])
+    assert all(np.isfinite(a).all() for seen in Watch.seen for a in seen)
+    for a, b in zip(answers(plain, X[:5]), answers(model, X[:5]), strict=True):
+        assert_array_equal(a, b)
+    if not isinstance(model, SVGPClassifier):
+        # The last one is the model but for calibration.
+        for a, b in zip(Watch.seen[-1], answers(model, X[:5]), strict=True):
+            assert_allclose(a, b, rtol=0, atol=0.05)
+
+
+def test_calibration_is_optional(monkeypatch):
+    X, y = table()
+    settings = dict(n_inducing=15, random_state=0)
+    plain = SVGPClassifier(**settings, calibrate=False)
+    fit(plain, X, y)
+    model = SVGPClassifier(**settings)
+    fit(model, X, y)
+    assert model.probability_power_ != 1 and "calibration" in model.fit_report_.seconds
+    monkeypatch.setattr(SVGPClassifier, "_calibrated", lambda *args: interrupt())
+    warned = fit(model, X, y)
+    assert len(warned) == 1 and "interrupted" in warned[0]
+    assert model.probability_power_ == 1.0
+    assert_array_equal(model.predict_proba(X), plain.predict_proba(X))
+    monkeypatch.setattr(SVGPClassifier, "_calibrated", lambda *args: fail())
+    old = dict(vars(model))
+    with pytest.raises(RuntimeError, match="ours"):
+        fit(model, X[:100], y[:100])
+    assert vars(model) == old
+    # A fit that was ended before does not begin to calibrate.
+    model.max_seconds = 1e-9
+    fit(model, X, y)
+    assert model.probability_power_ == 1.0
+
+
+# ------------------------------------------------------------------ status
+
+
+@pytest.mark.parametrize("Model", [SVGPRegressor, SVGPClassifier])
+@pytest.mark.parametrize(
+    "max_iter, status", [("auto", "completed"), (30, "completed"), (29, "max_iter")]
+)
+def test_a_planned_schedule_is_complete_and_a_shorter_one_is_not(Model, max_iter, status):
+    X, y = table(60)
+    model = Model(n_inducing=10, max_iter=max_iter, random_state=0)
+    warned = fit(model, X, y)
+    assert model.fit_report_.status == status
+    assert len(warned) == (status == "max_iter")
+    assert not warned or "raise max_iter" in warned[0]
+
+
+def test_choices_and_what_has_no_effect():
+    X, y = table(60)
+    model = SVGPRegressor(n_inducing=10, batch_size=20, random_state=0).fit(X, y)
+    choices = {name: choice.value for name, choice in model.fit_report_.choices.items()}
+    assert choices == {
+        "max_iter": 30,
+        "learning_rate": 0.05,
+        "variational_learning_rate": 0.1,
+        "dtype": "float64",
+    }
+    assert set(model.fit_report_.ignored) == {"activation"}
+    report = SVGPRegressor(KERNEL, optimizer=None, n_inducing=10).fit(X, y).fit_report_
+    assert report.status == "converged" and report.n_iter == 0
+    closed = {"batch_size", "max_iter", "variational_learning_rate", "learning_rate"}
+    assert closed < set(report.ignored)
+    report = SVGPRegressor(random_state=0).fit(X, y).fit_report_
+    assert "exact likelihood" in report.ignored["learning_rate"]
+    report = SGPRRegressor(KERNEL, dtype="float32", optimizer="bfgs").fit(X, y).fit_report_
+    assert {"dtype", "learning_rate", "n_iter_no_change"} <= set(report.ignored)
+    report = SGPRRegressor(KERNEL, optimizer="adam", n_inducing=10).fit(X, y).fit_report_
+    assert report.choices["learning_rate"].value == 0.1 and not report.ignored
+    with pytest.raises(ValueError, match="learning_rate=0.3 contradicts optimizer=Adam"):
+        SGPRRegressor(KERNEL, optimizer=Adam(0.1), learning_rate=0.3).fit(X, y)
+
+
+def test_a_rate_is_the_users():
+    """A natural step of 1 on batches keeps nothing but the last one."""
+    X, y = table(60)
+    settings = dict(kernel=KERNEL, n_inducing=10, optimizer=None, likelihood="student_t")
+    settings |= dict(random_state=0, max_iter=30, batch_size=20)
+    slow, fast = (
+        SVGPRegressor(**settings, variational_learning_rate=rate).fit(X, y) for rate in (0.05, 1.0)
+    )
+    assert slow.lower_bound_ > fast.lower_bound_ + 1
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"optimizer": "natural"}, "Unknown optimizer 'natural'.*variational_optimizer"),
+        ({"optimizer": "lbfgs"}, "Unknown optimizer 'lbfgs'"),
+        ({"variational_optimizer": "sgd"}, "Unknown variational_optimizer 'sgd'.*natural"),
+        ({"variational_learning_rate": 2.0}, "variational_learning_rate=2.0.*at most 1"),
+        ({"feature_extractor": (4,), "activation": "relu6"}, "activation"),
+    ],
+)
+@pytest.mark.parametrize("Model", [SVGPRegressor, SVGPClassifier])
+def test_wrong_settings(Model, params, message):
+    X, y = table(40)
+    with pytest.raises(ValueError, match=message):
+        Model(**params).fit(X, y > 0)
+
+
+def test_memory_is_that_of_the_device(monkeypatch):
+    from skscalablegp.core import _run
+
+    asked = []
+    monkeypatch.setattr(_run, "check_memory", lambda *args, device: asked.append(device))
+    X, y = table(40)
+    SVGPRegressor(random_state=0, max_iter=30).fit(X, y).partial_fit(X, y)
+    SGPRRegressor(random_state=0).fit(X, y)
+    assert asked == [torch.device("cuda" if torch.cuda.is_available() else "cpu")] * 3
+
+
+# ------------------------------------------------------------------ further rows
+
+
+@pytest.mark.parametrize(
+    "model", [SVGPRegressor(KERNEL, likelihood="student_t"), SVGPClassifier()], ids=["t", "classes"]
+)
+def test_how_a_stream_may_end(model):
+    X, y = table()
+    model = clone(model).set_params(n_inducing=15, random_state=0)
+    fit(model, X[:60], y[:60])
+    before, state = answers(model, X), dict(vars(model))
+
+    def restart():
+        vars(model).clear()
+        vars(model).update(state)
+
+    model.callbacks = lambda step: fail()
+    with pytest.raises(RuntimeError, match="ours"):
+        fit(model, X[60:], y[60:], "partial_fit")
+    assert vars(model) == state | {"callbacks": model.callbacks}
+    restart()
+    assert not fit(model, X[60:], y[60:], "partial_fit")
+    assert model.fit_report_.status == "completed" and model.n_samples_seen_ == 150
+    assert model.n_iter_ == len(model.history_["stage"]) == 30
+    objective = model.history_["objective"]
+    assert set(model.history_["stage"]) == {"new rows"} and objective[-1] > objective[0]
+    whole = answers(model, X)
+    assert np.abs(whole[0] - before[0]).max() > 0.01
+    ends = {
+        "callback": {"callbacks": lambda step: True},
+        "interrupted": {"callbacks": lambda step: interrupt()},
+        "max_seconds": {"max_seconds": 1e-9},
+        "max_iter": {"max_iter": 1},
+    }
+    for status, params in ends.items():
+        restart()
+        model.set_params(**params)
+        warned = fit(model, X[60:], y[60:], "partial_fit")
+        assert model.fit_report_.status == status and model.n_iter_ == 1
+        assert len(warned) == (status != "callback")
+        # One pass has been taken, most of the way.
+        assert np.abs(answers(model, X)[0] - before[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("likelihood, passes", [("gaussian", 1), ("student_t", 60)])
+def test_a_stream_converges(likelihood, passes):
+    """Then further passes change nothing."""
+    X, y = table()
+    model = SVGPRegressor(KERNEL, likelihood=likelihood, optimizer=None, n_inducing=15)
+    model.set_params(random_state=0, max_iter=30).fit(X[:60], y[:60])
+    model.set_params(max_iter=200).partial_fit(X[60:], y[60:])
+    assert model.fit_report_.status == "converged"
+    assert model.n_iter_ == 1 if passes == 1 else 30 < model.n_iter_ < passes
+
+
+def test_a_table_of_other_targets_leaves_the_model():
+    X, y = table(60)
+    model = SVGPRegressor(KERNEL, optimizer=None, n_inducing=10).fit(X, y)
+    state = dict(vars(model))
+    with pytest.raises(ValueError, match="2 targets"):
+        model.partial_fit(X, np.column_stack([y, y]))
+    with pytest.raises(ValueError, match="columns|features"):
+        model.partial_fit(X[:, :1], y)
+    assert vars(model) == state
+
+
+# ------------------------------------------------------------------ networks
+
+
+def test_networks_of_every_kind_and_their_features():
+    X, y = table(60)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    kept = [p.detach().clone() for p in module.parameters()]
+    settings = dict(n_inducing=10, max_iter=30, random_state=0)
+    model = SVGPRegressor(feature_extractor=module, **settings).fit(X, y)
+    assert all(torch.equal(a, b) for a, b in zip(kept, module.parameters(), strict=True))
+    Z = model.extract_features(X)
+    assert Z.shape == (60, 3)
+    # Standardised rows through the trained tensors, by hand.
+    rows = (X - X.mean(0)) / X.std(0)
+    W, b, V, c = model._weights
+    assert_allclose(Z, np.tanh(rows @ W.T + b) @ V.T + c, rtol=1e-6, atol=1e-8)
+    assert np.abs(W - kept[0].numpy()).max() > 1e-3
+    # Settings changed after the fit are those of the next one.
+    mean = model.predict(X)
+    assert_array_equal(model.set_params(feature_extractor=None).predict(X), mean)
+    smooth = SVGPClassifier(feature_extractor=4, activation="tanh", **settings).fit(X, y > 0)
+    assert np.abs(smooth.extract_features(X)).max() < 1
+    assert_array_equal(SVGPRegressor(**settings).fit(X, y).extract_features(X), X)
+
+
+# ------------------------------------------------------------------ pieces
+
+
+@pytest.mark.parametrize("s", [1, 3])
+def test_divergence_of_two_beliefs(s):
+    """Against torch's distributions; that from the prior is the known one."""
+
+    def belief(seed):
+        C = 0.3 * normal(s, 4, 4, seed=seed).tril() + 0.7 * torch.eye(4, dtype=torch.float64)
+        S = C @ C.mT
+        return WhitenedBelief(normal(4, 3, seed=seed + 1), S, torch.logdet(S))
+
+    ours, other = belief(1), belief(5)
+    Normal = torch.distributions.MultivariateNormal
+    expected = sum(
+        torch.distributions.kl_divergence(
+            Normal(ours.mean[:, k], ours.covariance[k % s]),
+            Normal(other.mean[:, k], other.covariance[k % s]),
+        )
+        for k in range(3)
+    )
+    assert_allclose(ours.divergence_from(NaturalBelief.of(other)), float(expected), rtol=1e-9)
+    prior = NaturalBelief.prior(4, 3, s, torch.device("cpu"))
+    assert_allclose(ours.divergence_from(prior), ours.divergence(), rtol=1e-9)
+    again = NaturalBelief.of(ours).whitened()
+    assert_allclose(again.mean, ours.mean, rtol=1e-9)
+    assert_allclose(again.log_det, ours.log_det, rtol=1e-9, atol=1e-12)
+
+
+def test_a_prediction_evaluates_the_kernel_once(monkeypatch):
+    X, y = table(60)
+    model = SGPRRegressor(KERNEL, optimizer=None, n_inducing=10, random_state=0).fit(X, y)
+    model.predict(X)
+    counted, cross = [], TorchKernel.cross
+    monkeypatch.setattr(
+        TorchKernel, "cross", lambda self, *args: counted.append(1) or cross(self, *args)
+    )
+    mean, std = model.predict(X, return_std=True)
+    assert len(counted) == 1
+    assert_array_equal(mean, model.predict(X))
+    assert_array_equal(std, model.predict_std(X))
+
+
+@pytest.mark.parametrize("model", MODELS[:2] + MODELS[3:])
+def test_the_bound_is_below_a_likelihood(model):
+    """More points raise it; it is never called a likelihood."""
+    X, y = table()
+    model = clone(model).set_params(kernel=KERNEL, optimizer=None, random_state=0)
+    bounds = []
+    for m in (5, 20, 60):
+        fit(model.set_params(n_inducing=m, max_iter=40), X, y)
+        bounds.append(model.lower_bound_)
+    assert bounds == sorted(bounds) and bounds[0] < bounds[-1] - 1
+    assert not hasattr(model, "log_marginal_likelihood_value_")
+    assert not hasattr(model, "log_marginal_likelihood")
