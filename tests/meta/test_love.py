@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -103,6 +104,30 @@ class TestLOVE:
         for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor()):
             with pytest.raises(TypeError, match=f"{type(below).__name__} has no fast products"):
                 LOVEPredictor(below).fit(X, y)
+
+    def test_the_regressor_gets_what_it_leaves_open(self):
+        X, y, _ = table(n=60)
+        seen = []
+        below = KISSGPRegressor(grid_size=12, callbacks=seen.append)
+        low = LOVEPredictor(below, callbacks=lambda step: None, max_seconds=60, random_state=0)
+        low.set_params(memory_budget=1e9).fit(X, y)
+        assert low.estimator_.callbacks is below.callbacks and low.estimator_.max_seconds is None
+        assert low.estimator_.memory_budget == 1e9 and below.memory_budget == "auto"
+        stages = low.history_["stage"]
+        assert stages[: len(seen)] == ["full"] * len(seen) and stages[-1] == "variances"
+        assert low.n_iter_ == low.estimator_.n_iter_ == len(seen)
+        assert low.log_marginal_likelihood_value_ == low.estimator_.log_marginal_likelihood_value_
+        with pytest.raises(ValueError, match="device='cpu' contradicts device='cuda' of the est"):
+            LOVEPredictor(KISSGPRegressor(device="cuda"), device="cpu").fit(X, y)
+
+    def test_how_the_regressor_ended_is_said_once(self):
+        X, y, _ = table(n=60)
+        with pytest.warns(ConvergenceWarning, match="^KISSGPRegressor: max_iter=1.*raise") as said:
+            low = LOVEPredictor(KISSGPRegressor(grid_size=12, max_iter=1)).fit(X, y)
+        assert len(said) == 1 and low.fit_report_.status == "max_iter"
+        with pytest.warns(ConvergenceWarning, match="^LOVEPredictor: the time budget") as said:
+            low = LOVEPredictor(KISSGPRegressor(grid_size=12), max_seconds=1e-9).fit(X, y)
+        assert len(said) == 1 and low.fit_report_.status == "max_seconds"
 
     def test_a_frozen_regressor_keeps_its_columns_and_its_noise(self):
         X, y, _ = table(n=60)

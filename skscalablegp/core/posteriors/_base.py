@@ -111,10 +111,10 @@ class KernelPosterior(Posterior):
     def width(self) -> int:
         return self.operator.shape[0]
 
-    def low_rank_form(self) -> LowRankForm | None:
+    def low_rank_form(self) -> LowRankForm:
         from ._low_rank import RowCaches
 
-        return super().low_rank_form() or RowCaches(self.operator, self.weights)
+        return RowCaches(self.operator, self.weights)
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
         """k(X, training rows)."""

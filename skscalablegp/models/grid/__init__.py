@@ -3,7 +3,6 @@
 from ._gradient import GridGradient
 from ._grid import make_grid, varying_columns
 from ._grid_kernel import GridKernel
-from ._interpolated import InterpolatedOperator
 from ._kissgp import KISSGPRegressor
 from ._moments import grid_moments
 from ._objective import CommonNoise, GridProblem, NoiseByRow, grid_marginal_likelihood
@@ -16,7 +15,6 @@ __all__ = [
     "GridKernel",
     "GridPosterior",
     "GridProblem",
-    "InterpolatedOperator",
     "KISSGPRegressor",
     "NoiseByRow",
     "cell_polynomials",

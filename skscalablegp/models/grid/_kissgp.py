@@ -263,6 +263,8 @@ class KISSGPRegressor(GPRegressorBase):
         if self.feature_extractor is None:
             for name in ("activation", "max_epochs"):
                 run.ignores(name, "there is no network")
+        elif callable(self.feature_extractor):
+            run.ignores("activation", "a module has its own")
 
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun

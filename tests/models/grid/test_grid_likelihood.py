@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interpolated import InterpolatedOperator
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.gradients import GradientState
@@ -13,7 +14,6 @@ from skscalablegp.models.grid import (
     GridKernel,
     GridPosterior,
     GridProblem,
-    InterpolatedOperator,
     NoiseByRow,
     grid_marginal_likelihood,
     grid_moments,

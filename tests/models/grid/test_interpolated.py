@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interpolated import InterpolatedOperator
 from oracles import normal
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -18,7 +19,6 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.operators import Kronecker, Toeplitz
 from skscalablegp.models.grid import (
     GridKernel,
-    InterpolatedOperator,
     grid_moments,
     make_grid,
     offset_sums,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
@@ -297,3 +298,36 @@ def test_constant_columns_are_named():
         KISSGPRegressor().fit(X, y)
     with pytest.raises(ValueError, match="All columns of X are constant"):
         KISSGPRegressor().fit(np.ones((5, 2)), np.arange(5.0))
+
+
+def test_a_failed_partial_fit_changes_nothing():
+    X, y, X_new = table()
+    model = fixed(grid_size=20).fit(X, y)
+    before, state = model.predict(X_new), dict(vars(model))
+    for wrong, error in ((X + np.nan, ValueError), (X + 1e9, MemoryError)):
+        with pytest.raises(error):
+            model.partial_fit(wrong, y)
+        assert vars(model) == state
+        np.testing.assert_array_equal(model.predict(X_new), before)
+
+
+def test_time_ends_the_network():
+    X, y, X_new = table(5, 300)
+    with pytest.warns(ConvergenceWarning, match="max_seconds=0.01"):
+        model = KISSGPRegressor(feature_extractor=(64, 2), max_seconds=0.01).fit(X, y)
+    assert model.n_iter_ < 300 and set(model.history_["stage"]) == {"network"}
+    assert np.isfinite(model.predict(X_new)).all()
+    assert np.abs(model.extract_features(X_new)).max() < 1
+
+
+def test_a_module_takes_the_place_of_layers():
+    import torch
+
+    X, y, X_new = table(3, 100)
+    given = torch.nn.Linear(3, 1)
+    kept = given.weight.detach().clone()
+    for network in (given, lambda d: torch.nn.Linear(d, 1)):
+        model = KISSGPRegressor(feature_extractor=network, max_epochs=20).fit(X, y)
+        assert model.extract_features(X_new).shape == (50, 1)
+    assert torch.equal(given.weight, kept)
+        assert "activation" in model.fit_report_.ignored

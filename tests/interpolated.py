@@ -1,4 +1,4 @@
-"""H = W Kuu W' + diag(noise): a kernel matrix interpolated from a grid."""
+"""An oracle for grids: H = W Kuu W' + diag(noise), row by row, as an operator."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...linalg.operators import LinearOperator
-from ._grid_kernel import GridKernel
+from skscalablegp.linalg.operators import LinearOperator
+from skscalablegp.models.grid import GridKernel
 
 
 class InterpolatedOperator(LinearOperator):
