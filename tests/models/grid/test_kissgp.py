@@ -330,4 +330,4 @@ def test_a_module_takes_the_place_of_layers():
         model = KISSGPRegressor(feature_extractor=network, max_epochs=20).fit(X, y)
         assert model.extract_features(X_new).shape == (50, 1)
     assert torch.equal(given.weight, kept)
-        assert "activation" in model.fit_report_.ignored
+    assert "activation" in model.fit_report_.ignored
