@@ -265,6 +265,8 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     else:
         run.ignores("learning_rate", "only Adam takes steps of a given size")
         run.ignores("n_iter_no_change", "only Adam ends by the movement of its steps")
+    if callable(settings.optimizer):
+        run.ignores("max_iter", "a callable knows itself when to end")
     if exact:
         run.ignores("training_max_epochs", "exact gradients take no solver epochs")
     else:

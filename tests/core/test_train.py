@@ -117,6 +117,23 @@ def test_reaches_the_likelihood_that_scikit_learn_reaches(optimizer, steps):
     assert result.value == pytest.approx(at_theta, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [LBFGS(), QuasiNewton(), resolve_optimizer(scipy_optimizer)],
+    ids=["lbfgs", "bfgs", "callable"],
+)
+def test_evaluations_of_line_searches_are_no_limit(optimizer):
+    """All of these evaluate more often than they step, and a callable has no limit of ours."""
+    ours = problem()
+    settings = {"start": ours.kernel.theta0.numpy(), "bounds": ours.kernel.bounds.numpy()}
+    free, _ = run(ExactGradient(), optimizer, max_iter=500, ours=ours, **settings)
+    same, _ = run(ExactGradient(), optimizer, max_iter=free.n_iter, ours=ours, **settings)
+    assert free.stop_reason == same.stop_reason == "converged"
+    assert np.array_equal(free.theta, same.theta)
+    cut, _ = run(ExactGradient(), optimizer, max_iter=4, ours=ours, **settings)
+    assert (cut.stop_reason == "max_iter") == (cut.n_iter < free.n_iter)
+
+
 def test_stochastic_gradients_lead_to_the_same_place():
     ours = problem()
     start, bounds = ours.kernel.theta0.numpy(), ours.kernel.bounds.numpy()

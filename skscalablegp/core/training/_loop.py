@@ -207,7 +207,10 @@ def train(
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may end at a point that it never evaluated.
             run.evaluate(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
-        if len(run.iterates) < max_iter:
+        converged = optimum.converged
+        if converged is None:
+            converged = len(run.iterates) < max_iter
+        if converged:
             reason = "converged"
     except StopTraining as stop:
         reason = str(stop)

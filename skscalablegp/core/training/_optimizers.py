@@ -15,10 +15,14 @@ Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Optimum(NamedTuple):
-    """The last iterate, and an inverse Hessian where the method has one."""
+    """The last iterate, and an inverse Hessian where the method has one.
+
+    `converged` is whether the method ended by itself, None where only its steps tell.
+    """
 
     theta: np.ndarray
     metric: np.ndarray | None = None
+    converged: bool | None = None
 
 
 @runtime_checkable
@@ -172,7 +176,8 @@ class LBFGS(BaseEstimator, Optimizer):
                 "gtol": 1e-5 / scale,
             },
         )
-        return Optimum(result.x)
+        # 1 is how SciPy says that iterations or evaluations ran out.
+        return Optimum(result.x, converged=result.status != 1)
 
 
 class CallableOptimizer(Optimizer):
@@ -196,4 +201,4 @@ class CallableOptimizer(Optimizer):
             return (-value, -grad) if eval_gradient else -value
 
         best, _ = self.function(objective, theta, bounds=bounds)
-        return Optimum(np.asarray(best, dtype=float))
+        return Optimum(np.asarray(best, dtype=float), converged=True)

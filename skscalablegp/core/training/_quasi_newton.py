@@ -58,7 +58,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         fresh = metric is None
         refining = not fresh or np.isnan(value)
         B = _first_metric(grad) if fresh else metric.copy()
-        small, best = 0, (np.inf, theta, B)
+        small, best, converged = 0, (np.inf, theta, B), True
         for _ in range(max_iter - 1):
             step, whole = _direction(B, theta, grad, bounds)
             predicted = float(grad @ step)
@@ -83,7 +83,11 @@ class QuasiNewton(BaseEstimator, Optimizer):
             small = small + 1 if whole and gain < max(self.tol * abs(value), _SMALLEST_GAIN) else 0
             if small == 2:
                 break
-        return Optimum(best[1], best[2]) if np.isnan(value) else Optimum(theta, B)
+        else:
+            converged = False
+        if np.isnan(value):
+            _, theta, B = best
+        return Optimum(theta, B, converged)
 
 
 def _first_metric(grad: np.ndarray) -> np.ndarray:
