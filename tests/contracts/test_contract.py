@@ -63,7 +63,12 @@ ROWS = [
         scikit_learn_checks=False,
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
-    Row("iterative", IterativeGPRegressor(), search={"alpha": [1e-6, 1e-2]}),
+    Row(
+        "iterative",
+        IterativeGPRegressor(),
+        search={"alpha": [1e-6, 1e-2]},
+        limit={"max_iter": 1},
+    ),
     Row(
         "iterative-cg",
         IterativeGPRegressor(solver="cg", max_iter=5, n_probes=4),
@@ -73,6 +78,16 @@ ROWS = [
         "iterative-pathwise",
         IterativeGPRegressor(solver="cg", posterior="pathwise", max_iter=3, n_probes=8),
         std_rtol=1.0,
+    ),
+    # A subset, then conjugate gradients on all rows and pathwise samples.
+    Row(
+        "iterative-stages",
+        IterativeGPRegressor(
+            solver="cg", subset_size=20, posterior="pathwise", max_iter=4, n_probes=16
+        ),
+        std_rtol=1.0,
+        limit={"max_iter": 1},
+        scikit_learn_checks=False,
     ),
     # scikit-learn compares to 1e-7, below what single precision resolves.
     Row(
@@ -88,6 +103,7 @@ ROWS = [
             truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=5
         ),
         search={"truncation__rate": [0.1, 0.3]},
+        limit={"max_iter": 2},
     ),
     Row("poe", PoERegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(

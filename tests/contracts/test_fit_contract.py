@@ -5,8 +5,14 @@ from contracts.fit_contract import FitContract
 from contracts.parameter_contract import ParameterContract
 from contracts.test_contract import ROWS
 
+import skscalablegp
+from skscalablegp.core import PARAMETERS
+
 # The rows whose settings reach an estimator's real path; every public class has one.
 REAL_PATHS = (
+    "iterative",
+    "iterative-stages",
+    "rrcg-truncated",
     "poe-experts",
     "rff-few",
     "ssrff-truncated",
@@ -29,6 +35,17 @@ REAL_PATHS = (
 )
 FIT_ROWS = [row for row in ROWS if row.name in REAL_PATHS]
 CLASSES = sorted({type(row.estimator) for row in FIT_ROWS}, key=lambda cls: cls.__name__)
+
+
+def test_every_public_class_has_a_row():
+    public = [getattr(skscalablegp, name) for name in skscalablegp.__all__]
+    assert set(CLASSES) == {cls for cls in public if isinstance(cls, type)}
+    assert len(FIT_ROWS) == len(REAL_PATHS)
+
+
+def test_the_table_has_no_parameter_that_nobody_has():
+    used = {name for cls in CLASSES for name in cls().get_params(deep=False)}
+    assert set(PARAMETERS) == used
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
