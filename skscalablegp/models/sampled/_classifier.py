@@ -45,8 +45,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         the exact start leaves them, and predictive variances are augmented so that they grow away
         from the points.
     n_dense : int or "auto", default="auto"
-        Dense columns of the covariance's factor; the others are diagonal. "auto" is 20, none for
-        kernel functions at all rows, all when solved exactly.
+        Dense columns of the covariance's factor; the others are diagonal. At most m;
+        "auto" is 20, none for kernel functions at all rows, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
         What answers predictive variances after steps. "support" is the latent function given the
         support rows, each of which stands for n / control_variate_rank rows; "chevron" is the

@@ -211,16 +211,6 @@ def _method(settings: Settings, n: int, m: int, points: int | None) -> str:
             f"n_components={m} is {more} than the {points} points of the kernel basis: use "
             f'n_components="auto", or basis="fourier", which can have any number.'
         )
-    if settings.n_dense != "auto" and settings.n_dense > m:
-        raise ValueError(
-            f"n_dense={settings.n_dense} is more than n_components={m}: C has as many columns as "
-            f"there are basis functions. Use at most {m}."
-        )
-    if settings.component_batch_size != "auto" and settings.component_batch_size > m:
-        raise ValueError(
-            f"component_batch_size={settings.component_batch_size} is more than n_components={m}: "
-            f"a draw is without replacement. Use at most {m}."
-        )
     # Steps for kernel functions have a weight a row, and keep a diagonal only.
     stepwise = points is None or (isinstance(settings.basis, str) and points == n)
     if not stepwise and settings.inference == "stochastic":

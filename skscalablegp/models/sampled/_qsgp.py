@@ -42,8 +42,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         the exact start leaves them, and predictive variances are augmented so that they grow away
         from the points.
     n_dense : int or "auto", default="auto"
-        Dense columns of the covariance's factor; the others are diagonal. "auto" is 20, none for
-        kernel functions at all rows, all when solved exactly.
+        Dense columns of the covariance's factor; the others are diagonal. At most m;
+        "auto" is 20, none for kernel functions at all rows, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
         What answers predictive variances after steps. "support" is the variance given the support
         rows, each of which stands for n / control_variate_rank rows; from 2,000 rows on some are
@@ -238,8 +238,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Raises
         ------
         ValueError
-            For settings that contradict each other: more dense columns or drawn functions than
-            functions; for an unknown likelihood, and one that is not log-concave.
+            For settings that contradict each other, an unknown likelihood, and one that is not
+            log-concave.
         MemoryError
             If the weights do not fit.
         """
