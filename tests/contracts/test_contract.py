@@ -124,6 +124,7 @@ ROWS = [
     Row(
         "poe-separate",
         PoERegressor(share_hyperparameters=False, expert_size=12, max_iter=5),
+        limit={"max_iter": 1},
         scikit_learn_checks=False,
     ),
     Row("rff", RFFRegressor(max_iter=10), search={"n_components": [10, 20]}),

@@ -14,6 +14,7 @@ REAL_PATHS = (
     "iterative-stages",
     "rrcg-truncated",
     "poe-experts",
+    "poe-separate",
     "rff-few",
     "ssrff-truncated",
     "scgd",

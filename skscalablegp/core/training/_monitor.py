@@ -161,13 +161,17 @@ class Monitor:
             epochs=epochs,
             seconds=self.seconds,
         )
-        self.steps.append(step)
         if self._bar is not None:
             self._bar.set_postfix(_summary(step), refresh=False)
             self._bar.update()
-        if any([callback(step) for callback in self.callbacks]):
+        if self.hear(step):
             raise StopTraining("callback")
         self.check_time()
+
+    def hear(self, step: TrainingStep) -> bool:
+        """Append a step, of this monitor or of another; whether a callback ends training."""
+        self.steps.append(step)
+        return any([callback(step) for callback in self.callbacks])
 
     def note(self, estimate: GradientEstimate) -> None:
         """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""

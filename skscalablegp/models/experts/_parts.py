@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,10 +97,11 @@ def train_expert(
     settings: StageSettings,
     seconds: float | None,
     seed: int,
+    callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
     """Hyperparameters of one part, from a starting point."""
     problem = table.problem()
-    monitor = Monitor(max_seconds=seconds)
+    monitor = Monitor(callbacks, seconds)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
     result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
     return TrainedExpert(
@@ -108,10 +109,10 @@ def train_expert(
     )
 
 
-def untrained(table: ExpertTable, theta: np.ndarray) -> TrainedExpert:
+def untrained(table: ExpertTable, theta: np.ndarray, reason: str) -> TrainedExpert:
     """An expert that training did not come to."""
     value = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False).value
-    return TrainedExpert(theta, float(value), 0, "interrupted", [])
+    return TrainedExpert(theta, float(value), 0, reason, [])
 
 
 def train_separately(
@@ -122,33 +123,71 @@ def train_separately(
     random_state: np.random.RandomState,
     n_jobs: Any,
 ) -> list[TrainedExpert]:
-    """Every expert from the common starting point; the remaining seconds in equal shares."""
-    share = None
-    if monitor.max_seconds is not None:
-        left = max(monitor.max_seconds - monitor.seconds, 1e-9)
-        share = left * min(joblib.effective_n_jobs(n_jobs) / len(tables), 1.0)
-    settings = replace(settings, subset_size=None)
-    job = joblib.delayed(train_expert)
-    seeds = random_state.randint(2**31 - 1, size=len(tables))
-    tasks = [
-        (table, theta, settings, share, int(s)) for table, s in zip(tables, seeds, strict=True)
-    ]
-    if joblib.effective_n_jobs(n_jobs) == 1:
-        trained: list[TrainedExpert] = []
-        for task in tasks:
-            stopped = monitor.stopped is not None
-            trained.append(untrained(*task[:2]) if stopped else train_expert(*task))
+    """Every expert from the common starting point; the remaining seconds in equal shares.
+
+    Callbacks hear of every step, of parallel experts once all are trained.
+    """
+    seeds = [int(seed) for seed in random_state.randint(2**31 - 1, size=len(tables))]
+    workers = min(joblib.effective_n_jobs(n_jobs), len(tables))
+    monitor.begin("experts")
+    if workers > 1:
+        return _train_in_parallel(tables, theta, settings, monitor, seeds, workers)
+    trained: list[TrainedExpert] = []
+    for k, (table, seed) in enumerate(zip(tables, seeds, strict=True)):
+        left = monitor.seconds_left
+        if left == 0.0:
+            monitor.end("max_seconds")
+        if monitor.stopped is not None:
+            trained.append(untrained(table, theta, monitor.stopped))
+            continue
+
+        def hear(step: TrainingStep, stage: str = f"expert {k + 1}") -> bool:
+            return monitor.hear(replace(step, stage=stage, seconds=monitor.seconds))
+
+        # What an expert leaves of its share is for those after it.
+        share = None if left is None else left / (len(tables) - k)
+        try:
+            trained.append(train_expert(table, theta, settings, share, seed, [hear]))
+        except KeyboardInterrupt:
+            trained.append(untrained(table, theta, "interrupted"))
+        if trained[-1].stop_reason != "max_seconds":
             monitor.end(trained[-1].stop_reason)
-    else:
-        trained = joblib.Parallel(n_jobs=n_jobs)(job(*task) for task in tasks)
     for expert in trained:
         monitor.end(expert.stop_reason)
-    begun = monitor.seconds
-    for k, expert in enumerate(trained):
-        monitor.steps += [
+    return trained
+
+
+def _train_in_parallel(
+    tables: Sequence[ExpertTable],
+    theta: np.ndarray,
+    settings: StageSettings,
+    monitor: Monitor,
+    seeds: list[int],
+    workers: int,
+) -> list[TrainedExpert]:
+    """Every expert by a worker, which hears no callbacks."""
+    left, begun = monitor.seconds_left, monitor.seconds
+    share = None if left is None else max(left, 1e-9) * workers / len(tables)
+    job = joblib.delayed(train_expert)
+    try:
+        trained = joblib.Parallel(n_jobs=workers)(
+            job(table, theta, settings, share, seed)
+            for table, seed in zip(tables, seeds, strict=True)
+        )
+        steps = [
             replace(step, stage=f"expert {k + 1}", seconds=begun + step.seconds)
+            for k, expert in enumerate(trained)
             for step in expert.steps
         ]
+    except KeyboardInterrupt:
+        trained, steps = [untrained(table, theta, "interrupted") for table in tables], []
+    for expert in trained:
+        monitor.end(expert.stop_reason)
+    try:
+        for step in sorted(steps, key=lambda step: step.seconds):
+            monitor.hear(step)
+    except KeyboardInterrupt:
+        monitor.end("interrupted")
     return trained
 
 

@@ -18,6 +18,7 @@ from ...core import (
     GPRegressorBase,
     StageSettings,
     fit_hyperparameters,
+    report_training,
 )
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
@@ -26,6 +27,9 @@ from ...linalg.gradients import ExactGradient, GPProblem, GradientState
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._posterior import ExpertsPosterior
+
+# Without effect where nothing is trained.
+_OF_TRAINING = ("n_restarts_optimizer", "learning_rate", "max_iter", "n_iter_no_change")
 
 
 class PoERegressor(GPRegressorBase):
@@ -73,8 +77,8 @@ class PoERegressor(GPRegressorBase):
         Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
         rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. They are counted over all experts; "auto" is 25 after a start on
-        one part, and 100 for a single expert.
+        Most steps of training. A step sees all experts, or one with hyperparameters of its own;
+        "auto" is 25 after a start on one part (Adam: 30), and 100 otherwise.
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. For
         Adam, where no log hyperparameter moves by more than 1e-3.
@@ -96,8 +100,8 @@ class PoERegressor(GPRegressorBase):
         Precision of the training's products. Predictions have the same; "auto" is float64, since
         parts are small.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. What
-        experts do by themselves (``share_hyperparameters=False``) is in `history_` only.
+        Called after each step or score with a `TrainingStep`; a true value ends training. Of
+        experts with hyperparameters of their own they hear in the end where `n_jobs` is above 1.
     max_seconds : float or None, default=None
         Time budget of the whole fit; the best state so far is kept.
     verbose : int, default=0
@@ -276,22 +280,17 @@ class PoERegressor(GPRegressorBase):
             return parts
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
-    def _stage_settings(self, parts: list[np.ndarray], run: FitRun) -> StageSettings:
-        """One random part's worth of rows initialises; then all parts."""
+    def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
+        """One random part's worth of rows initialises; then all parts, or each from its optimum."""
         size = max(len(part) for part in parts)
-        several = len(parts) > 1
-        run.chose("optimizer", "bfgs", "values and gradients are exact")
-        run.chose("max_iter", 25 if several else 100, "a part gives the start" if several else "")
-        if self.optimizer != "adam":
-            for name in ("learning_rate", "n_iter_no_change"):
-                run.ignores(name, "only Adam takes steps of a given size")
+        start = len(parts) > 1 and self.share_hyperparameters
         return StageSettings(
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
             max_iter=self.max_iter,
             n_restarts=self.n_restarts_optimizer,
             n_iter_no_change=self.n_iter_no_change,
-            subset_size=size if several else None,
+            subset_size=size if start else None,
             exact_rows=size,
         )
 
@@ -300,9 +299,17 @@ class PoERegressor(GPRegressorBase):
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """One theta for each part, and how training ended, with the experts' likelihood."""
         theta = problem.kernel.theta0.numpy()
-        settings = self._stage_settings(parts, run)
+        settings = self._stage_settings(parts)
         result = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
-        if self.optimizer is not None and problem.kernel.n_params > 0:
+        if len(parts) == 1:
+            for name in ("combination", "partition", "share_hyperparameters", "n_jobs"):
+                run.ignores(name, "there is one expert")
+        if self.optimizer is None or problem.kernel.n_params == 0:
+            fixed = () if self.optimizer is None else ("optimizer",)
+            for name in (*fixed, *_OF_TRAINING):
+                run.ignores(name, "there is nothing to train")
+        else:
+            report_training(settings, True, len(problem.X), run)
             if len(parts) > 1 and not self.share_hyperparameters:
                 return self._train_separately(problem, parts, settings, run)
             gradient = ExpertsGradient(parts, self.n_jobs)
@@ -323,7 +330,6 @@ class PoERegressor(GPRegressorBase):
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """The first part's optimum is where every expert starts."""
         first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
-        settings = replace(settings, subset_size=None)
         theta = problem.kernel.theta0.numpy()
         start = fit_hyperparameters(first, ExactGradient(), theta, settings, run)
         if run.stopped:

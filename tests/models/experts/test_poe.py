@@ -20,6 +20,7 @@ from skscalablegp import PoERegressor
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts import _parts as _experts
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
+from skscalablegp.training import Adam
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.2], nu=1.5) + WhiteKernel(0.05)
 
@@ -371,6 +372,64 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
     assert model.log_marginal_likelihood_value_ == pytest.approx(
         sum(expert.log_marginal_likelihood_value_ for expert in exact), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_callbacks_hear_of_separate_experts(n_jobs):
+    X, y, _ = table()
+    heard = []
+    settings = {"share_hyperparameters": False, "combination": "gpoe", "n_jobs": n_jobs}
+    with joblib.parallel_config("threading"):
+        model = poe(callbacks=heard.append, **settings).fit(X, y)
+    stages = ["full", *(f"expert {k + 1}" for k in range(4))]
+    assert set(model.history_["stage"]) == set(stages)
+    assert [step.stage for step in heard] == model.history_["stage"]
+    assert (np.diff(model.history_["seconds"]) >= 0).all()
+    assert "experts" in model.fit_report_.seconds
+
+
+def test_an_interrupt_before_an_experts_first_step_keeps_the_common_start(monkeypatch):
+    X, y, _ = table()
+
+    def pressed(*task):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_experts, "train_expert", pressed)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = poe(share_hyperparameters=False, combination="gpoe").fit(X, y)
+    assert len({kernel.theta.tobytes() for kernel in model.kernels_}) == 1
+
+
+def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
+    X, y, _ = table()
+    shares, train_expert = [], _experts.train_expert
+
+    def slow(table, theta, settings, seconds, *rest):
+        shares.append(seconds)
+        reason = "max_seconds" if len(shares) == 1 else "converged"
+        return replace(train_expert(table, theta, settings, None, *rest), stop_reason=reason)
+
+    monkeypatch.setattr(_experts, "train_expert", slow)
+    with pytest.warns(ConvergenceWarning, match="raise max_seconds"):
+        poe(share_hyperparameters=False, combination="gpoe", max_seconds=1000.0).fit(X, y)
+    np.testing.assert_allclose(shares, [250, 333, 500, 1000], rtol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_report_says_what_training_did():
+    X, y, _ = table()
+    report = poe().fit(X, y).fit_report_
+    assert {"optimizer", "max_iter", "dtype"} == set(report.choices)
+    assert report.choices["max_iter"].value == 25 and report.choices["optimizer"].value == "bfgs"
+    assert {"learning_rate", "n_iter_no_change"} == set(report.ignored)
+    adam = poe(optimizer=Adam(0.2), max_iter=3).fit(X, y).fit_report_
+    assert "n_iter_no_change" not in adam.ignored and "learning_rate" in adam.ignored
+    still = poe(optimizer=None).fit(X, y).fit_report_
+    assert set(still.choices) == {"dtype"}
+    assert {"max_iter", "learning_rate", "n_iter_no_change"} <= set(still.ignored)
+    single = poe(expert_size=500).fit(X, y).fit_report_
+    assert single.choices["max_iter"].value == 100
+    assert {"combination", "partition", "share_hyperparameters"} <= set(single.ignored)
 
 
 def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
