@@ -8,7 +8,7 @@ from ._minibatch import (
     input_scaling,
 )
 from ._model import GPModel
-from ._parameters import PARAMETERS, Parameter, constraints
+from ._parameters import PARAMETERS, Parameter
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, Choice, FitReport
@@ -32,7 +32,6 @@ __all__ = [
     "GPModel",
     "Parameter",
     "STATUSES",
-    "constraints",
     "GPClassifierBase",
     "GPPredictionBase",
     "GPRegressorBase",

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
 from .._named import NamedSettings
-from ._parameters import constraints
+from ._parameters import PARAMETERS
 from .posteriors import Posterior, forget, remember, remembered
 
 
@@ -25,10 +25,11 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-            own = vars(cls).get("_parameter_constraints", {})
-            table = constraints(*(name for name in names if name not in own))
-            cls._parameter_constraints = table | own
+            # A parameter that the table does not have is its class's own, checked or not.
+            rules = {name: parameter.rule for name, parameter in PARAMETERS.items()}
+            rules |= getattr(cls, "_parameter_constraints", {})
+            names = inspect.signature(cls.__init__).parameters
+            cls._parameter_constraints = {name: rules[name] for name in names if name in rules}
 
     def _set(self, arguments: dict[str, Any]) -> None:
         """Keep a constructor's arguments, its ``locals()``, under their own names."""

@@ -236,20 +236,3 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "verbose": Parameter(["verbose"], "1 shows a progress bar."),
 }
-
-
-def constraints(*names: str) -> dict[str, list[Any]]:
-    """``_parameter_constraints`` of a class that has these parameters.
-
-    Raises
-    ------
-    TypeError
-        For a name that the table does not have.
-    """
-    unknown = [name for name in names if name not in PARAMETERS]
-    if unknown:
-        raise TypeError(
-            f"The parameters {unknown} are not in the table of parameters: add them there, or give "
-            "the class _parameter_constraints for them."
-        )
-    return {name: PARAMETERS[name].rule for name in names}

@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 
 from skscalablegp._compat import HAS_CALLBACKS, fit_context
-from skscalablegp.core import FitRun, GPModel, warn_once
+from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior, remember, remembered
 from skscalablegp.core.training import StopTraining
 from skscalablegp.linalg.solvers import SolveSummary, Status
@@ -260,6 +260,30 @@ def test_a_last_part_survives_one_interrupt():
     with pytest.raises(KeyboardInterrupt):
         Model().fit(1, interrupted_before)
     assert len(calls) == 3
+
+
+class Larger(Model):
+    """A user's own, with parameters that the table does not have."""
+
+    _parameter_constraints = {"shift": [int]}
+
+    def __init__(self, max_iter=5, random_state=0, shift=0, label="", *args, **kwargs):
+        super().__init__(max_iter, random_state=random_state)
+        self.shift, self.label = shift, label
+
+
+class LargerStill(Larger):
+    """Another constructor with the same parameters."""
+
+    def __init__(self, max_iter=7, shift=1):
+        super().__init__(max_iter, shift=shift)
+
+
+def test_a_subclass_may_have_parameters_of_its_own():
+    rules = Larger._parameter_constraints
+    assert set(rules) == {"max_iter", "random_state", "shift"}
+    assert rules["max_iter"] is PARAMETERS["max_iter"].rule and rules["shift"] == [int]
+    assert LargerStill._parameter_constraints == {n: rules[n] for n in ("max_iter", "shift")}
 
 
 def test_both_generators_come_from_one_seed():
