@@ -5,6 +5,7 @@ Each row is an estimator whose settings reach its real path on a small table.
 
 import pickle
 import warnings
+from copy import copy
 
 import numpy as np
 import pytest
@@ -213,6 +214,11 @@ class FitContract:
         ended = watch.events.count("end iteration")
         assert ended == len(plain.history_["stage"])
         assert watch.sane == ended
+        # What it was given stays what it was.
+        for seen, said in watch.kept:
+            again = pickle.loads(pickle.dumps(seen))
+            for old, new in zip(said, answers(row, again, X_new), strict=True):
+                assert_array_equal(old, new)
         # Looking on changes nothing.
         for old, new in zip(answers(row, plain, X_new), answers(row, model, X_new), strict=True):
             assert_array_equal(old, new)
@@ -230,7 +236,7 @@ class Watch:
 
     def __init__(self, row, X_new):
         self.row, self.X_new = row, X_new
-        self.events, self.sane = [], 0
+        self.events, self.sane, self.kept = [], 0, []
 
     def setup(self, estimator, context):
         self.events.append("setup")
@@ -246,4 +252,7 @@ class Watch:
         if context.task_name == "iteration":
             assert_sane(self.row, fitted_estimator, self.X_new)
             self.sane += 1
+            if self.sane in (1, 3):
+                seen = copy(fitted_estimator).set_callbacks()
+                self.kept.append((seen, answers(self.row, seen, self.X_new)))
         return False
