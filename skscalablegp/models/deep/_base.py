@@ -336,7 +336,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self._features = to_numpy(features)
         # In the precision of training: what the last pass has made of them is no news.
         self._tensors = network_to_numpy(stepper.tensors)
-        self._tensors[features.theta_at] = settled.tensors[features.theta_at].cpu().numpy()
+        self._tensors[features.theta_at] = settled.tensors[features.theta_at].cpu().numpy().copy()
         self._keep_scaling(rows.scaling)
         self.dtype_ = str(stepper.source.dtype).removeprefix("torch.")
         return settled.evaluation.jitter

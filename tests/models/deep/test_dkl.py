@@ -431,6 +431,9 @@ def test_a_callback_sees_the_model_of_its_step(method, held_out):
     if method == "partial_fit" or not held_out:
         assert_allclose(values, plain.history_["objective"], rtol=1e-6, atol=1e-6)
     seen = watch.models[0]
+    # Training goes on from where it was, in tensors of its own.
+    features, tensors = seen._trained(torch.float64)
+    assert_allclose(tensors[features.theta_at], seen.kernel_.theta, atol=1e-12)
     Z = seen.extract_features(X)
     H = seen.kernel_(Z) + seen.noise_variance_ * np.eye(len(X))
     dense = multivariate_normal(cov=H).logpdf((y - y.mean()) / y.std())
