@@ -138,7 +138,7 @@ class ModuleNetwork(Network):
     def make(self, seed: int = 0) -> torch.nn.Module:
         """A new module; the global seed is as before afterwards."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # not the GPUs', which nothing restores
             module = self.factory(self.n_features_in)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
@@ -282,7 +282,7 @@ def _try_module(network: ModuleNetwork) -> int:
     params = network.initial(generator, torch.float64)
     X = torch.randn(_TRIAL_ROWS, network.n_features_in, generator=generator, dtype=torch.float64)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         kept = [p.clone() for p in params]
         try:
             Z = network.run(params, X)

@@ -181,3 +181,14 @@ def test_wrong_layers(sizes):
 def test_unknown_activation_lists_the_known():
     with pytest.raises(ValueError, match="'swish'.*'relu'.*'tanh'"):
         make_network(3, (4,), "swish")
+
+
+def test_modules_leave_the_seeds_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", None)
+    state = torch.get_rng_state()
+    weights = [
+        make_network(3, lambda q: nn.Linear(q, 2)).initial(torch.Generator().manual_seed(0))[0]
+        for _ in "ab"
+    ]
+    assert torch.equal(*weights)
+    assert torch.equal(torch.get_rng_state(), state)
