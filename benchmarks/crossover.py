@@ -116,7 +116,10 @@ def measure(args, n, noise):
     problem = GPProblem(kernel, X, y[:, None])
     preconditioner = PivotedCholesky(rank=args.rank, randomized=True, random_state=args.seed)
     pathwise = PathwiseGradient(
-        CG(preconditioner), n_probes=args.probes, tol=args.tol, max_epochs=args.max_epochs
+        CG(preconditioner),
+        n_probes=args.probes,
+        solver_tol=args.tol,
+        solver_max_epochs=args.max_epochs,
     )
     generator = torch.Generator().manual_seed(args.seed)
     state, seconds, solutions = GradientState(generator), {"exact": [], "stochastic": []}, []

@@ -158,7 +158,9 @@ def cold_solves(args, data):
     generator = torch.Generator().manual_seed(args.seed)
     probes = torch.randn(len(X), args.n_probes, generator=generator, dtype=torch.float64)
     B = torch.cat([y[:, None], probes], 1)
-    rule = StandardGradient(n_probes=args.n_probes, tol=args.tol, max_epochs=args.max_epochs)
+    rule = StandardGradient(
+        n_probes=args.n_probes, solver_tol=args.tol, solver_max_epochs=args.max_epochs
+    )
     for step in args.cold_at:
         theta = torch.as_tensor(model.history_["theta"][step - 1])
         kernel = compile_kernel(form.clone_with_theta(theta.numpy()), X.shape[1])

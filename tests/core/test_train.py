@@ -139,7 +139,7 @@ def test_stochastic_gradients_lead_to_the_same_place():
     start, bounds = ours.kernel.theta0.numpy(), ours.kernel.bounds.numpy()
     exact, _ = run(ExactGradient(), LBFGS(), start=start, ours=ours, bounds=bounds)
     noisy, monitor = run(
-        StandardGradient(CG(), n_probes=64, tol=1e-3), Adam(0.1, decay=0.3), max_iter=80,
+        StandardGradient(CG(), n_probes=64, solver_tol=1e-3), Adam(0.1, decay=0.3), max_iter=80,
         start=start, ours=ours, bounds=bounds, average=5,
     )  # fmt: skip
     theta = torch.from_numpy(noisy.theta)

@@ -41,17 +41,17 @@ class _IterativeGradient(GradientEstimator):
         *,
         preconditioner: Any = "auto",
         n_probes: int = 64,
-        tol: float = 0.01,
-        max_epochs: float = 1000,
-        warm_start: bool = True,
+        solver_tol: float = 0.01,
+        solver_max_epochs: float = 1000,
+        solver_warm_start: bool = True,
         refresh: float = REFRESH,
     ):
         self.solver = solver
         self.preconditioner = preconditioner
         self.n_probes = n_probes
-        self.tol = tol
-        self.max_epochs = max_epochs
-        self.warm_start = warm_start
+        self.solver_tol = solver_tol
+        self.solver_max_epochs = solver_max_epochs
+        self.solver_warm_start = solver_warm_start
         self.refresh = refresh
 
     @abstractmethod
@@ -77,7 +77,7 @@ class _IterativeGradient(GradientEstimator):
         state: GradientState,
     ) -> tuple[GradientEstimate, GradientState]:
         operator = problem.operator(theta)
-        frozen = self.warm_start and state.probes is not None
+        frozen = self.solver_warm_start and state.probes is not None
         probes = state.probes if frozen else self.draw(problem, state.generator)
         columns = self.right_hand_sides(problem, operator, probes)
         B = torch.cat([problem.Y, columns], 1)
@@ -94,7 +94,7 @@ class _IterativeGradient(GradientEstimator):
             B,
             solver,
             stopping=stopping,
-            x0=state.previous if self.warm_start else None,
+            x0=state.previous if self.solver_warm_start else None,
             preconditioner=built[0],
         )
         solution = replace(solution, epochs=solution.epochs + build)
@@ -106,12 +106,12 @@ class _IterativeGradient(GradientEstimator):
 
     def stopping(self, n_targets: int) -> Any:
         """Targets and probes to tolerance, or the budget."""
-        to_tolerance = RelativeResidual(self.tol, columns=slice(0, n_targets), reduce="max")
+        to_tolerance = RelativeResidual(self.solver_tol, columns=slice(0, n_targets), reduce="max")
         if self.n_probes:
             to_tolerance = to_tolerance & RelativeResidual(
-                self.tol, columns=slice(n_targets, None), reduce="mean"
+                self.solver_tol, columns=slice(n_targets, None), reduce="mean"
             )
-        return to_tolerance | MaxEpochs(self.max_epochs)
+        return to_tolerance | MaxEpochs(self.solver_max_epochs)
 
     def _gradient(
         self, problem: GPProblem, operator: KernelOperator, B: Tensor, solved: Tensor
@@ -138,12 +138,12 @@ class StandardGradient(_IterativeGradient):
         pivoted Cholesky of rank 200; None is none at all. Solvers that use none ignore it.
     n_probes : int, default=64
         Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
-    tol : float, default=0.01
+    solver_tol : float, default=0.01
         Relative residual of the targets, and mean relative residual of the probes, at which a solve
         ends (Lin et al. 2024, section 2).
-    max_epochs : float, default=1000
+    solver_max_epochs : float, default=1000
         Budget of one solve in epochs (n^2 kernel entries).
-    warm_start : bool, default=True
+    solver_warm_start : bool, default=True
         Freeze the probes and start each solve from the previous solution.
     refresh : float, default=0.2
         Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
@@ -191,7 +191,7 @@ class PathwiseGradient(_IterativeGradient):
 
     Parameters
     ----------
-    solver, preconditioner, n_probes, tol, max_epochs, warm_start, refresh
+    solver, preconditioner, n_probes, solver_tol, solver_max_epochs, solver_warm_start, refresh
         As in `StandardGradient`.
     n_pairs : int, default=1000
         Pairs of random sines and cosines of the prior samples.
@@ -206,9 +206,9 @@ class PathwiseGradient(_IterativeGradient):
         *,
         preconditioner: Any = "auto",
         n_probes: int = 64,
-        tol: float = 0.01,
-        max_epochs: float = 1000,
-        warm_start: bool = True,
+        solver_tol: float = 0.01,
+        solver_max_epochs: float = 1000,
+        solver_warm_start: bool = True,
         refresh: float = REFRESH,
         n_pairs: int = 1000,
         prior: str = "fourier",
@@ -217,9 +217,9 @@ class PathwiseGradient(_IterativeGradient):
             solver,
             preconditioner=preconditioner,
             n_probes=n_probes,
-            tol=tol,
-            max_epochs=max_epochs,
-            warm_start=warm_start,
+            solver_tol=solver_tol,
+            solver_max_epochs=solver_max_epochs,
+            solver_warm_start=solver_warm_start,
             refresh=refresh,
         )
         self.n_pairs = n_pairs

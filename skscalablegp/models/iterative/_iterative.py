@@ -232,9 +232,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
             solver="block_cg" if is_auto(self.solver) else self.solver,
             preconditioner=self.preconditioner,
             n_probes=32 if is_auto(self.n_probes) else self.n_probes,
-            tol=self.solver_tol,
-            max_epochs=self.solver_max_epochs,
-            warm_start=self.solver_warm_start,
+            solver_tol=self.solver_tol,
+            solver_max_epochs=self.solver_max_epochs,
+            solver_warm_start=self.solver_warm_start,
         )
 
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
@@ -334,9 +334,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         settings = {
             "solver": solves.solver,
             "n_probes": n_probes,
-            "tol": solves.tol,
-            "max_epochs": solves.max_epochs,
-            "warm_start": solves.warm_start,
+            "solver_tol": solves.tol,
+            "solver_max_epochs": solves.max_epochs,
+            "solver_warm_start": solves.warm_start,
         }
         if choice == "standard" or (choice == "auto" and not spectral):
             run.chose("gradient", "standard", "the kernel has no spectral density to sample from")

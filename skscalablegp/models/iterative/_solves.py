@@ -24,15 +24,15 @@ from ...linalg.solvers import (
 # Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
 
-# What a gradient object calls what the estimator has a parameter for.
-_OF_GRADIENTS = {
-    "solver": "solver",
-    "preconditioner": "preconditioner",
-    "n_probes": "n_probes",
-    "tol": "solver_tol",
-    "max_epochs": "solver_max_epochs",
-    "warm_start": "solver_warm_start",
-}
+# What a gradient object and the estimator may both say.
+_OF_GRADIENTS = (
+    "solver",
+    "preconditioner",
+    "n_probes",
+    "solver_tol",
+    "solver_max_epochs",
+    "solver_warm_start",
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Solves:
         return PathwiseGradient(
             self.solver,
             n_probes=n_probes,
-            tol=self.tol,
-            max_epochs=self.max_epochs,
-            warm_start=self.warm_start,
+            solver_tol=self.tol,
+            solver_max_epochs=self.max_epochs,
+            solver_warm_start=self.warm_start,
         )
 
     def stopping(self, operator: KernelOperator) -> Any:
@@ -164,7 +164,7 @@ def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> d
     ValueError
         If the user has set one of them to something else than the object has.
     """
-    merged = {name: params[name] for name in _OF_GRADIENTS.values()}
+    merged = {name: params[name] for name in _OF_GRADIENTS}
     if isinstance(gradient, str):
         return merged
     own = gradient.get_params(deep=False)
@@ -173,12 +173,12 @@ def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> d
     if "solver" not in own or not resolve_solver(own["solver"]).takes_preconditioner:
         # The solves behind predictions have the estimator's.
         own.pop("preconditioner", None)
-    for theirs, name in _OF_GRADIENTS.items():
-        if theirs in own:
-            _check(name, params, defaults, own[theirs], gradient)
-            run.chose(name, own[theirs], "the gradient object says so")
-            run.ignores(name, f"the gradient object has its own {theirs}={own[theirs]!r}")
-            merged[name] = own[theirs]
+    for name in _OF_GRADIENTS:
+        if name in own:
+            _check(name, params, defaults, own[name], gradient)
+            run.chose(name, own[name], "the gradient object says so")
+            run.ignores(name, f"the gradient object has its own {name}={own[name]!r}")
+            merged[name] = own[name]
     return merged
 
 

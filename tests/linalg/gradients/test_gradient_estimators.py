@@ -32,7 +32,7 @@ C, W = ConstantKernel, WhiteKernel
 DEFAULT = C(1.4) * Matern([0.7, 1.6], nu=1.5) + W(0.1)
 RICH = C(0.5) * RationalQuadratic(0.9, 0.7) + RBF(2.0) * C(0.8) + DotProduct(0.5) + W(0.2)
 PERIODIC = ExpSineSquared(1.1, 2.0) * RBF(2.0) + W(0.2)
-CG_EXACT = {"solver": CG(PivotedCholesky(rank=20)), "tol": 1e-10}
+CG_EXACT = {"solver": CG(PivotedCholesky(rank=20)), "solver_tol": 1e-10}
 
 
 def problem(kernel=DEFAULT, *, t=1, heteroscedastic=False, n=N, d=D):
@@ -83,12 +83,12 @@ def z_scores(grads, expected):
 # ---------------------------------------------------------------- unbiased
 
 ESTIMATORS = {
-    "standard-cholesky": StandardGradient(Cholesky(), n_probes=48, tol=1e-10),
+    "standard-cholesky": StandardGradient(Cholesky(), n_probes=48, solver_tol=1e-10),
     "standard-cg": StandardGradient(**CG_EXACT, n_probes=48),
-    "pathwise-cholesky": PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, prior="exact"),
+    "pathwise-cholesky": PathwiseGradient(Cholesky(), n_probes=48, solver_tol=1e-10, prior="exact"),
     "pathwise-cg": PathwiseGradient(**CG_EXACT, n_probes=48, prior="exact"),
     # Features drawn anew for each estimate: their second moment is K on average.
-    "pathwise-fourier": PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, n_pairs=50),
+    "pathwise-fourier": PathwiseGradient(Cholesky(), n_probes=48, solver_tol=1e-10, n_pairs=50),
 }
 PROBLEMS = {
     "default": problem(),
@@ -121,7 +121,7 @@ def test_unbiased(name, method):
 def test_unbiased_without_a_spectral_density(make):
     ours = problem(PERIODIC, d=1)  # periodic functions of a distance are valid in one column only
     options = {"prior": "exact"} if make is PathwiseGradient else {}
-    grads = estimates(ours, make(Cholesky(), n_probes=48, tol=1e-10, **options))
+    grads = estimates(ours, make(Cholesky(), n_probes=48, solver_tol=1e-10, **options))
     assert float(z_scores(grads, expected_gradient(ours)).abs().max()) < 4
 
 
@@ -137,7 +137,7 @@ def test_exact_gradient_has_no_spread():
 
 
 def test_the_z_score_sees_a_truncated_solve():
-    truncated = {"solver": CG(), "max_epochs": 2, "tol": 1e-10, "n_probes": 48}
+    truncated = {"solver": CG(), "solver_max_epochs": 2, "solver_tol": 1e-10, "n_probes": 48}
     for estimator in (StandardGradient(**truncated), PathwiseGradient(**truncated, prior="exact")):
         z = z_scores(estimates(problem(), estimator), expected_gradient(problem()))
         assert float(z.abs().max()) > 10
@@ -149,7 +149,7 @@ def frozen_features(ours, n_pairs, seed, n_seeds=0):
     phi = features.evaluate(ours.kernel.theta0, ours.X)
     operator = ours.operator(ours.kernel.theta0)
     target = expected_gradient(ours, phi @ phi.T + torch.diag(operator.noise))
-    estimator = PathwiseGradient(Cholesky(), n_probes=48, tol=1e-10, n_pairs=n_pairs)
+    estimator = PathwiseGradient(Cholesky(), n_probes=48, solver_tol=1e-10, n_pairs=n_pairs)
     grads = []
     for k in range(n_seeds):
         g = generator(5000 + k)
@@ -184,7 +184,7 @@ def test_fourier_prior_converges_as_pairs_grow():
 @pytest.mark.parametrize("make", [StandardGradient, PathwiseGradient])
 def test_warm_start_freezes_the_probes_and_saves_epochs(make):
     ours = problem(n=200)
-    estimator = make(CG(), n_probes=8, tol=1e-6, max_epochs=5000)
+    estimator = make(CG(), n_probes=8, solver_tol=1e-6, solver_max_epochs=5000)
     theta, g = ours.kernel.theta0, generator()
     first, state = estimator.estimate(ours, theta, GradientState(g))
     second, warm = estimator.estimate(ours, theta + 0.003, state)
@@ -200,7 +200,7 @@ def test_warm_start_freezes_the_probes_and_saves_epochs(make):
 
 def test_without_warm_start_each_step_draws_probes():
     ours, g = problem(), generator()
-    estimator = StandardGradient(Cholesky(), n_probes=4, warm_start=False)
+    estimator = StandardGradient(Cholesky(), n_probes=4, solver_warm_start=False)
     _, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
     _, later = estimator.estimate(ours, ours.kernel.theta0, state)
     assert not torch.equal(state.probes, later.probes)
@@ -235,7 +235,7 @@ def test_equal_generators_give_equal_estimates():
 @pytest.mark.parametrize("t", [1, 3])
 def test_targets_and_probes_reach_the_tolerance(tol, t):
     ours = problem(t=t, n=100)
-    estimator = PathwiseGradient(CG(), n_probes=6, tol=tol, max_epochs=5000)
+    estimator = PathwiseGradient(CG(), n_probes=6, solver_tol=tol, solver_max_epochs=5000)
     estimate, state = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     assert estimate.solution.status is Status.CONVERGED
     residuals = state.targets - dense(ours)[0] @ state.previous
@@ -245,7 +245,7 @@ def test_targets_and_probes_reach_the_tolerance(tol, t):
 
 
 def test_the_rule_looks_at_every_target_and_at_the_mean_of_the_probes():
-    rule = StandardGradient(n_probes=3, tol=0.1, max_epochs=50).stopping(2)
+    rule = StandardGradient(n_probes=3, solver_tol=0.1, solver_max_epochs=50).stopping(2)
 
     def status(*residuals, epochs=0.0):
         return rule.check(Progress(torch.tensor(residuals, dtype=torch.float64), epochs=epochs))
@@ -258,7 +258,7 @@ def test_the_rule_looks_at_every_target_and_at_the_mean_of_the_probes():
 
 def test_a_spent_budget_is_reported_and_the_gradient_still_there():
     ours = problem()
-    estimator = StandardGradient(CG(), n_probes=4, tol=1e-10, max_epochs=3)
+    estimator = StandardGradient(CG(), n_probes=4, solver_tol=1e-10, solver_max_epochs=3)
     estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(generator()))
     assert estimate.solution.status is Status.MAX_EPOCHS
     assert estimate.grad.isfinite().all() and estimate.value is None
@@ -306,8 +306,11 @@ def test_single_precision_estimates_the_same_gradient():
 
 def test_names_stand_for_estimators():
     assert type(resolve_gradient("exact")) is ExactGradient
-    pathwise = resolve_gradient("pathwise", n_probes=7, tol=0.5)
-    assert type(pathwise) is PathwiseGradient and (pathwise.n_probes, pathwise.tol) == (7, 0.5)
+    pathwise = resolve_gradient("pathwise", n_probes=7, solver_tol=0.5)
+    assert type(pathwise) is PathwiseGradient and (pathwise.n_probes, pathwise.solver_tol) == (
+        7,
+        0.5,
+    )
     own = StandardGradient(n_probes=3)
     assert resolve_gradient(own, n_probes=7) is own and own.n_probes == 3
     with pytest.raises(ValueError, match="Unknown gradient 'best': use .*'standard'"):

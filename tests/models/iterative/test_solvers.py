@@ -159,7 +159,7 @@ def test_a_learning_rate_beside_an_optimizer_object_is_an_error():
 @pytest.mark.parametrize("gradient", ["standard", "pathwise"])
 def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
     X, y = problem(300)
-    settings = {"solver": SGD(20), "tol": 1e-9, "max_epochs": 10_000}
+    settings = {"solver": SGD(20), "solver_tol": 1e-9, "solver_max_epochs": 10_000}
     kernel = RBF([1.0, 1.0]) + WhiteKernel(0.1)
     gp = GPProblem(compile_kernel(kernel, 2), torch.tensor(X), torch.tensor(y[:, None]))
     estimator = {"standard": StandardGradient, "pathwise": PathwiseGradient}[gradient]
