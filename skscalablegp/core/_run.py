@@ -164,6 +164,11 @@ class FitRun(Run):
                 f"{type(self.estimator).__name__}: interrupted before there was anything to keep; "
                 f"{old}."
             )
+        if isinstance(error, StopTraining):
+            raise TimeoutError(
+                f"{type(self.estimator).__name__}: {error} ended the fit before there was anything "
+                "to keep: raise max_seconds, or let the callback wait."
+            ) from error
         return False
 
     @property
@@ -405,7 +410,8 @@ class FitRun(Run):
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
         failed = [s for s in solves if s.status is not Status.CONVERGED]
         status, reason = self._settle()
-        if failed:
+        # A solve that training cut short and got over is in the report; it is no cause for alarm.
+        if failed and status not in ("converged", "completed"):
             last = failed[-1]
             self._messages.append(
                 f"{len(failed)} linear solves did not reach their tolerance: the last ended at a "

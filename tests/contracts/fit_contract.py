@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from skscalablegp._compat import HAS_CALLBACKS
-from skscalablegp.core import STATUSES
+from skscalablegp.core import STATUSES, FitRun
 
 # Rows of the table; larger than the contract's, so that subsets and batches are proper ones.
 N = 60
@@ -167,6 +167,26 @@ class FitContract:
             assert model.fit_report_.status == "interrupted", stage
             assert len(warned) == 1 and "interrupted" in warned[0]
             assert_sane(row, model, X_new)
+
+    def test_an_interrupt_of_the_last_part_keeps_the_best(self, row, monkeypatch):
+        finish, pressed = FitRun.finish, []
+
+        def interrupted(run, name, part):
+            def once():
+                if not pressed:
+                    pressed.append(name)
+                    raise KeyboardInterrupt
+                return part()
+
+            return finish(run, name, once)
+
+        monkeypatch.setattr(FitRun, "finish", interrupted)
+        model, X_new, warned = fit(row)
+        if not pressed:
+            pytest.skip("the last part keeps what it has reached by itself")
+        assert model.fit_report_.status == "interrupted"
+        assert len(warned) == 1 and "interrupted" in warned[0]
+        assert_sane(row, model, X_new)
 
     def test_a_limit_is_named(self, row):
         assert row.limit or row.no_limit, "say what limits it, or why nothing does"

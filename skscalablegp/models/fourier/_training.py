@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ..._validation import available_memory
-from ...core import FitRun, StageSettings, adam_rate, fit_hyperparameters
-from ...core.training import TrainingResult, resolve_optimizer
+from ...core import FitRun, StageSettings, fit_hyperparameters, report_training
+from ...core.training import TrainingResult
 from ...features import frequencies_per_product, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
@@ -24,8 +24,6 @@ _OF_TRAINING = (
     "component_step",
     "truncation",
 )
-# Steps of the hyperparameters' training, with values as well as with noisy gradients.
-_STEPS = 100
 
 
 def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
@@ -75,15 +73,6 @@ def train_on_all_rows(
         for name in _OF_TRAINING:
             run.ignores(name, why)
         return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
-    run.chose("optimizer", "bfgs", "values and gradients are exact for the drawn frequencies")
-    why = "as many as most tables need" if gradient.exact else "few for gradients so noisy"
-    run.chose("max_iter", _STEPS, why)
-    if estimator.optimizer == "adam":
-        run.chose("learning_rate", adam_rate(n), "that of Adam, smaller above 50,000 rows")
-    else:
-        run.ignores("learning_rate", "only optimizer='adam' takes its step size from here")
-    if estimator.optimizer == "auto" or resolve_optimizer(estimator.optimizer).exact_only:
-        run.ignores("n_iter_no_change", "the optimizer decides itself when it has converged")
     settings = StageSettings(
         optimizer=estimator.optimizer,
         learning_rate=estimator.learning_rate,
@@ -91,4 +80,5 @@ def train_on_all_rows(
         n_restarts=n_restarts,
         n_iter_no_change=estimator.n_iter_no_change,
     )
+    report_training(settings, gradient.exact, n, run)
     return fit_hyperparameters(problem, gradient, theta, settings, run)

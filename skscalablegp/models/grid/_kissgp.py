@@ -20,9 +20,10 @@ from ...core import (
     StageSettings,
     budget_of,
     fit_hyperparameters,
+    report_training,
 )
 from ...core.data import Table, noise_unit
-from ...core.training import TrainingResult, resolve_optimizer
+from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GradientState
 from ._gradient import GridGradient
@@ -227,7 +228,7 @@ class KISSGPRegressor(GPRegressorBase):
         with FitRun(self) as run:
             # Rows are summed up, never kept.
             table = self._read_table(X, y, noise_variance, copy=False)
-            self._choose(run)
+            self._choose(len(table.X), run)
             run.begin(table.X, table.y)
             self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
             features, held, n_steps = None, None, 0
@@ -244,22 +245,16 @@ class KISSGPRegressor(GPRegressorBase):
             self._report_evaluation(evaluation, run)
         return self
 
-    def _choose(self, run: FitRun) -> None:
-        """What does not depend on the table."""
-        if isinstance(self.optimizer, str) and self.optimizer != "auto":
-            resolve_optimizer(self.optimizer, more=("auto",))
+    def _choose(self, n: int, run: FitRun) -> None:
+        """What depends on the number of rows at most."""
+        report_training(self._settings(), True, n, run)
         run.device = torch.device("cpu")
         self.dtype_ = "float64"
-        run.chose("optimizer", "bfgs", "values and gradients are exact")
-        run.chose("max_iter", 100, "enough for a few hyperparameters")
         run.chose("dtype", "float64", "sums on a grid need it")
         if self.dtype == "float32":
             run.ignores("dtype", "sums on a grid are always in float64")
         if self.device not in ("auto", "cpu"):
             run.ignores("device", "a grid is worked on by the CPU")
-        if self.optimizer != "adam":
-            for name in ("learning_rate", "n_iter_no_change"):
-                run.ignores(name, "only Adam takes steps of a given size")
         if self.feature_extractor is None:
             for name in ("activation", "max_epochs"):
                 run.ignores(name, "there is no network")
@@ -309,6 +304,15 @@ class KISSGPRegressor(GPRegressorBase):
         sizes = [axis.size for axis in axes]
         run.chose("grid_size", sizes, f"a grid of {grid.n_points} points in all")
 
+    def _settings(self) -> StageSettings:
+        return StageSettings(
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            max_iter=self.max_iter,
+            n_restarts=self.n_restarts_optimizer,
+            n_iter_no_change=self.n_iter_no_change,
+        )
+
     def _train(self, problem: GridProblem, on_features: bool, run: FitRun) -> TrainingResult:
         """Hyperparameters that maximise the marginal likelihood."""
         kernel = problem.kernel
@@ -316,18 +320,8 @@ class KISSGPRegressor(GPRegressorBase):
         start = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
         if self.optimizer is None or kernel.n_params == 0:
             return start
-        settings = StageSettings(
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            n_restarts=self.n_restarts_optimizer,
-            n_iter_no_change=self.n_iter_no_change,
-        )
-        if self.optimizer == "adam":
-            large = len(problem.X) > 50_000
-            run.chose("learning_rate", 0.03 if large else 0.1, f"{len(problem.X)} rows")
         try:
-            return fit_hyperparameters(problem, GridGradient(), theta, settings, run)
+            return fit_hyperparameters(problem, GridGradient(), theta, self._settings(), run)
         except KeyboardInterrupt:
             # With a trained network there is something to keep.
             if not on_features or run.stopped:

@@ -98,5 +98,5 @@ def test_indefinite_is_a_breakdown_with_a_reason():
 @pytest.mark.parametrize("value", [-1e-3, "some", None, True, float("nan")])
 def test_wrong_jitter_says_so(value):
     problem = kernel_problem(n=5)
-    with pytest.raises(ValueError, match="max_jitter must be .*1e-3; got"):
+    with pytest.raises(ValueError, match="max_jitter must be .*0.001; got"):
         Cholesky(max_jitter=value).init(problem.operator(), problem.B)
