@@ -241,6 +241,9 @@ class FitRun(Run):
     def model_at(self, step: TrainingStep) -> Any:
         """A copy of the estimator with the fitted attributes of a step, by `preview`."""
         model = copy(self.estimator)
+        # Those of the fit before, if there was one.
+        for name in ("history_", "fit_report_"):
+            vars(model).pop(name, None)
         state = self.generator.get_state()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
