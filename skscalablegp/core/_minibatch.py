@@ -46,8 +46,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
             ensure_min_samples=1,
             reset=reset,
         )
-        if hasattr(self, "n_targets"):
-            check_n_targets(self.n_targets, y)
+        check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
 
     def _keep_scaling(self, scaling: Scaling) -> None:

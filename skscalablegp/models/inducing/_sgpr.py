@@ -323,7 +323,7 @@ class SGPRRegressor(TableRegressorBase):
         best, n_iter = _untrained(first), 0
         if optimizer is None or not len(first):
             return best
-        patient = hasattr(optimizer, "learning_rate")
+        patient = optimizer.patient
         free = np.full((len(moving), 2), [-np.inf, np.inf])
         starts = restart_points(bounds, self.n_restarts_optimizer, run.random_state)
         for k, start in enumerate([first, *(np.concatenate([s, moving]) for s in starts)]):
