@@ -1,5 +1,14 @@
-"""Optimisers of the hyperparameters, values of ``optimizer=``, and what callbacks see."""
+"""Optimisers, values of ``optimizer=``; what callbacks see, and the report of a fit."""
 
+from .core import FitReport
 from .core.training import LBFGS, Adam, CallableOptimizer, Optimizer, QuasiNewton, TrainingStep
 
-__all__ = ["LBFGS", "Adam", "CallableOptimizer", "Optimizer", "QuasiNewton", "TrainingStep"]
+__all__ = [
+    "LBFGS",
+    "Adam",
+    "CallableOptimizer",
+    "FitReport",
+    "Optimizer",
+    "QuasiNewton",
+    "TrainingStep",
+]
