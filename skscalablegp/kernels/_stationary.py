@@ -17,7 +17,7 @@ from ._slots import Slot
 
 
 class Profile(ABC):
-    """A stationary family: k(x, z) = f(u) with u = factor * |(x - z) / length_scale|^2, f(0) = 1.
+    """A stationary family: k = f(u), ``u = factor * |(x - z) / length_scale|^2``, f(0) = 1.
 
     A subclass with `value_and_slope` is a kernel with closed-form tiles and gradients; with
     `frequencies` it has random features as well.

@@ -13,7 +13,7 @@ from ._base import Likelihood, LikelihoodTerms, shared_sum
 
 
 class Laplace(Likelihood):
-    """y = f + e with density exp(-|e| / scale) / (2 scale): robust regression, in closed form.
+    """y = f + e with density ``exp(-|e| / scale) / (2 scale)``: robust, and in closed form.
 
     The noise variance is twice the squared scale.
     """
