@@ -247,7 +247,11 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
-        report_training(self._settings(), True, n, run)
+        if self.optimizer is None:
+            for name in ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer"):
+                run.ignores(name, "optimizer=None keeps the hyperparameters")
+        else:
+            report_training(self._settings(), True, n, run)
         run.device = torch.device("cpu")
         self.dtype_ = "float64"
         run.chose("dtype", "float64", "sums on a grid need it")
