@@ -18,6 +18,7 @@ from ._stages import (
     adam_rate,
     fit_hyperparameters,
     report_training,
+    report_untrained,
     well_conditioned,
 )
 from ._subset import exact_start
@@ -48,6 +49,7 @@ __all__ = [
     "fit_hyperparameters",
     "input_scaling",
     "report_training",
+    "report_untrained",
     "to_numpy",
     "to_torch",
     "warn_once",

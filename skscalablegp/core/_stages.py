@@ -207,7 +207,7 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         choice = "bfgs" if exact or has_metric else "adam"
         if choice == "bfgs":
             return QuasiNewton(gain_tol=_worthwhile(n))
-    optimizer = resolve_optimizer(choice, _rate(settings, n))
+    optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):
         raise ValueError(
@@ -229,6 +229,12 @@ def adam_rate(n: int) -> float:
 
 def _rate(settings: StageSettings, n: int) -> float:
     return adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
+
+
+def report_untrained(run: FitRun, why: str) -> None:
+    """Tell a run that the settings of training have no effect, where nothing is trained."""
+    for name in ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer"):
+        run.ignores(name, why)
 
 
 def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -> None:

@@ -19,6 +19,7 @@ from ...core import (
     StageSettings,
     fit_hyperparameters,
     report_training,
+    report_untrained,
 )
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
@@ -27,9 +28,6 @@ from ...linalg.gradients import ExactGradient, GPProblem, GradientState
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._posterior import ExpertsPosterior
-
-# Without effect where nothing is trained.
-_OF_TRAINING = ("n_restarts_optimizer", "learning_rate", "max_iter", "n_iter_no_change")
 
 
 class PoERegressor(GPRegressorBase):
@@ -305,9 +303,9 @@ class PoERegressor(GPRegressorBase):
             for name in ("combination", "partition", "share_hyperparameters", "n_jobs"):
                 run.ignores(name, "there is one expert")
         if self.optimizer is None or problem.kernel.n_params == 0:
-            fixed = () if self.optimizer is None else ("optimizer",)
-            for name in (*fixed, *_OF_TRAINING):
-                run.ignores(name, "there is nothing to train")
+            if self.optimizer is not None:
+                run.ignores("optimizer", "there is nothing to train")
+            report_untrained(run, "there is nothing to train")
         else:
             report_training(settings, True, len(problem.X), run)
             if len(parts) > 1 and not self.share_hyperparameters:

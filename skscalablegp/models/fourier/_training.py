@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._validation import available_memory
-from ...core import FitRun, StageSettings, fit_hyperparameters, report_training
+from ...core import FitRun, StageSettings, fit_hyperparameters, report_training, report_untrained
 from ...core.training import TrainingResult
 from ...features import frequencies_per_product, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel
@@ -15,15 +15,7 @@ from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
 from ._collapsed import BATCH_ROWS
 
 # What has no effect where nothing is trained.
-_OF_TRAINING = (
-    "learning_rate",
-    "max_iter",
-    "n_iter_no_change",
-    "n_restarts_optimizer",
-    "min_components",
-    "component_step",
-    "truncation",
-)
+_OF_SERIES = ("min_components", "component_step", "truncation")
 
 
 def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
@@ -70,7 +62,8 @@ def train_on_all_rows(
         if problem.kernel.n_params == 0:
             why = "all hyperparameters are fixed"
             run.ignores("optimizer", why)
-        for name in _OF_TRAINING:
+        report_untrained(run, why)
+        for name in _OF_SERIES:
             run.ignores(name, why)
         return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
     settings = StageSettings(

@@ -21,6 +21,7 @@ from ...core import (
     budget_of,
     fit_hyperparameters,
     report_training,
+    report_untrained,
 )
 from ...core.data import Table, noise_unit
 from ...core.training import TrainingResult
@@ -248,8 +249,7 @@ class KISSGPRegressor(GPRegressorBase):
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
         if self.optimizer is None:
-            for name in ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer"):
-                run.ignores(name, "optimizer=None keeps the hyperparameters")
+            report_untrained(run, "optimizer=None keeps the hyperparameters")
         else:
             report_training(self._settings(), True, n, run)
         run.device = torch.device("cpu")
