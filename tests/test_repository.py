@@ -140,8 +140,28 @@ def test_modules_inside_folders_are_private():
     assert not public
 
 
+def test_what_a_folder_offers_is_used():
+    """Names that an __init__ imports from its modules are imported from it, if only by a test."""
+    elsewhere = [
+        p for folder in ("tests", "benchmarks", "examples") for p in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    used = {name for path in [*SOURCES, *elsewhere] for name in imported_modules(path)}
+    offered = {
+        f"{module_name(path)}.{alias.name}"
+        for path in SOURCES
+        if path.name == "__init__.py" and module_name(path) not in public_modules()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert offered and not offered - used
+
+
 def public_modules():
+    """Those that users enter; the other folders are for the package itself."""
+    inside = {"features", "linalg", "core", "models"}
     names = [m.name for m in pkgutil.iter_modules([str(PACKAGE)]) if not m.name.startswith("_")]
+    names = sorted(set(names) - inside)
     return ["skscalablegp", *(f"skscalablegp.{name}" for name in names)]
 
 

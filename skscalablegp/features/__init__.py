@@ -3,25 +3,9 @@
 from ._fourier import PriorFeatures, frequencies_per_product, sample_prior_features
 from ._network import (
     ACTIVATIONS,
-    DenseNetwork,
-    ModuleNetwork,
     Network,
     check_features,
     make_network,
     network_from_numpy,
     network_to_numpy,
 )
-
-__all__ = [
-    "ACTIVATIONS",
-    "DenseNetwork",
-    "ModuleNetwork",
-    "Network",
-    "PriorFeatures",
-    "check_features",
-    "make_network",
-    "network_from_numpy",
-    "network_to_numpy",
-    "frequencies_per_product",
-    "sample_prior_features",
-]

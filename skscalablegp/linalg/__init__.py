@@ -1,3 +1,1 @@
 """Operators, preconditioners, solvers, truncated series and gradients: tensors in, tensors out."""
-
-__all__: list[str] = []

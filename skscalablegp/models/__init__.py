@@ -1,3 +1,1 @@
 """One folder a method."""
-
-__all__: list[str] = []

@@ -3,14 +3,3 @@
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments
 from ._subsets import centroid_subsets, random_rows
 from ._table import Table, noise_unit
-
-__all__ = [
-    "BLOCK_ROWS",
-    "RowSource",
-    "Scaling",
-    "Table",
-    "centroid_subsets",
-    "column_moments",
-    "noise_unit",
-    "random_rows",
-]

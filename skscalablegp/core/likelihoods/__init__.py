@@ -7,16 +7,3 @@ from ._laplace import Laplace
 from ._resolve import resolve_likelihood, shares_covariance
 from ._softmax import Softmax
 from ._student_t import StudentT
-
-__all__ = [
-    "Bernoulli",
-    "Gaussian",
-    "Laplace",
-    "Likelihood",
-    "LikelihoodTerms",
-    "Predictive",
-    "Softmax",
-    "StudentT",
-    "resolve_likelihood",
-    "shares_covariance",
-]

@@ -1,29 +1,8 @@
 """Training watched by one monitor: optimisers of all rows, and steps of random batches."""
 
 from ._loop import TrainingResult, restart_points, train
-from ._monitor import LOG_LIKELIHOOD, STOPPED, Monitor, StopTraining, TrainingStep
+from ._monitor import Monitor, StopTraining, TrainingStep
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 from ._resolve import OPTIMIZERS, resolve_optimizer
 from ._steps import Stepper, StepsResult, train_steps
-
-__all__ = [
-    "LOG_LIKELIHOOD",
-    "STOPPED",
-    "Adam",
-    "CallableOptimizer",
-    "LBFGS",
-    "Monitor",
-    "OPTIMIZERS",
-    "Optimizer",
-    "QuasiNewton",
-    "Stepper",
-    "StepsResult",
-    "StopTraining",
-    "TrainingResult",
-    "TrainingStep",
-    "resolve_optimizer",
-    "restart_points",
-    "train",
-    "train_steps",
-]

@@ -5,22 +5,5 @@ from ._exact import ExactGradient
 from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient, built_preconditioner
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem
-from ._resolve import GRADIENTS, resolve_gradient
+from ._resolve import resolve_gradient
 from ._truncated import TruncatedGradient
-
-__all__ = [
-    "ExactEvaluation",
-    "ExactGradient",
-    "GPProblem",
-    "GRADIENTS",
-    "GradientEstimate",
-    "GradientEstimator",
-    "GradientState",
-    "PathwiseGradient",
-    "PathwiseProbes",
-    "StandardGradient",
-    "TruncatedGradient",
-    "built_preconditioner",
-    "exact_marginal_likelihood",
-    "resolve_gradient",
-]

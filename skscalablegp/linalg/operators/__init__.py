@@ -6,15 +6,3 @@ from ._dense import DenseOperator
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._kronecker import Kronecker
 from ._toeplitz import Toeplitz
-
-__all__ = [
-    "CrossOperator",
-    "DenseOperator",
-    "KernelOperator",
-    "Kronecker",
-    "LinearOperator",
-    "Toeplitz",
-    "Workspace",
-    "bind",
-    "tile_size",
-]

@@ -5,13 +5,3 @@ from ._low_rank import LowRankPreconditioner
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky
 from ._resolve import resolve_preconditioner
-
-__all__ = [
-    "IdentityPreconditioner",
-    "LowRankPreconditioner",
-    "Nystrom",
-    "PivotedCholesky",
-    "Preconditioner",
-    "PreconditionerConfig",
-    "resolve_preconditioner",
-]

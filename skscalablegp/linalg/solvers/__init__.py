@@ -9,38 +9,7 @@ from ._cholesky import Cholesky, cholesky_with_jitter
 from ._lanczos import lanczos, stochastic_log_det
 from ._loop import solve
 from ._resolve import SOLVERS, preconditioner_for, resolve_solver
-from ._rows import RowSolver
 from ._sdd import SDD
 from ._sgd import SGD
 from ._solution import Solution, SolveSummary, Status
 from ._stopping import MaxEpochs, MaxIterations, MaxSeconds, Progress, RelativeResidual
-
-__all__ = [
-    "ADASAP",
-    "AP",
-    "BlockCG",
-    "CG",
-    "CGState",
-    "Cholesky",
-    "Column",
-    "MaxEpochs",
-    "MaxIterations",
-    "MaxSeconds",
-    "Progress",
-    "RelativeResidual",
-    "RowSolver",
-    "SDD",
-    "SGD",
-    "SOLVERS",
-    "Solution",
-    "SolveSummary",
-    "Solver",
-    "SolverState",
-    "Status",
-    "cholesky_with_jitter",
-    "lanczos",
-    "preconditioner_for",
-    "resolve_solver",
-    "solve",
-    "stochastic_log_det",
-]

@@ -11,19 +11,3 @@ from ._distributions import (
 )
 from ._resolve import resolve_truncation
 from ._roulette import RouletteSum, roulette_weights, single_sample
-
-__all__ = [
-    "ExponentialTruncation",
-    "FixedTruncation",
-    "GeometricTruncation",
-    "ReciprocalTruncation",
-    "RouletteSum",
-    "Truncation",
-    "TruncationDistribution",
-    "WeightedColumns",
-    "cg_stream",
-    "resolve_truncation",
-    "roulette_cg",
-    "roulette_weights",
-    "single_sample",
-]

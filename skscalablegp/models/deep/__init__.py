@@ -13,20 +13,3 @@ from ._objective import (
 )
 from ._regressors import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from ._stepper import cosine
-
-__all__ = [
-    "BSGDDKLRegressor",
-    "CompositionalGradient",
-    "FeatureBatch",
-    "MinibatchGradient",
-    "MinimaxDKLRegressor",
-    "MinimaxGradient",
-    "SCGDDKLRegressor",
-    "best_scales",
-    "cosine",
-    "data_fit",
-    "feature_moments",
-    "held_out_noise",
-    "log_det_direction",
-    "weight_space_likelihood",
-]

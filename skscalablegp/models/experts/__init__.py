@@ -2,8 +2,3 @@
 
 from ._poe import PoERegressor
 from ._posterior import COMBINATIONS
-
-__all__ = [
-    "COMBINATIONS",
-    "PoERegressor",
-]

@@ -5,14 +5,3 @@ from ._gradients import FeatureGradient, SingleSampleGradient
 from ._rff import RFFRegressor
 from ._single_sample import FeatureLevels, level_terms, single_sample_terms
 from ._ssrff import SSRFFRegressor
-
-__all__ = [
-    "FeatureGradient",
-    "FeatureLevels",
-    "RFFRegressor",
-    "SSRFFRegressor",
-    "SingleSampleGradient",
-    "collapsed_marginal_likelihood",
-    "level_terms",
-    "single_sample_terms",
-]

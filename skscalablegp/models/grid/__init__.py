@@ -8,21 +8,3 @@ from ._moments import grid_moments
 from ._objective import CommonNoise, GridProblem, NoiseByRow, grid_marginal_likelihood
 from ._polynomials import cell_polynomials, local_polynomials, offset_sums, value_polynomials
 from ._posterior import GridPosterior
-
-__all__ = [
-    "CommonNoise",
-    "GridGradient",
-    "GridKernel",
-    "GridPosterior",
-    "GridProblem",
-    "KISSGPRegressor",
-    "NoiseByRow",
-    "cell_polynomials",
-    "grid_marginal_likelihood",
-    "grid_moments",
-    "local_polynomials",
-    "make_grid",
-    "offset_sums",
-    "value_polynomials",
-    "varying_columns",
-]

@@ -7,19 +7,3 @@ from ._posterior import InducingPosterior
 from ._selection import INDUCING_METHODS, select_inducing
 from ._sgpr import SGPRRegressor
 from ._svgp import SVGPRegressor
-
-__all__ = [
-    "INDUCING_METHODS",
-    "InducingPosterior",
-    "KernelValues",
-    "NaturalBelief",
-    "SGPRRegressor",
-    "SVGPClassifier",
-    "SVGPRegressor",
-    "WhitenedBelief",
-    "Whitening",
-    "collapsed_bound",
-    "problem_blocks",
-    "select_inducing",
-    "variational_bound",
-]

@@ -3,10 +3,3 @@
 from ._iterative import IterativeGPRegressor
 from ._posterior import IterativePosterior, PathwiseSamples
 from ._rrcg import RRCGRegressor
-
-__all__ = [
-    "IterativeGPRegressor",
-    "IterativePosterior",
-    "PathwiseSamples",
-    "RRCGRegressor",
-]
