@@ -9,8 +9,6 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
     callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
 ``Interval``, ``StrOptions``, ``HasMethods``, ``InvalidParameterError``
     The vocabulary of ``_parameter_constraints``.
-``handle_zeros_in_scale``
-    What ``normalize_y`` divides by: the standard deviation, or 1 for a constant target.
 ``CallbackMixin``
     ``sklearn.callback.CallbackSupportMixin`` from scikit-learn 1.9 on, which brings
     ``set_callbacks``; an empty class before. List it first among the bases::
@@ -54,7 +52,6 @@ import numpy as np
 import sklearn
 from scipy.stats import qmc
 from sklearn.base import _fit_context as fit_context
-from sklearn.preprocessing._data import _handle_zeros_in_scale as handle_zeros_in_scale
 from sklearn.utils._param_validation import (
     HasMethods,
     Interval,
@@ -82,7 +79,6 @@ __all__ = [
     "StrOptions",
     "callbacks_under_way",
     "fit_context",
-    "handle_zeros_in_scale",
     "sobol",
 ]
 

@@ -15,17 +15,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._validation import check_n_targets
 from ._model import GPModel
 from ._prediction import GPPredictionBase
-from .data import BLOCK_ROWS, Scaling, column_moments
+from .data import BLOCK_ROWS, Scaling, column_moments, target_moments
 
 # Large tables stay in the precision they come in: nothing copies them.
 _KEPT = [np.float64, np.float32]
 
 
-def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool) -> Scaling:
+def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool, shared: bool = False) -> Scaling:
     """Standardised columns, and targets too where asked for; one pass over the data."""
-    t = Y.shape[1]
-    moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
-    return Scaling(*column_moments(X), *moments)
+    return Scaling(*column_moments(X), *target_moments(Y, normalize_y, shared))
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):

@@ -57,7 +57,8 @@ PARAMETERS: dict[str, Parameter] = {
         "The distribution of a target given the latent function.",
     ),
     "normalize_y": Parameter(
-        ["boolean"], "Centre the target and divide it by its standard deviation before training."
+        ["boolean", _AUTO],
+        "Centre the target and divide it by its standard deviation before training.",
     ),
     "standardize": Parameter(
         ["boolean"], "Centre the columns of X and divide them by their standard deviations."

@@ -15,7 +15,7 @@ from ..kernels import TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._prediction import GPPredictionBase
-from ._run import budget_of
+from ._run import FitRun, budget_of
 from .data import Table
 
 
@@ -27,7 +27,9 @@ class TableRegressorBase(GPPredictionBase):
     # What a fit may measure rows from.
     _origin: np.ndarray | float = 0.0
 
-    def _read_table(self, X: Any, y: Any, noise_variance: Any, copy: bool | None = None) -> Table:
+    def _read_table(
+        self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
+    ) -> Table:
         """The validated table; sets nothing but what scikit-learn's own validation sets.
 
         It is copied where `copy`, by default `copy_X_train`, says so.
@@ -42,7 +44,8 @@ class TableRegressorBase(GPPredictionBase):
             y,
             check_noise(self.alpha, len(X)),
             check_noise_variance(noise_variance, len(X)),
-            self.normalize_y,
+            run.normalizes(y),
+            shared=self.normalize_y == "auto",
         )
 
     def _compile_kernel(self, table: Table) -> TorchKernel:

@@ -3,7 +3,7 @@
 A model's training reads top to bottom inside the context::
 
     with FitRun(self) as run:
-        table = self._read_table(X, y, noise_variance)
+        table = self._read_table(X, y, noise_variance, run)
         run.begin(table.X, table.y)
         run.chose("solver", "cholesky", "4,000 rows: a factorisation is cheaper than solves")
         run.check_memory(need, "Exact training on 4,000 rows", "use solver='cg'")
@@ -47,6 +47,10 @@ _OF_SOLVES = {
     Status.STAGNATED: "stagnated",
     Status.BREAKDOWN: "diverged",
 }
+
+# Standard deviations of the prior beyond which a target's mean is worth a warning, and the rows at
+# which the prior is looked up.
+_FAR, _FEW_ROWS = 10.0, 20
 
 # Whose lines are not the user's.
 _INNER = ("skscalablegp", "sklearn", "joblib", "jaxtyping")
@@ -138,6 +142,7 @@ class FitRun(Run):
         self._rate = "learning_rate"
         self._because = ""
         self._final: SolveSummary | None = None
+        self._offset, self._some_rows = 0.0, np.empty((0, 1))
 
     # ------------------------------------------------------------------ the context
 
@@ -185,6 +190,7 @@ class FitRun(Run):
         est = self.estimator
         est.n_iter_ = self._n_iter
         est.history_ = self.monitor.history()
+        self._check_offset()
         est.fit_report_ = self._report()
         if self._events is not None:
             self._events.end()
@@ -232,6 +238,7 @@ class FitRun(Run):
         """
         self.estimator.n_samples_seen_ = seen + len(X)
         self.estimator.device_ = str(self.device)
+        self._some_rows = X[:_FEW_ROWS]
         self._events = FitEvents(self.estimator, X, y)
         self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
 
@@ -256,6 +263,50 @@ class FitRun(Run):
         model = self.model_at(step)
         parameters = model.get_params(deep=False)
         return {name: value for name, value in vars(model).items() if name not in parameters}
+
+    def normalizes(self, Y: np.ndarray, additive: bool = True, scaled: bool = False) -> bool:
+        """What `normalize_y` means for a target; reported where it was left open.
+
+        Parameters
+        ----------
+        Y : ndarray of shape (n,) or (n, t)
+            The target in its own units. Where it keeps them and lies far from the zero that the
+            prior expects, the fit's one warning says so.
+        additive : bool, default=True
+            Whether noise is added to the latent function; counts and the like have units of their
+            own, which "auto" leaves alone.
+        scaled : bool, default=False
+            Whether the model divides the target by its size in any case: a kernel is then no prior
+            for y in its own units, and "auto" centres under every kernel.
+        """
+        given = self.estimator.normalize_y
+        if given == "auto":
+            own = self.estimator.kernel is not None and not scaled
+            why = "the default kernel has no units" if additive else "the likelihood has its units"
+            given = self.chose(
+                "normalize_y",
+                additive and not own,
+                "a given kernel is a prior for y in its own units" if own else why,
+            )
+        if additive and not (given or scaled):
+            self._offset = float(np.abs(np.mean(Y, axis=0)).max())
+        return bool(given)
+
+    def _check_offset(self) -> None:
+        """Warn of a target that the prior holds to be all but impossible."""
+        if self._offset == 0:
+            return
+        rows, kernel = self._some_rows, self.estimator.kernel_
+        network = self.estimator.get_params(deep=False).get("feature_extractor")
+        # Of other rows a kernel has no noise; the columns of a network's features are its own.
+        diagonal = np.diag(kernel(rows, rows)) if network is None else kernel.diag(rows)
+        prior = float(np.sqrt(np.mean(diagonal)))
+        if self._offset > _FAR * prior:
+            self.warn(
+                f"{type(self.estimator).__name__}: the mean of y, {self._offset:.3g}, is far from "
+                f"0, where the prior of the kernel expects it with a standard deviation of "
+                f"{prior:.3g}; away from the rows predictions fall back to 0. Use normalize_y=True."
+            )
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report what a parameter became, and why, if it was "auto"; returns the value."""

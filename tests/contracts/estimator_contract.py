@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
-from sklearn.gaussian_process.kernels import RBF, Matern, PairwiseKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, PairwiseKernel
 from sklearn.impute import IterativeImputer
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
@@ -58,6 +58,9 @@ class Row:
         Whether each of several targets is fitted as alone; relevance vectors are shared.
     batch_rtol : float
         How far the prediction for one row may be from that in a batch, relative to y's scale.
+    unit_atol : float
+        How far predictions from a + b y may be from a + b times those from y, in standard
+        deviations of the target.
     std_rtol : float
         How far ``return_std`` may be from the diagonal of ``return_cov``: sampled ones differ.
     scikit_learn_checks : bool
@@ -80,6 +83,7 @@ class Row:
     noise_variance: bool = True
     multi_class: bool = True
     batch_rtol: float = 1e-6
+    unit_atol: float = 1e-6
     std_rtol: float = 1e-4
     scikit_learn_checks: bool = True
     search: Mapping[str, list[Any]] = field(default_factory=dict)
@@ -338,20 +342,61 @@ class EstimatorContract:
             assert_allclose(model.predict(X_new), value, atol=1e-6)
 
     @pytest.mark.parametrize("scale", [1e-8, 1e8])
-    @pytest.mark.parametrize("what", ["X", "y"])
-    def test_scales(self, row, scale, what):
+    def test_scales_of_columns(self, row, scale):
         row.regressor_only()
         X, y, X_new = table()
-        if what == "X":
-            assert_sane(row, row.new().fit(X * scale, y), X_new * scale)
-            return
+        assert_sane(row, row.new().fit(X * scale, y), X_new * scale)
+
+    def test_the_targets_scale_and_offset_never_matter(self, row):
+        row.regressor_only()
+        X, y, X_new = table(n=40)
+
+        def answers(a, b):
+            model = row.new().fit(X[:30], a + b * y[:30])
+            if hasattr(model, "partial_fit") and getattr(model, "basis", None) != "rows":
+                model.partial_fit(X[30:], a + b * y[30:])
+            mean, std = model.predict(X_new, return_std=True)
+            return (mean - a) / b, std / b
+
+        plain = answers(0.0, 1.0)
+        # An offset of a million standard deviations, of a large target and of a small one.
+        for a, b in [(-1e13, 1e7), (1e-3, 1e-9)]:
+            for seen, expected in zip(answers(a, b), plain, strict=True):
+                assert_allclose(seen, expected, rtol=0, atol=row.unit_atol * y.std())
+
+    def test_targets_with_noise_of_their_own_share_a_scale(self, row):
+        row.needs("noise_variance")
+        row.needs("multi_output")
         row.accepts("normalize_y")
-        assert_sane(row, row.new().fit(X, y * scale), X_new)
-        # In normalised units the problem is the same one.
-        small = row.new(normalize_y=True).fit(X, y).predict(X_new, return_std=True)
-        large = row.new(normalize_y=True).fit(X, y * scale).predict(X_new, return_std=True)
-        for a, b in zip(small, large, strict=True):
-            assert_allclose(b / scale, a, rtol=1e-3, atol=1e-4)
+        X, y, X_new = table()
+        Y = np.column_stack([y, 5 + 3 * y])
+        model = row.new().fit(X, Y, noise_variance=0.01)
+        assert_sane(row, model, X_new)
+        large = row.new().fit(X, 1e4 + 1e3 * Y, noise_variance=1e4)
+        small, big = model.predict(X_new), (large.predict(X_new) - 1e4) / 1e3
+        assert_allclose(big, small, rtol=0, atol=max(1e-5, row.unit_atol) * y.std())
+
+    def test_a_target_far_from_a_given_prior_is_warned_of(self, row):
+        row.regressor_only()
+        row.accepts("kernel")
+        X, y, _ = table()
+        kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
+        model = row.new(kernel=kernel, normalize_y="auto")
+        if "alpha" in model.get_params():
+            model.set_params(alpha=0.1)
+        if "min_noise" in model.get_params():  # a network, whose training does not matter here
+            model.set_params(n_components=16, max_epochs=1)
+
+        def warned(y, **params):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.set_params(**params).fit(X, y)
+            return [w for w in caught if "normalize_y=True" in str(w.message)]
+
+        assert not warned(y)
+        centred = model.fit_report_.choices["normalize_y"].value
+        assert len(warned(1e3 + y)) == (not centred)
+        assert not warned(1e3 + y, normalize_y=True)
 
     # ------------------------------------------------------------ state
 

@@ -27,7 +27,7 @@ class SubsetGPRegressor(GPRegressorBase):
     alpha : float, default=1e-10
     optimizer : str or None, default="auto"
     max_iter : int, default=100
-    normalize_y : bool, default=False
+    normalize_y : bool or "auto", default="auto"
     copy_X_train : bool, default=True
     n_targets : int, default=None
     random_state : int or None, default=None
@@ -58,7 +58,7 @@ class SubsetGPRegressor(GPRegressorBase):
         alpha=1e-10,
         optimizer="auto",
         max_iter=100,
-        normalize_y=False,
+        normalize_y="auto",
         copy_X_train=True,
         n_targets=None,
         random_state=None,
@@ -88,7 +88,7 @@ class SubsetGPRegressor(GPRegressorBase):
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X, y, noise_variance=None):
         with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance)
+            table = self._read_table(X, y, noise_variance, run)
             table.check_separable(self._compile_kernel(table))
             rows = random_rows(len(table.X), self.subset_size, run.generator).numpy()
             run.check_memory(24 * len(rows) ** 2, f"{len(rows)} rows", "use a smaller subset_size")

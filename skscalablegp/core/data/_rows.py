@@ -60,6 +60,19 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
     return mean, np.where(constant, 1.0, std)
 
 
+def target_moments(
+    Y: np.ndarray, normalize: bool, shared: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """What (n, t) targets are centred by and divided by: 0 and 1 where they keep their units.
+
+    With `shared` one divisor serves all, as noise known in the units of y needs it.
+    """
+    if not normalize:
+        return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
+    mean, std = column_moments(Y)
+    return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
+
+
 def _scaled(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Standardised rows in row order, whatever the order of what came in."""
     return (np.ascontiguousarray(rows) - mean) / scale

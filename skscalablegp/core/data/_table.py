@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..._compat import handle_zeros_in_scale
 from ..._validation import check_duplicates
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
+from ._rows import target_moments
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,16 @@ class Table:
         alpha: np.ndarray,
         noise_variance: np.ndarray | None,
         normalize_y: bool,
+        shared: bool = False,
     ) -> Table:
-        """Normalise the target, and express known noise in its units."""
+        """Normalise the target, and express known noise in its units.
+
+        With `shared` all targets are divided by the same number, where noise is known in y's units.
+        """
         y = y.astype(np.float64)
-        mean, std = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
-        if normalize_y:
-            mean = np.asarray(y.mean(axis=0))
-            std = np.asarray(handle_zeros_in_scale(y.std(axis=0), copy=False))
+        shared = shared and noise_variance is not None
+        moments = target_moments(y.reshape(len(y), -1), normalize_y, shared)
+        mean, std = (moment.reshape(y.shape[1:]) for moment in moments)
         noise = alpha
         if noise_variance is not None:
             noise = noise + noise_variance / noise_unit(std)

@@ -199,7 +199,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _new_source(self, X: np.ndarray, Y: np.ndarray, plan: Plan, run: FitRun) -> RowSource:
         """Rows in units of their own standard deviations; without normalize_y the mean stays 0."""
         y_mean, y_scale = column_moments(Y)
-        if not self.normalize_y:
+        if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
             y_scale = np.sqrt(np.square(Y).mean(0))
             y_scale = np.where(y_scale > 0, y_scale, 1.0)

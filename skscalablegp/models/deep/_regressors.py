@@ -76,9 +76,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     n_iter_no_change : int or None, default=None
         Training ends after so many steps or scores without progress; None never ends it so. Here
         scores, of which a whole training has 20.
-    normalize_y : bool, default=True
-        Centre the target and divide it by its standard deviation before training. Without it the
-        model's mean is zero, and the unit of its noise is the target's root mean square.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does.
+        Without it the model's mean is zero, and the unit of its noise is the target's root mean
+        square.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
@@ -178,7 +179,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         validation_fraction: Any = 0.1,
         tol: Any = 1e-4,
         n_iter_no_change: Any = None,
-        normalize_y: Any = True,
+        normalize_y: Any = "auto",
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -255,9 +256,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     n_iter_no_change : int or None, default=None
         Training ends after so many steps or scores without progress; None never ends it so. Here
         scores, of which a whole training has 20.
-    normalize_y : bool, default=True
-        Centre the target and divide it by its standard deviation before training. Without it the
-        model's mean is zero, and the unit of its noise is the target's root mean square.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does.
+        Without it the model's mean is zero, and the unit of its noise is the target's root mean
+        square.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
@@ -360,7 +362,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         validation_fraction: Any = 0.1,
         tol: Any = 1e-4,
         n_iter_no_change: Any = None,
-        normalize_y: Any = True,
+        normalize_y: Any = "auto",
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -439,9 +441,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     n_iter_no_change : int or None, default=None
         Training ends after so many steps or scores without progress; None never ends it so. Here
         scores, of which a whole training has 20.
-    normalize_y : bool, default=True
-        Centre the target and divide it by its standard deviation before training. Without it the
-        model's mean is zero, and the unit of its noise is the target's root mean square.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does.
+        Without it the model's mean is zero, and the unit of its noise is the target's root mean
+        square.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
@@ -535,7 +538,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         validation_fraction: Any = 0.1,
         tol: Any = 1e-4,
         n_iter_no_change: Any = None,
-        normalize_y: Any = True,
+        normalize_y: Any = "auto",
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",

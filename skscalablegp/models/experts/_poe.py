@@ -80,8 +80,9 @@ class PoERegressor(GPRegressorBase):
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. For
         Adam, where no log hyperparameter moves by more than 1e-3.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
         Keep a copy of X rather than X itself.
     n_targets : int, default=None
@@ -177,7 +178,7 @@ class PoERegressor(GPRegressorBase):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
@@ -219,7 +220,7 @@ class PoERegressor(GPRegressorBase):
         """
         self._check_rule()
         with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance)
+            table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             dtype = resolve_dtype(self.dtype, 0, threshold=0)

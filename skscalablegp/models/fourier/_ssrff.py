@@ -54,8 +54,9 @@ class SSRFFRegressor(GPRegressorBase):
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. No log
         hyperparameter then moves by more than 1e-3.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
         Keep a copy of X rather than X itself.
     n_targets : int or None, default=None
@@ -143,7 +144,7 @@ class SSRFFRegressor(GPRegressorBase):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
@@ -186,7 +187,7 @@ class SSRFFRegressor(GPRegressorBase):
         """
         with FitRun(self) as run:
             self._check_optimizer()
-            table = self._read_table(X, y, noise_variance)
+            table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             table = table.centred(kernel)

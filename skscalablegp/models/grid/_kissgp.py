@@ -93,8 +93,9 @@ class KISSGPRegressor(GPRegressorBase):
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. For
         Adam, where no log hyperparameter moves by more than 1e-3.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
@@ -185,7 +186,7 @@ class KISSGPRegressor(GPRegressorBase):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -228,7 +229,7 @@ class KISSGPRegressor(GPRegressorBase):
         """
         with FitRun(self) as run:
             # Rows are summed up, never kept.
-            table = self._read_table(X, y, noise_variance, copy=False)
+            table = self._read_table(X, y, noise_variance, run, copy=False)
             self._choose(len(table.X), run)
             run.begin(table.X, table.y)
             self._y_train_mean, self._y_train_std = table.y_mean, table.y_std

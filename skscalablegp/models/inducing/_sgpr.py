@@ -74,8 +74,9 @@ class SGPRRegressor(TableRegressorBase):
         Training ends after so many steps or scores without progress; None never ends it so. The
         hyperparameters that "adam" has moved by less than 0.001 have made none; other optimisers
         know by themselves where to end.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
         Keep a copy of X rather than X itself.
     n_targets : int, default=None
@@ -168,7 +169,7 @@ class SGPRRegressor(TableRegressorBase):
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
@@ -208,7 +209,7 @@ class SGPRRegressor(TableRegressorBase):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance)
+            table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             n, d = table.X.shape

@@ -75,8 +75,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         and 400 steps; for `partial_fit`, 30 passes over the new rows.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of the normalised target.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     n_targets : int, default=None
         Number of target columns, checked against y.
     random_state : int, RandomState instance or None, default=None
@@ -170,7 +171,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         batch_size: Any = "auto",
         max_iter: Any = "auto",
         alpha: Any = 1e-10,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         n_targets: Any = None,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -212,8 +213,11 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             t = Y.shape[1]
-            likelihood = resolve_likelihood(self.likelihood, t, normalize_y=self.normalize_y)
-            scaling = input_scaling(X, Y, self.normalize_y)
+            asked = self.normalize_y not in ("auto", False)
+            likelihood = resolve_likelihood(self.likelihood, t, normalize_y=asked)
+            normalize = run.normalizes(Y, likelihood.additive)
+            shared = self.normalize_y == "auto" and noise_variance is not None
+            scaling = input_scaling(X, Y, normalize, shared)
             noise = self._known_noise(noise_variance, len(X), scaling.y_scale, likelihood)
             plan = self._plan(X, Y, noise, scaling, likelihood, t, run)
             run.begin(X, Y)
@@ -255,6 +259,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             t, known = Y.shape[1], self._n_outputs()
             if t != known:
                 raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
+            run.ignores("normalize_y", "the first rows have set the units")
             scale, likelihood = self._scaling.y_scale, self.likelihood_
             noise = self._known_noise(noise_variance, len(X), scale, likelihood)
             self._absorb(X, Y, noise, t, run)

@@ -66,7 +66,7 @@ class SolvedGPRegressor(GPRegressorBase):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance)
+            table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             table, n = table.centred(kernel), len(table.X)

@@ -51,8 +51,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     n_restarts_optimizer : int, default=0
         Further starts of the optimiser, drawn uniformly within the bounds. Only where values are
         exact.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
         Keep a copy of X rather than X itself.
     n_targets : int, default=None
@@ -189,7 +190,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,

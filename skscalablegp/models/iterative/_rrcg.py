@@ -66,8 +66,9 @@ class RRCGRegressor(SolvedGPRegressor):
         Rows of the exact fit from which training starts. "auto" is 2,000 for tables of more than
         3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's own
         hyperparameters.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
         Keep a copy of X rather than X itself.
     n_targets : int, default=None
@@ -176,7 +177,7 @@ class RRCGRegressor(SolvedGPRegressor):
         n_iter_no_change: Any = 5,
         training_max_epochs: Any = "auto",
         subset_size: Any = "auto",
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
         random_state: Any = None,

@@ -95,8 +95,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_iter_no_change : int or None, default=None
         Training ends after so many steps or scores without progress; None never ends it so. A fit
         has twenty scores.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     standardize : bool, default=True
         Centre the columns of X and divide them by their standard deviations.
     n_targets : int, default=None
@@ -204,7 +205,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         n_restarts_optimizer: Any = 0,
         max_iter: Any = "auto",
         n_iter_no_change: Any = None,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         standardize: Any = True,
         n_targets: Any = None,
         warm_start: Any = False,
@@ -246,7 +247,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             likelihood = self._checked_likelihood(Y.shape[1])
-            self._train(run, X, Y, likelihood, self.normalize_y, self._past(X, Y.shape[1]))
+            normalize = run.normalizes(Y, likelihood.additive)
+            self._train(run, X, Y, likelihood, normalize, self._past(X, Y.shape[1]))
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -284,11 +286,13 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with "
                     f"{past.mean.shape[2]}."
                 )
-            self._train(run, X, Y, self.likelihood_, self.normalize_y, past, past.n_rows)
+            run.ignores("normalize_y", "the first rows have set the units")
+            self._train(run, X, Y, self.likelihood_, False, past, past.n_rows)
         return self
 
     def _checked_likelihood(self, t: int) -> Likelihood:
-        return resolve_likelihood(self.likelihood, t, sampled=True, normalize_y=self.normalize_y)
+        asked = self.normalize_y not in ("auto", False)
+        return resolve_likelihood(self.likelihood, t, sampled=True, normalize_y=asked)
 
     def _build_posterior(self) -> Posterior:
         return observed(super()._build_posterior(), self.likelihood_)

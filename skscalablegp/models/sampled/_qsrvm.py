@@ -82,8 +82,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     n_iter_no_change : int or None, default=3
         Training ends after so many steps or scores without progress; None never ends it so. Of the
         updates with full batches.
-    normalize_y : bool, default=False
-        Centre the target and divide it by its standard deviation before training.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
     standardize : bool, default=True
         Centre the columns of X and divide them by their standard deviations.
     n_targets : int, default=None
@@ -182,7 +183,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         max_iter: Any = 100,
         tol: Any = 1e-06,
         n_iter_no_change: Any = 3,
-        normalize_y: Any = False,
+        normalize_y: Any = "auto",
         standardize: Any = True,
         n_targets: Any = None,
         random_state: Any = None,
@@ -225,7 +226,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             m = self._size(n, run)
             settings = self._settings()
             self._report(settings, m > _EXACT, run)
-            self._keep_scaling(scaling_of(X, Y, self.standardize, self.normalize_y))
+            self._keep_scaling(scaling_of(X, Y, self.standardize, run.normalizes(Y)))
             run.begin(X, Y)
             source = RowSource(X, Y, self._scaling, torch.float64, run.device)
             # The dictionary before the start: it is then the same whatever the start's rows are.

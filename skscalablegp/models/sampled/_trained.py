@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ...core.data import Scaling, column_moments
+from ...core.data import Scaling, column_moments, target_moments
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions, SampledBasis, SeededFourier
@@ -84,10 +84,9 @@ class Trained:
 
 def scaling_of(X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool) -> Scaling:
     """Units of the model; one pass over the data."""
-    t, d = Y.shape[1], X.shape[1]
-    moments = column_moments(Y) if normalize_y else (np.zeros(t), np.ones(t))
+    d = X.shape[1]
     inputs = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
-    return Scaling(*inputs, *moments)
+    return Scaling(*inputs, *target_moments(Y, normalize_y))
 
 
 def make_basis(
