@@ -23,6 +23,9 @@ from ._problem import GPProblem
 
 PROBES = ("rademacher", "normal")
 
+# A series that is left with a smaller relative residual was solved rather than cut.
+SOLVED = 1e-3
+
 
 class TruncatedGradient(GradientEstimator):
     """Russian-roulette conjugate gradients: unbiased at the price of a few CG steps.
@@ -56,7 +59,8 @@ class TruncatedGradient(GradientEstimator):
     Potapczynski et al. (2021), section 4.1. max(J) epochs; the probes leave the run at their own J.
     ``state.extra["orthogonality_loss"]`` is the largest inner product so far of CG residuals that
     theory has orthogonal (see `WeightedSolve`); where it is not small, rounding has spoiled the
-    series, and with it the unbiasedness.
+    series, and with it the unbiasedness. ``state.extra["cut_steps"]`` counts the estimates that
+    left a column with a relative residual above 1e-3, and so did cut a series.
     """
 
     def __init__(
@@ -133,6 +137,11 @@ class TruncatedGradient(GradientEstimator):
             result.n_iter,
             {"draws": draws.tolist(), "orthogonality_loss": result.orthogonality_loss},
         )
-        extra = {**state.extra, "orthogonality_loss": loss}
+        cut = bool((result.residuals > SOLVED).any())
+        extra = {
+            **state.extra,
+            "orthogonality_loss": loss,
+            "cut_steps": state.extra.get("cut_steps", 0) + cut,
+        }
         state = replace(state, preconditioner=built, extra=extra)
         return GradientEstimate(grad, None, solution), state
