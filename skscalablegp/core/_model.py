@@ -6,11 +6,15 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
 from .._named import NamedSettings
+from ..kernels import check_no_columns, compile_kernel, with_column_numbers
 from ._parameters import PARAMETERS
 from .posteriors import Posterior, forget, remember, remembered
 
@@ -36,6 +40,35 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         for name, value in arguments.items():
             if name not in ("self", "__class__"):
                 setattr(self, name, value)
+
+    def _own_kernel(self, X: np.ndarray) -> Kernel | None:
+        """A copy of `kernel` with column numbers in place of names; None where there is none.
+
+        Raises
+        ------
+        ValueError
+            For columns that X does not have, and for categories that are not whole numbers.
+        """
+        if self.kernel is None:
+            return None
+        names = getattr(self, "feature_names_in_", None)
+        kernel = with_column_numbers(clone(self.kernel), X.shape[1], names)
+        for j in compile_kernel(kernel, X.shape[1]).coded:
+            wrong = X[:, j][X[:, j] != np.rint(X[:, j])]
+            if len(wrong):
+                raise ValueError(
+                    f"{kernel} has categories in column {j}, which are whole numbers, but X has "
+                    f"{wrong[0]:.6g} there: encode the column with OrdinalEncoder, and do not "
+                    "scale it."
+                )
+        return kernel
+
+    def _kernel_of_features(self) -> Kernel | None:
+        """A copy of `kernel` for what a network gives, which has no columns of X."""
+        if self.kernel is None:
+            return None
+        check_no_columns(self.kernel)
+        return clone(self.kernel)
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
@@ -50,10 +49,9 @@ class TableRegressorBase(GPPredictionBase):
 
     def _compile_kernel(self, table: Table) -> TorchKernel:
         """The kernel as torch functions, with starting values from the data if none was given."""
-        if self.kernel is None:
+        kernel = self._own_kernel(table.X)
+        if kernel is None:
             kernel = data_scaled_kernel(table.X, table.y, self._largest_signal)
-        else:
-            kernel = clone(self.kernel)
         return compile_kernel(kernel, table.X.shape[1])
 
     def _keep_table(self, table: Table) -> None:

@@ -7,6 +7,8 @@ registers it.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from ._categorical import Categorical, LowRankCategorical
+from ._columns import Columns, check_no_columns, with_column_numbers
 from ._compile import TorchKernel, compile_kernel, default_kernel
 from ._frequencies import (
     Draws,
@@ -22,9 +24,12 @@ from ._spectral_mixture import SpectralMixture
 from ._stationary import Profile, Stationary
 
 __all__ = [
+    "Categorical",
+    "Columns",
     "Draws",
     "Frequencies",
     "Layout",
+    "LowRankCategorical",
     "MAX_POWER",
     "Node",
     "NoSpectralDensity",
@@ -35,10 +40,12 @@ __all__ = [
     "Stationary",
     "Term",
     "TorchKernel",
+    "check_no_columns",
     "compile_kernel",
     "default_kernel",
     "no_spectral_density",
     "register_kernel",
+    "with_column_numbers",
 ]
 
 for _module in iter_modules(__path__):

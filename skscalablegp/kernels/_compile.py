@@ -86,6 +86,16 @@ class TorchKernel:
         """Whether rows enter through their differences only, in the noise as well."""
         return self.node.stationary
 
+    @property
+    def coded(self) -> list[int]:
+        """The columns that hold codes of categories, which must keep their values."""
+        return sorted(self.node.coded(self.n_features))
+
+    def origin(self, mean: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+        """What rows may be measured from: their mean, in columns where only differences count."""
+        anchored = list(self.node.anchored(self.n_features))
+        return np.where(np.isin(np.arange(self.n_features), anchored), 0.0, mean)
+
     def stationary_terms(self) -> list[Term] | None:
         """The noise-free kernel as a sum of products of profiles of scaled distances, or None.
 
@@ -104,8 +114,8 @@ def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel
         ConstantKernel, WhiteKernel, RBF, Matern (nu = 0.5, 1.5, 2.5, inf), RationalQuadratic,
-        ExpSineSquared, DotProduct, a class given to `register_kernel`, or sums, products and
-        positive powers of these. Classes count exactly; subclasses are not taken for their parents.
+        ExpSineSquared, DotProduct, those of this package, a class given to `register_kernel`, or
+        sums, products and positive powers of these. Classes count exactly; subclasses are not taken for their parents.
     n_features : int
         Number of columns.
 

@@ -94,3 +94,27 @@ class ScaledFrequencies(Frequencies):
 
     def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
         return self.base / self.length_scale.value_like(theta, self.base)
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadFrequencies(Frequencies):
+    """Frequencies of a kernel on some columns, 0 in the others.
+
+    Attributes
+    ----------
+    inner : Frequencies
+        A column for each of `columns`.
+    columns : tuple of int
+    n_columns : int
+        Number of columns in all.
+    """
+
+    inner: Frequencies
+    columns: tuple[int, ...]
+    n_columns: int
+
+    def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
+        inner = self.inner.at(theta)
+        columns = torch.tensor(self.columns, device=inner.device)
+        whole = inner.new_zeros(len(inner), self.n_columns)
+        return whole.index_add(1, columns, inner)

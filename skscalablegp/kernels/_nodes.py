@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from jaxtyping import Float, Float64
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
-from ._frequencies import Draws, Frequencies, no_spectral_density
+from ._frequencies import Draws, Frequencies, SpreadFrequencies, no_spectral_density
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 
@@ -45,16 +46,38 @@ class Node(ABC):
         Whether it is a product over columns of one function of each column's difference.
     profile : Profile or None
         The function of the scaled distance that it is, for tiles in closed form.
+    columns : tuple of int or None
+        The columns that it sees; None where it sees all.
+    codes : bool
+        Whether it compares categories, whose codes may be neither scaled, shifted nor interpolated.
     """
 
     label: str
     parts: tuple[Node, ...] = ()
     separable: bool = False
     profile: Profile | None = None
+    columns: tuple[int, ...] | None = None
+    codes: bool = False
 
     @property
     def stationary(self) -> bool:
         return all(part.stationary for part in self.parts)
+
+    def anchored(self, n_columns: int) -> frozenset[int]:
+        """The columns that may not be shifted, since more counts than the difference of rows."""
+        if self.parts:
+            return frozenset().union(*(part.anchored(n_columns) for part in self.parts))
+        return frozenset() if self.stationary and not self.codes else frozenset(range(n_columns))
+
+    def coded(self, n_columns: int) -> frozenset[int]:
+        """The columns that hold codes of categories."""
+        if self.parts:
+            return frozenset().union(*(part.coded(n_columns) for part in self.parts))
+        return frozenset(range(n_columns)) if self.codes else frozenset()
+
+    def on(self, columns: tuple[int, ...]) -> Node:
+        """The same kernel of these columns, for rows that have more."""
+        return OnColumns(self, columns)
 
     @abstractmethod
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
@@ -127,6 +150,78 @@ class Term:
         for slot in self.constants:
             product = product * slot.value(theta).squeeze(0)
         return product
+
+
+class OnColumns(Node):
+    """A kernel that sees some columns of the rows.
+
+    Its products are those of the kernel inside, leaf by leaf on these columns: closed forms and
+    spectral densities stay.
+
+    Parameters
+    ----------
+    part : Node
+        The kernel, of as many columns as are chosen.
+    columns : tuple of int
+        Which, in the order in which the kernel sees them.
+    """
+
+    def __init__(self, part: Node, columns: tuple[int, ...]):
+        self.part, self.columns = part, columns
+        self.parts = part.parts and (part,)
+        self.label, self.codes = part.label, part.codes
+        # Any function of one difference is a product over its only column.
+        self.separable = part.separable or len(columns) == 1
+
+    @property
+    def stationary(self) -> bool:
+        return self.part.stationary
+
+    def anchored(self, n_columns: int) -> frozenset[int]:
+        return frozenset(self.columns[j] for j in self.part.anchored(len(self.columns)))
+
+    def coded(self, n_columns: int) -> frozenset[int]:
+        return frozenset(self.columns[j] for j in self.part.coded(len(self.columns)))
+
+    def on(self, columns: tuple[int, ...]) -> Node:
+        return self.part.on(tuple(columns[j] for j in self.columns))
+
+    def _of(self, X: Tensor) -> Tensor:
+        return X[:, list(self.columns)]
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
+        return self.part.smooth(theta, self._of(X), self._of(Z))
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        return self.part.diag(theta, self._of(X))
+
+    def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        return self.part.noise(theta, self._of(X))
+
+    @cached_property
+    def _products(self) -> list[Term]:
+        # Made once: an operator tells by identity that two products share a kernel.
+        terms, made = self.part.products(), {}
+        if any(leaf is self.part for term in terms for leaf in term.leaves):
+            return [Term((), (self,))]
+        for leaf in (leaf for term in terms for leaf in term.leaves):
+            made.setdefault(leaf, leaf.on(self.columns))
+        return [Term(t.constants, tuple(made[leaf] for leaf in t.leaves)) for t in terms]
+
+    def products(self) -> list[Term]:
+        return self._products
+
+    def frequencies(self, draws: Draws) -> Frequencies:
+        inner = self.part.frequencies(replace(draws, n_columns=len(self.columns)))
+        return SpreadFrequencies(inner, self.columns, draws.n_columns)
+
+    def n_exact_features(self, n_columns: int) -> int:
+        return self.part.n_exact_features(len(self.columns))
+
+    def exact_features(
+        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n q"]:
+        return self.part.exact_features(theta, self._of(X))
 
 
 class SumNode(Node):

@@ -27,9 +27,9 @@ class Layout:
         Entries of theta handed out so far.
     """
 
-    def __init__(self, n_features: int):
+    def __init__(self, n_features: int, n_params: int = 0):
         self.n_features = n_features
-        self.n_params = 0
+        self.n_params = n_params
 
     def build(self, kernel: sk.Kernel) -> Node:
         """The node of a kernel, by its exact class: Matern is a subclass of RBF."""
@@ -38,6 +38,13 @@ class Layout:
         except KeyError:
             raise TypeError(unsupported(type(kernel).__name__)) from None
         return builder(kernel, self)
+
+    def build_on(self, kernel: sk.Kernel, n_features: int) -> Node:
+        """The node of a part that sees so many columns."""
+        inner = Layout(n_features, self.n_params)
+        node = inner.build(kernel)
+        self.n_params = inner.n_params
+        return node
 
     def slots(self, kernel: sk.Kernel) -> dict[str, Slot]:
         """The hyperparameters of a leaf by name; the free ones take the next entries of theta."""

@@ -290,15 +290,6 @@ class BumpFrequencies(Frequencies):
         return 2 * np.pi * (self.signs * means + self.base * scales)
 
 
-def _part(slot: Slot, start: int, stop: int) -> Slot:
-    if stop > slot.size:
-        # Beyond it lie the parameters of the next kernel.
-        raise IndexError(f"entries {start} to {stop} of a slot with {slot.size}")
-    if slot.index is None:
-        return Slot(None, slot.fixed[start:stop])
-    return Slot(slice(slot.index.start + start, slot.index.start + stop))
-
-
 def _build(kernel: SpectralMixture, layout: Layout) -> Node:
     explicit = SpectralMixture(**kernel.get_params())
     slots, Q, d = layout.slots(explicit), int(kernel.n_components), layout.n_features
@@ -306,9 +297,9 @@ def _build(kernel: SpectralMixture, layout: Layout) -> Node:
     node = None
     for q in range(Q):
         leaf = SpectralComponent(
-            _part(slots["means"], q * d, (q + 1) * d), _part(slots["scales"], q * d, (q + 1) * d)
+            slots["means"].part(q * d, (q + 1) * d), slots["scales"].part(q * d, (q + 1) * d)
         )
-        part = ProductNode(Constant(_part(slots["weights"], q, q + 1)), leaf)
+        part = ProductNode(Constant(slots["weights"].part(q, q + 1)), leaf)
         node = part if node is None else SumNode(node, part)
     return node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
 from ._distances import centre, distance, squared_distance
-from ._frequencies import Draws, Frequencies, no_spectral_density
+from ._frequencies import Draws, Frequencies, SpreadFrequencies, no_spectral_density
 from ._nodes import Node
 from ._registry import Layout
 from ._slots import Slot
@@ -34,12 +35,15 @@ class Profile(ABC):
         in place of u, and the slope is -df/da.
     separable : bool
         Whether k is a product over columns of one function of each column's difference.
+    codes : bool
+        Whether rows hold codes of categories, which are rounded to whole numbers.
     """
 
     factor: float = 1.0
     shape: tuple[str, ...] = ()
     kink: bool = False
     separable: bool = False
+    codes: bool = False
 
     @abstractmethod
     def value_and_slope(self, u: Float[Tensor, "a b"], *shape: float) -> tuple[Tensor, ...]:
@@ -87,15 +91,49 @@ class Stationary(Node):
         The profile's other hyperparameters.
     label : str
         The scikit-learn class.
+    columns : tuple of int, optional
+        The columns that it sees; by default all.
     """
 
     stationary = True
 
-    def __init__(self, profile: Profile, length_scale: Slot, shape: tuple[Slot, ...], label: str):
+    def __init__(
+        self,
+        profile: Profile,
+        length_scale: Slot,
+        shape: tuple[Slot, ...],
+        label: str,
+        columns: tuple[int, ...] | None = None,
+    ):
         self.profile, self.length_scale, self.shape = profile, length_scale, shape
-        self.label, self.separable = label, profile.separable
+        self.label, self.columns, self.codes = label, columns, profile.codes
+        # Any function of one difference is a product over its only column.
+        self.separable = profile.separable or (columns is not None and len(columns) == 1)
+
+    def on(self, columns: tuple[int, ...]) -> Stationary:
+        """The same kernel, closed form included, of these columns."""
+        if self.columns is not None:
+            columns = tuple(columns[j] for j in self.columns)
+        return Stationary(self.profile, self.length_scale, self.shape, self.label, columns)
+
+    def anchored(self, n_columns: int) -> frozenset[int]:
+        return self.coded(n_columns)
+
+    def coded(self, n_columns: int) -> frozenset[int]:
+        return frozenset(self.seen_columns(n_columns)) if self.codes else frozenset()
+
+    def seen_columns(self, n_columns: int) -> tuple[int, ...]:
+        """Numbers of the columns that count, out of so many."""
+        return tuple(range(n_columns)) if self.columns is None else self.columns
+
+    def seen(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
+        """The columns that count, as they count."""
+        if self.columns is not None:
+            X = X[:, list(self.columns)]
+        return X.round() if self.codes else X
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        X, Z = self.seen(X), self.seen(Z)
         scale = self.profile.factor**0.5 / self.length_scale.value_like(theta, X)
         X, Z = centre(X, Z)
         X, Z = X * scale, Z * scale
@@ -110,7 +148,10 @@ class Stationary(Node):
         return X.new_ones(1)
 
     def frequencies(self, draws: Draws) -> Frequencies:
-        return self.profile.frequencies(self, draws)
+        if self.columns is None:
+            return self.profile.frequencies(self, draws)
+        inner = self.profile.frequencies(self, replace(draws, n_columns=len(self.columns)))
+        return SpreadFrequencies(inner, self.columns, draws.n_columns)
 
 
 class _Profiled(torch.autograd.Function):

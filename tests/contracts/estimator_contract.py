@@ -23,7 +23,13 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, PairwiseKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Matern,
+    PairwiseKernel,
+    WhiteKernel,
+)
 from sklearn.impute import IterativeImputer
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
@@ -35,6 +41,8 @@ from sklearn.utils.estimator_checks import (
     check_dataframe_column_names_consistency,
     check_param_validation,
 )
+
+from skscalablegp.kernels import Categorical, Columns, LowRankCategorical
 
 N, M, D = 24, 7, 2
 
@@ -63,6 +71,8 @@ class Row:
         deviations of the target.
     std_rtol : float
         How far ``return_std`` may be from the diagonal of ``return_cov``: sampled ones differ.
+    columns : {"categories", "numbers", "none"}
+        What kernels on columns it takes: all, all but those of categories, or none.
     scikit_learn_checks : bool
         Whether scikit-learn's own checks run over this row; some row of each class has them.
     search : mapping
@@ -85,6 +95,7 @@ class Row:
     batch_rtol: float = 1e-6
     unit_atol: float = 1e-6
     std_rtol: float = 1e-4
+    columns: str = "categories"
     scikit_learn_checks: bool = True
     search: Mapping[str, list[Any]] = field(default_factory=dict)
     limit: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +127,12 @@ class Row:
         if name not in self.estimator.get_params(deep=False):
             pytest.skip(f"{self.name} has no parameter {name}")
 
+    def with_kernel(self, kernel: Any) -> BaseEstimator:
+        """A fresh estimator with this kernel, or one whose estimator below has it."""
+        if "kernel" in self.estimator.get_params(deep=False):
+            return self.new(kernel=kernel)
+        return self.new(estimator__kernel=kernel)
+
     def target(self, f: np.ndarray) -> np.ndarray:
         """Real values as this estimator's kind of target."""
         return (f > np.median(f)).astype(int) if self.classifier else f
@@ -145,6 +162,12 @@ def fitted(row: Row, **params: Any) -> tuple[BaseEstimator, np.ndarray]:
     return row.new(**params).fit(X, row.target(y)), X_new
 
 
+def _columns_of(kernel: Any) -> list[Any]:
+    """What the kernels on columns in an expression see."""
+    parts = [kernel, *kernel.get_params().values()]
+    return [c for p in parts if isinstance(p, Columns) for c in np.atleast_1d(p.columns).tolist()]
+
+
 def assert_all_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
@@ -165,6 +188,15 @@ def assert_sane(row: Row, model: BaseEstimator, X: Any) -> None:
     assert mean.shape == std.shape
     assert np.isfinite(mean).all() and np.isfinite(std).all()
     assert (std >= 0).all()
+
+
+def frame(seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
+    """Rows with a column of categories, one that no kernel is given, and a target."""
+    rng = np.random.default_rng(seed)
+    X = pd.DataFrame(rng.uniform(-2, 2, (N, 2)), columns=["a", "other"])
+    X["category"] = rng.integers(0, 3, N)
+    y = np.sin(2 * X["a"]) + np.array([-1.0, 2.0, 0.3])[X["category"]]
+    return X, y.to_numpy() + 0.1 * rng.standard_normal(N)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -770,6 +802,33 @@ class EstimatorContract:
         with pytest.raises(ValueError, match="solver") as caught:
             row.new(solver="magic").fit(X, row.target(y))
         assert all(f"'{known}'" in str(caught.value) for known in ("cholesky", "cg"))
+
+    def test_kernels_on_columns(self, row):
+        X, y = frame()
+        numbers = ConstantKernel(1.0) * Columns(RBF(), "a")
+        categories = Columns(Categorical(), ["category"]), Columns(LowRankCategorical(3), 2)
+        for kernel, kinds in [
+            (numbers, ("categories", "numbers")),
+            (numbers * categories[0] + categories[1], ("categories",)),
+        ]:
+            model = row.with_kernel(kernel + WhiteKernel(0.1))
+            if row.columns not in kinds:
+                refused = "outputs of a network|no grid can interpolate|sees some columns only"
+                with pytest.raises(ValueError, match=refused + '|use basis="rows"'):
+                    model.fit(X, row.target(y))
+                continue
+            model.fit(X, row.target(y))
+            changed = X.assign(other=X["other"].to_numpy()[::-1])
+            answers = row.everything(model, X), row.everything(model, changed)
+            for before, after in zip(*answers, strict=True):
+                # The weights of a grid along that column add up to 1, up to rounding; draws show it.
+                assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+            # A category that no row has.
+            assert_sane(row, model, X.assign(category=7))
+            trained = getattr(model, "estimator_", model).kernel_
+            assert all(isinstance(c, int) for c in _columns_of(trained))
+            assert clone(trained) == trained
+            assert "a" in _columns_of(kernel)
 
     def test_unknown_kernel_lists_what_works(self, row):
         row.accepts("kernel")

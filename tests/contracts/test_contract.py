@@ -38,9 +38,18 @@ from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
 
 ROWS = [
     Row(
-        "kissgp", KISSGPRegressor(grid_size=20, structure="additive"), search={"grid_size": [9, 15]}
+        "kissgp",
+        KISSGPRegressor(grid_size=20, structure="additive"),
+        search={"grid_size": [9, 15]},
+        columns="none",
     ),
-    Row("kissgp-auto", KISSGPRegressor(), limit={"max_iter": 1}, scikit_learn_checks=False),
+    Row(
+        "kissgp-auto",
+        KISSGPRegressor(),
+        limit={"max_iter": 1},
+        scikit_learn_checks=False,
+        columns="numbers",
+    ),
     Row(
         "kissgp-network",
         KISSGPRegressor(feature_extractor=[8, 1], max_epochs=30, grid_size=15),
@@ -49,11 +58,13 @@ ROWS = [
         independent_targets=False,
         batch_rtol=1e-5,
         scikit_learn_checks=False,
+        columns="none",
     ),
     Row(
         "love",
         LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),
         search={"variance_rank": [5, 20]},
+        columns="none",
     ),
     Row("love-features", LOVEPredictor(RFFRegressor(max_iter=5)), scikit_learn_checks=False),
     Row(
@@ -63,6 +74,7 @@ ROWS = [
         ),
         limit={"max_variance_rank": 2},
         scikit_learn_checks=False,
+        columns="numbers",
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row(
@@ -136,7 +148,13 @@ ROWS = [
         limit={"max_iter": 1},
         scikit_learn_checks=False,
     ),
-    Row("qsgp", QSGPRegressor(), noise_variance=False, search={"n_components": [32, 64]}),
+    Row(
+        "qsgp",
+        QSGPRegressor(),
+        noise_variance=False,
+        search={"n_components": [32, 64]},
+        columns="numbers",
+    ),
     Row(
         "qsgp-stochastic",
         QSGPRegressor(
@@ -151,12 +169,14 @@ ROWS = [
         noise_variance=False,
         search={"control_variate_rank": [5, 10]},
         limit={"max_iter": 2},
+        columns="numbers",
     ),
     Row(
         "qsgp-laplace",
         QSGPRegressor(likelihood="laplace", n_components=64),
         noise_variance=False,
         scikit_learn_checks=False,
+        columns="numbers",
     ),
     Row(
         "qsgp-rows",
@@ -171,6 +191,7 @@ ROWS = [
         classifier=True,
         search={"n_components": [32, 64]},
         limit={"max_iter": 1},
+        columns="numbers",
     ),
     Row(
         "qsgp-classifier-stochastic",
@@ -185,6 +206,7 @@ ROWS = [
         classifier=True,
         search={"control_variate_rank": [5, 10]},
         limit={"max_iter": 2},
+        columns="numbers",
     ),
     Row(
         "qsrvm",
@@ -208,6 +230,7 @@ ROWS = [
         noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"averaging": [0.1, 0.9]},
+        columns="none",
     ),
     Row(
         "minimax",
@@ -215,6 +238,7 @@ ROWS = [
         noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"penalty": [1.0, 2.0]},
+        columns="none",
     ),
     Row(
         "bsgd",
@@ -222,6 +246,7 @@ ROWS = [
         noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"batches": ["random", "neighbours"]},
+        columns="none",
     ),
     Row("svgp", SVGPRegressor(), search={"n_inducing": [5, 10]}, limit={"max_iter": 1}),
     Row(
@@ -237,6 +262,7 @@ ROWS = [
         unit_atol=1e-3,
         limit={"max_iter": 1},
         scikit_learn_checks=False,
+        columns="none",
     ),
     Row(
         "svgp-classes",

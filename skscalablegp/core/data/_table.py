@@ -74,9 +74,7 @@ class Table:
 
         Numbers far from zero, such as times in seconds, would lose their digits in float32.
         """
-        if not kernel.stationary:
-            return self
-        return replace(self, origin=self.X.mean(axis=0))
+        return replace(self, origin=kernel.origin(self.X.mean(axis=0)))
 
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool

@@ -129,13 +129,15 @@ class StationaryKernel(BoundKernel):
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta).to(spread.device)
         # A function with a kink at zero feels an error in |a|^2 there as its square root.
         limit = 0.0 if leaf.profile.kink else _SINGLE_PRECISION_NORM
-        mean_norm = float((scale.square() * spread.double()).sum())
+        seen = spread[list(leaf.seen_columns(len(spread)))].double()
+        mean_norm = float((scale.square() * seen).sum())
         return scale if mean_norm > limit else scale.to(self.center.dtype)
 
     def prepare(self, X: Float[Tensor, "n d"]) -> StationaryRows:
         left, right = [], []
-        for scale in self.scales:
-            A = (X.to(scale.dtype) - self.center.to(scale.dtype)) * scale
+        for leaf, scale in zip(self.leaves, self.scales, strict=True):
+            center = self.center[list(leaf.seen_columns(len(self.center)))].to(scale.dtype)
+            A = (leaf.seen(X.to(scale.dtype)) - center) * scale
             q = A.square().sum(1, keepdim=True)
             one = torch.ones_like(q)
             left.append(torch.cat([A, q, one], 1))

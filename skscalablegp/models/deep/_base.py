@@ -237,7 +237,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return features
 
     def _compiled(self, q: int) -> TorchKernel:
-        kernel = self.kernel
+        kernel = self._kernel_of_features()
         if kernel is None:
             kernel = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
         compiled = compile_kernel(kernel, q)

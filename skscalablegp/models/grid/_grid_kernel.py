@@ -71,6 +71,11 @@ class GridKernel:
         joint = max(len(axes) for axes in grid.components) > 1
         for leaf in (leaf for term in self._products for leaf in term.leaves):
             _check_factor(leaf, joint)
+            if len(grid.components) > 1 and leaf.columns is not None:
+                raise ValueError(
+                    f"{leaf.label} sees some columns only, but structure='additive' adds up the "
+                    "kernel over all of them: use structure='product', or SGPRRegressor."
+                )
 
     @property
     def n_points(self) -> int:
@@ -322,6 +327,11 @@ def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
 
 
 def _check_stationary(leaf: Node) -> None:
+    if leaf.codes:
+        raise ValueError(
+            f"{leaf.label} compares categories, between whose codes no grid can interpolate: use "
+            "IterativeGPRegressor, or SGPRRegressor for many rows."
+        )
     if not leaf.stationary:
         raise ValueError(
             f"{leaf.label} is not stationary, and on a grid only functions of the difference of "

@@ -289,10 +289,13 @@ class KISSGPRegressor(GPRegressorBase):
     ) -> GridFit:
         """The rows, or what a network makes of them, summed on a grid."""
         budget = budget_of(self.memory_budget)
-        if features is not None:
+        if features is None:
+            kernel = self._own_kernel(table.X)
+        else:
+            kernel = self._kernel_of_features()
             table = replace(table, X=features(table.X))
         grid = self._plan_grid(table, features is not None)
-        return GridFit.make(table, grid, self.kernel, features, held, budget)
+        return GridFit.make(table, grid, kernel, features, held, budget)
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
         X, budget = table.X, budget_of(self.memory_budget)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone
 
 from ...core.data import Table
 from ...kernels import compile_kernel
@@ -153,8 +152,6 @@ def kernel_on_grid(
     if kernel is None:
         shortest = SHORTEST_FEATURE_LENGTH if on_features else 0.0
         kernel = grid_default_kernel(table.X, table.y, grid, shortest)
-    else:
-        kernel = clone(kernel)
     compiled = compile_kernel(kernel, table.X.shape[1])
     table.check_separable(compiled)
     on_grid = GridKernel(compiled, grid, budget)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -101,7 +100,7 @@ class SparseMixin:
             targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
         unit = float(np.mean(np.square(targets)))
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
-        kernel, inputs = self._kernel_and_scaling(scaling, network, unit, likelihood)
+        kernel, inputs = self._kernel_and_scaling(X, scaling, network, unit, likelihood)
         compiled = compile_kernel(kernel, d if network is None else network.n_features)
         model = SparseModel(compiled, likelihood, n_outputs, network)
         settings, planned = self._sparse_settings(n, model, inputs, run)
@@ -220,7 +219,12 @@ class SparseMixin:
         return make_network(d, self.feature_extractor, self.activation)
 
     def _kernel_and_scaling(
-        self, scaling: Scaling, network: Network | None, unit: float, likelihood: Likelihood
+        self,
+        X: np.ndarray,
+        scaling: Scaling,
+        network: Network | None,
+        unit: float,
+        likelihood: Likelihood,
     ) -> tuple[Kernel, Scaling]:
         """The kernel in its own units, and what rows pass through before it.
 
@@ -229,13 +233,12 @@ class SparseMixin:
         """
         d = len(scaling.x_mean)
         width, spread = (d, scaling.x_scale) if network is None else (network.n_features, 1.0)
-        if self.kernel is None:
+        kernel = self._own_kernel(X) if network is None else self._kernel_of_features()
+        if kernel is None:
             kernel = self._default_kernel(width, spread, unit, likelihood)
-        else:
-            kernel = clone(self.kernel)
         if network is not None:
             return kernel, scaling
-        shift = scaling.x_mean if compile_kernel(kernel, d).stationary else np.zeros(d)
+        shift = compile_kernel(kernel, d).origin(scaling.x_mean)
         return kernel, replace(scaling, x_mean=shift, x_scale=np.ones(d))
 
     def _default_kernel(

@@ -115,11 +115,13 @@ def choose_points(
 
 def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
     """How far points move along each column: length scales, where the kernel has some."""
-    slots = [leaf.length_scale for t in kernel.stationary_terms() or [] for leaf in t.leaves]
-    if not slots:
+    leaves = [leaf for term in kernel.stationary_terms() or [] for leaf in term.leaves]
+    if not leaves:
         return spread
-    scales = torch.stack([slot.value(theta).expand(len(spread)) for slot in slots])
-    scale = scales.min(0).values.to(spread)
+    scale = torch.full_like(spread, float("inf"))
+    for leaf in leaves:
+        seen = list(leaf.seen_columns(len(spread)))
+        scale[seen] = torch.minimum(scale[seen], leaf.length_scale.value(theta).to(spread))
     return torch.minimum(torch.maximum(scale, 0.05 * spread), 4 * spread)
 
 

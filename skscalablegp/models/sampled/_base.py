@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,9 @@ class QSGPMixin:
         n_seen : int, default=0
             Other rows that the past has seen.
         """
-        settings = Settings.of(self)
-        scaling = self._scaling if past else scaling_of(X, Y, self.standardize, normalize_y)
+        settings = replace(Settings.of(self), kernel=self._own_kernel(X))
+        units = self.standardize, normalize_y, settings.kernel
+        scaling = self._scaling if past else scaling_of(X, Y, *units)
         source = RowSource(X, Y, scaling, torch.float64, run.device)
         points = past.points if past else self._points(X, source, run.random_state)
         n, t = Y.shape

@@ -224,9 +224,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             X, Y = self._read_rows(X, y)
             n = len(X)
             m = self._size(n, run)
-            settings = self._settings()
+            settings = replace(self._settings(), kernel=self._own_kernel(X))
             self._report(settings, m > _EXACT, run)
-            self._keep_scaling(scaling_of(X, Y, self.standardize, run.normalizes(Y)))
+            units = self.standardize, run.normalizes(Y), settings.kernel
+            self._keep_scaling(scaling_of(X, Y, *units))
             run.begin(X, Y)
             source = RowSource(X, Y, self._scaling, torch.float64, run.device)
             # The dictionary before the start: it is then the same whatever the start's rows are.
@@ -264,7 +265,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         if self.optimizer not in ("auto", None):
             raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
         return Settings(
-            kernel=self.kernel,
+            kernel=None,
             n_components=2,
             basis="fourier",
             n_dense=0,

@@ -49,7 +49,6 @@ def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
         return signal * Matern(spread, (1e-3 * spread, 1e3 * spread), nu=1.5) + noise
     if kernel is None:
         return data_scaled_kernel(X, Y, LARGEST_FEATURE_SIGNAL)
-    kernel = clone(kernel)
     compiled = compile_kernel(kernel, X.shape[1])
     noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
     if float(noise[0]) > 0:
@@ -124,7 +123,7 @@ def starting_point(
     run.preview = show
     # A kernel of differences loses no digits to a large mean. The noise is in the target's units:
     # an absolute one would be all of the noise of a small target.
-    origin = X.mean(axis=0) if compiled.stationary else 0.0
+    origin = compiled.origin(X.mean(axis=0))
     result = exact_start(
         compiled,
         torch.as_tensor(X - origin),

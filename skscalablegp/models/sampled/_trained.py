@@ -82,11 +82,15 @@ class Trained:
         return self.precision is not None
 
 
-def scaling_of(X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool) -> Scaling:
-    """Units of the model; one pass over the data."""
+def scaling_of(
+    X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool, kernel: Any
+) -> Scaling:
+    """Units of the model; one pass over the data. Codes of categories stay as they are."""
     d = X.shape[1]
-    inputs = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
-    return Scaling(*inputs, *target_moments(Y, normalize_y))
+    mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
+    coded = [] if kernel is None else compile_kernel(kernel, d).coded
+    mean[coded], scale[coded] = 0.0, 1.0
+    return Scaling(mean, scale, *target_moments(Y, normalize_y))
 
 
 def make_basis(
