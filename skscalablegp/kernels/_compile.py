@@ -115,7 +115,8 @@ def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
     kernel : sklearn.gaussian_process.kernels.Kernel
         ConstantKernel, WhiteKernel, RBF, Matern (nu = 0.5, 1.5, 2.5, inf), RationalQuadratic,
         ExpSineSquared, DotProduct, those of this package, a class given to `register_kernel`, or
-        sums, products and positive powers of these. Classes count exactly; subclasses are not taken for their parents.
+        sums, products and positive powers of these. Classes count exactly; subclasses are not taken
+        for their parents.
     n_features : int
         Number of columns.
 

@@ -821,7 +821,7 @@ class EstimatorContract:
             changed = X.assign(other=X["other"].to_numpy()[::-1])
             answers = row.everything(model, X), row.everything(model, changed)
             for before, after in zip(*answers, strict=True):
-                # The weights of a grid along that column add up to 1, up to rounding; draws show it.
+                # A grid's weights along that column add up to 1, up to rounding.
                 assert_allclose(after, before, rtol=1e-5, atol=1e-5)
             # A category that no row has.
             assert_sane(row, model, X.assign(category=7))
