@@ -49,7 +49,7 @@ class NamedSettings(BaseEstimator):
         return params
 
     def set_params(self, **params: Any):
-        """Set parameters; one of an object that a string names makes the object first.
+        """Set parameters, all or none; one of an object that a string names makes the object first.
 
         Parameters
         ----------
@@ -59,11 +59,25 @@ class NamedSettings(BaseEstimator):
         Returns
         -------
         self : estimator
+
+        Raises
+        ------
+        ValueError
+            For a parameter that there is not; nothing has changed then.
         """
         plain = {key: value for key, value in params.items() if "__" not in key}
-        super().set_params(**plain)
         nested = {key: value for key, value in params.items() if "__" in key}
-        own = set(self._named) & set(self._get_param_names())
-        for name in own & {key.partition("__")[0] for key in nested}:
-            setattr(self, name, self._object(name, getattr(self, name)))
-        return super().set_params(**nested)
+        objects = {key.partition("__")[0] for key in nested}
+        before = {name: getattr(self, name) for name in self._get_param_names()}
+        given = {name: before.get(name) for name in objects}
+        inside = {n: part.get_params() for n, part in given.items() if hasattr(part, "get_params")}
+        try:
+            super().set_params(**plain)
+            for name in objects & set(self._named) & set(before):
+                setattr(self, name, self._object(name, getattr(self, name)))
+            return super().set_params(**nested)
+        except ValueError:
+            super().set_params(**before)
+            for name, kept in inside.items():
+                before[name].set_params(**kept)
+            raise

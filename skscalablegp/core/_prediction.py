@@ -30,6 +30,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """t, the number of targets."""
         return np.size(self._y_train_mean)
 
+    def _has_low_rank_form(self) -> bool:
+        """Whether the posterior will have a ``low_rank_form``, known before a fit."""
+        return False
+
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
         return validate_data(self, X, dtype=np.float64, reset=False)

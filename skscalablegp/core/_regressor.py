@@ -26,6 +26,9 @@ class TableRegressorBase(GPPredictionBase):
     # What a fit may measure rows from.
     _origin: np.ndarray | float = 0.0
 
+    def _has_low_rank_form(self) -> bool:
+        return True
+
     def _read_table(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
     ) -> Table:

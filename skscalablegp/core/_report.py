@@ -39,12 +39,13 @@ class FitReport(Bunch):
     status : str
         "converged"; "completed" (a planned schedule of steps ran out, as it should); "max_iter" (a
         limit cut an optimisation that had not ended); "max_seconds"; "callback"; "interrupted";
-        "stagnated" (linear solves ended above their tolerance with nothing left to gain);
+        "stagnated" (an optimiser found no better point where the gradient is not small, or a linear
+        solve ended above its tolerance with nothing left to gain);
         "diverged".
     stop_reason : str
         The same as a sentence.
     choices : dict of str to Choice
-        What each parameter that was "auto" became, and why.
+        What each parameter that was "auto" became, and why; none of them is among `ignored`.
     ignored : dict of str to str
         Parameters that had no effect in this fit, and why.
     n_iter : int
@@ -61,6 +62,8 @@ class FitReport(Bunch):
         What had to be added to a diagonal before it could be factorised.
     summary : str
         The method in words.
+    failures : tuple of str
+        Restarts or experts whose training failed, beside others that make up for them.
     """
 
     def __str__(self) -> str:
@@ -78,6 +81,7 @@ class FitReport(Bunch):
             lines.append(f"{name} had no effect: {reason}")
         if self.n_unconverged:
             lines.append(f"{self.n_unconverged} linear solves ended above their tolerance")
+        lines += self.get("failures", ())
         if self.jitter:
             lines.append(f"jitter {self.jitter:.1e}")
         return "\n".join(lines)

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,27 +74,6 @@ class Run:
         self.monitor, self.generator, self.random_state = monitor, generator, random_state
 
 
-class Relay:
-    """A callback through which one fit watches the fit of an estimator inside it.
-
-    Parameters
-    ----------
-    above : FitRun
-        Whose history and callbacks get every step of the fit below.
-    preview : callable
-        ``preview(model, below)`` is the ``preview`` of the fit above from a fitted estimator below.
-    """
-
-    def __init__(self, above: FitRun, preview: Callable[[Any, Any], None]):
-        self.above, self.below, self._preview = above, None, preview
-
-    def __call__(self, step: TrainingStep) -> bool:
-        self.above.preview = None
-        if self.below is not None and self.below.preview is not None:
-            self.above.preview = lambda model, at: self._preview(model, self.below.model_at(at))
-        return self.above.monitor.relay(step)
-
-
 class FitRun(Run):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
@@ -119,10 +98,8 @@ class FitRun(Run):
     preview : callable or None
         ``preview(model, step)`` gives `model`, a copy of the estimator, the fitted attributes of
         the model as it is at a `TrainingStep`, without touching the fit. Called only where a
-        scikit-learn callback asks for a fitted estimator.
+        callback asks for a model: one of scikit-learn's, or by ``step.model()``.
     """
-
-    preview: Callable[[Any, TrainingStep], None] | None = None
 
     def __init__(self, estimator: Any):
         self.estimator = estimator
@@ -130,9 +107,6 @@ class FitRun(Run):
         self.monitor = Monitor(
             _checked_callbacks(estimator.callbacks), estimator.max_seconds, int(estimator.verbose)
         )
-        for callback in self.monitor.callbacks:
-            if isinstance(callback, Relay):
-                callback.below = self
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
         self._facts: dict[str, Any] = {}
@@ -242,11 +216,19 @@ class FitRun(Run):
         self._events = FitEvents(self.estimator, X, y)
         self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
 
-    def _tell(self, step: TrainingStep) -> bool:
-        return self._events.step(None if self.preview is None else lambda: self._attributes(step))
+    @property
+    def preview(self) -> Callable[[TrainingStep], Any] | None:
+        return self.monitor.preview
 
-    def model_at(self, step: TrainingStep) -> Any:
-        """A copy of the estimator with the fitted attributes of a step, by `preview`."""
+    @preview.setter
+    def preview(self, show: Callable[[Any, TrainingStep], None] | None) -> None:
+        self.monitor.preview = None if show is None else partial(self._model_at, show)
+
+    def _tell(self, step: TrainingStep) -> bool:
+        return self._events.step(None if step.preview is None else lambda: self._attributes(step))
+
+    def _model_at(self, show: Callable[[Any, TrainingStep], None], step: TrainingStep) -> Any:
+        """A copy of the estimator with the fitted attributes of a step."""
         model = copy(self.estimator)
         # Those of the fit before, if there was one.
         for name in ("history_", "fit_report_"):
@@ -254,13 +236,17 @@ class FitRun(Run):
         state = self.generator.get_state()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            self.preview(model, step)
-        self.generator.set_state(state)
+            try:
+                show(model, step)
+            finally:
+                self.generator.set_state(state)
         model.n_iter_ = step.iteration
         return model
 
-    def _attributes(self, step: TrainingStep) -> dict[str, Any]:
-        model = self.model_at(step)
+    def _attributes(self, step: TrainingStep) -> dict[str, Any] | None:
+        model = step.model()
+        if model is None:
+            return None
         parameters = model.get_params(deep=False)
         return {name: value for name, value in vars(model).items() if name not in parameters}
 
@@ -449,6 +435,12 @@ class FitRun(Run):
             return f"a callback ended training after {steps}, {kept}"
         if status == "interrupted":
             return f"the fit was interrupted after {steps}, {kept}: fit again to go to the end"
+        if status == "stagnated":
+            return (
+                f"training stagnated after {steps} where the gradient is not small, {kept}: no "
+                "step that it points to raises the objective. Raise alpha, use dtype='float64', "
+                "and look for columns or a target of extreme size"
+            )
         if any(s.status is Status.BREAKDOWN for s in self.monitor.solutions):
             return (
                 f"training stopped after {steps} at a linear solve that broke down, {kept}: raise "
@@ -478,12 +470,13 @@ class FitRun(Run):
             "residuals": None,
             "jitter": 0.0,
             "summary": "",
+            "failures": tuple(self.monitor.failures),
         } | self._facts
         settings = self.estimator.get_params(deep=False)
         return FitReport(
             status=status,
             stop_reason=reason,
-            choices=self._choices,
+            choices={k: v for k, v in self._choices.items() if k not in self._ignored},
             ignored={name: why for name, why in self._ignored.items() if name in settings},
             n_iter=self._n_iter,
             seconds=self.monitor.stage_seconds | {"total": self.monitor.seconds},

@@ -27,7 +27,7 @@ _REFINING_STEPS = 25
 # Solver epochs that such a refinement may take in all: hard systems take fewer, longer steps.
 _REFINING_EPOCHS = 600
 # Ways to end that are not the user's or the machine's doing.
-_DONE = ("converged", "max_iter", "max_epochs")
+_DONE = ("converged", "max_iter", "max_epochs", "stagnated")
 # Steps of Adam without an initialisation (Lin et al. 2024), and after one.
 _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
@@ -71,6 +71,8 @@ class StageSettings:
         Whether a badly conditioned problem may be moved from float32 to float64.
     factor_if_ill_conditioned : bool
         Whether such a problem is then trained by Cholesky whatever the estimator.
+    name : str
+        Of the stage on all rows.
     """
 
     optimizer: Any
@@ -85,6 +87,7 @@ class StageSettings:
     exact_rows: int = 0
     adapt_dtype: bool = False
     factor_if_ill_conditioned: bool = False
+    name: str = "full"
 
 
 def fit_hyperparameters(
@@ -100,7 +103,8 @@ def fit_hyperparameters(
     -------
     result : TrainingResult
         The best of all starts where values are exact; else the first's. `planned` says whether
-        steps that ran out were meant to.
+        steps that ran out were meant to. Further starts that fail are among the monitor's
+        failures.
 
     Raises
     ------
@@ -134,11 +138,14 @@ def fit_hyperparameters(
         except torch.linalg.LinAlgError:
             if k == 0:
                 raise
+            run.monitor.failures.append(f"restart {k}: no Cholesky factor at its start")
             continue
         n_iter += result.n_iter
         if k == 0 or result.value > best.value:
             best = result
-        if result.stop_reason not in _DONE:
+        if result.stop_reason == "diverged" and k > 0:
+            run.monitor.failures.append(f"restart {k}: training diverged")
+        elif result.stop_reason not in _DONE:
             break
     return replace(best, n_iter=n_iter)
 
@@ -152,16 +159,17 @@ def _train_all_rows(
     metric: np.ndarray | None,
 ) -> TrainingResult:
     initialised = settings.subset_size is not None
-    optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
-    enough = _default_steps(optimizer, estimator.exact, initialised)
-    steps = enough if settings.max_iter == "auto" else settings.max_iter
     if settings.adapt_dtype:
         problem = well_conditioned(problem, theta)
         if problem.X.dtype == torch.float64 and settings.factor_if_ill_conditioned:
             # Iterative solvers would need thousands of epochs; a factorisation does not care.
             estimator = ExactGradient()
-            optimizer = _optimizer(settings, True, len(problem.X), metric is not None)
-    result = _stage("full", problem, estimator, optimizer, theta, settings, run, steps, metric)
+    optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
+    enough = _default_steps(optimizer, estimator.exact, initialised)
+    steps = enough if settings.max_iter == "auto" else settings.max_iter
+    result = _stage(
+        settings.name, problem, estimator, optimizer, theta, settings, run, steps, metric
+    )
     planned = {
         "max_iter": steps >= enough and (initialised or optimizer.patient),
         "max_epochs": settings.max_epochs == "auto",
@@ -181,7 +189,7 @@ def _stage(
     metric: np.ndarray | None,
 ) -> TrainingResult:
     run.monitor.begin(name, steps)
-    epochs = _epoch_limit(settings, metric is not None) if name == "full" else None
+    epochs = _epoch_limit(settings, metric is not None) if name == settings.name else None
     return train(
         problem,
         estimator,

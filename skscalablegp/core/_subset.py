@@ -9,7 +9,7 @@ from ..kernels import TorchKernel
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._run import Run
 from ._stages import StageSettings, fit_hyperparameters
-from .training import QuasiNewton, TrainingResult, train
+from .training import QuasiNewton, TrainingResult
 
 
 def exact_start(
@@ -42,18 +42,5 @@ def exact_start(
         Further starts within the bounds.
     """
     problem = GPProblem(kernel, X.double(), Y.double(), noise.double())
-    theta = kernel.theta0.numpy()
-    if n_restarts:
-        settings = StageSettings(QuasiNewton(), max_iter=max_iter, n_restarts=n_restarts)
-        return fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
-    run.monitor.begin("start", max_iter)
-    return train(
-        problem,
-        ExactGradient(),
-        QuasiNewton(),
-        theta,
-        kernel.bounds.numpy(),
-        max_iter=max_iter,
-        monitor=run.monitor,
-        generator=run.generator,
-    )
+    settings = StageSettings(QuasiNewton(), max_iter, n_restarts=n_restarts, name="start")
+    return fit_hyperparameters(problem, ExactGradient(), kernel.theta0.numpy(), settings, run)

@@ -15,9 +15,9 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._compat import fit_context
-from ..core import FitRun, GPPredictionBase, Relay
+from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import LowRank, LowRankForm, Posterior
-from ..core.training import StopTraining
+from ..core.training import StopTraining, TrainingStep
 from ..models.grid import KISSGPRegressor
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
@@ -243,11 +243,17 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             growing = form.growing(*_inputs(below, held, probes), rank, rank)
             model._finish(below, next(growing), 1.0)
 
+        def hear(step: TrainingStep) -> bool:
+            run.preview = None
+            if step.preview is not None:
+                run.preview = lambda model, at: preview(model, step.preview(step))
+            return run.monitor.relay(step)
+
         listed = own["callbacks"] if own["callbacks"] is not None else []
         listed = [listed] if callable(listed) else list(listed)
         budgets = [s for s in (own["max_seconds"], run.monitor.seconds_left) if s is not None]
         inner.set_params(
-            callbacks=[*listed, Relay(run, preview)],
+            callbacks=[*listed, hear],
             max_seconds=max(min(budgets), 1e-9) if budgets else None,
             verbose=max(int(own["verbose"]), int(self.verbose)),
         )
@@ -364,6 +370,9 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 
     # ------------------------------------------------------------------ what predictions need
 
+    def _has_low_rank_form(self) -> bool:
+        return True
+
     def _build_posterior(self) -> Posterior:
         basis, below = self._basis, self.estimator_._posterior()
         if basis is not None:
@@ -381,23 +390,16 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 
 
 def _check_ours(inner: Any) -> None:
-    if not isinstance(inner, GPPredictionBase):
-        raise _no_fast_products(inner)
+    if not (isinstance(inner, GPPredictionBase) and inner._has_low_rank_form()):
+        raise TypeError(
+            f"{type(inner).__name__} has no fast products with its covariance matrix, which "
+            "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
+            "regressor of this package with rows, random features or inducing points."
+        )
 
 
 def _form(inner: GPPredictionBase) -> LowRankForm:
-    form = inner._posterior().low_rank_form()
-    if form is None:
-        raise _no_fast_products(inner)
-    return form
-
-
-def _no_fast_products(inner: Any) -> TypeError:
-    return TypeError(
-        f"{type(inner).__name__} has no fast products with its covariance matrix, which "
-        "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
-        "regressor of this package with rows, random features or inducing points."
-    )
+    return inner._posterior().low_rank_form()
 
 
 def _inputs(inner: GPPredictionBase, *parts: np.ndarray) -> list[torch.Tensor]:

@@ -42,6 +42,7 @@ REPORT = {
     "n_unconverged",
     "jitter",
     "summary",
+    "failures",
 }
 
 
@@ -117,6 +118,7 @@ class FitContract:
         # What a machine has is not a choice.
         left_open -= {"memory_budget", "device"}
         assert left_open <= set(report.choices) | set(report.ignored)
+        assert not set(report.choices) & set(report.ignored)
         assert all(choice.reason for choice in report.choices.values())
         assert all(report.ignored.values())
         assert set(report.ignored) <= set(model.get_params(deep=False))

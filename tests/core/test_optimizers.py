@@ -157,6 +157,39 @@ def test_a_function_without_negative_curvature_is_climbed_to_the_bounds():
     np.testing.assert_allclose(optimum.theta, WIDE[:, 1])
 
 
+def misled(theta):
+    """Values that fall where the gradient says that they rise, by about 9 nats a unit."""
+    return -9.0 * float(np.abs(theta).sum()), np.full(3, 9.0)
+
+
+@pytest.mark.parametrize("optimizer", [LBFGS(), QuasiNewton()], ids=str)
+def test_no_progress_from_the_start_is_no_convergence(optimizer):
+    optimum = optimizer.maximize(misled, np.zeros(3), WIDE, 50)
+    assert optimum.reason == "stagnated"
+    np.testing.assert_array_equal(optimum.theta, np.zeros(3))
+    peak = optimizer.maximize(quadratic, PEAK.copy(), WIDE, 50)
+    assert peak.reason == "converged"
+    cut = optimizer.maximize(quadratic, np.zeros(3), WIDE, 2)
+    assert cut.reason == "max_iter"
+
+
+def test_no_progress_where_little_is_left_to_gain_is_convergence():
+    def rounded(theta):
+        return -1e-3 * float(np.abs(theta).sum()), np.full(3, 1e-3)
+
+    assert QuasiNewton().maximize(rounded, np.zeros(3), WIDE, 50).reason == "converged"
+
+
+def test_gradients_that_grow_at_every_step_are_no_convergence():
+    """Without values: the steps run away from what there was to gain at the first."""
+    growing = iter(100.0 ** np.arange(1, 60))
+    optimum = QuasiNewton().maximize(
+        lambda theta: (np.nan, np.array([next(growing), 0.0, 0.0])), np.zeros(3), WIDE, 50
+    )
+    assert optimum.reason == "stagnated"
+    np.testing.assert_array_equal(optimum.theta, np.zeros(3))
+
+
 # ---------------------------------------------------------------- names
 
 

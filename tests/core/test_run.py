@@ -1,5 +1,6 @@
 """One fit: its commit, what it undoes, what it reports and warns of."""
 
+import pickle
 import warnings
 
 import joblib
@@ -150,6 +151,7 @@ def test_a_refit_forgets_the_old_posterior():
         ("callback", False, "callback", None),
         ("interrupted", False, "interrupted", "interrupted after 3 steps"),
         ("diverged", False, "diverged", "learning_rate below 0.5"),
+        ("stagnated", False, "stagnated", "the gradient is not small"),
     ],
 )
 def test_how_training_ended_is_said_once(reason, planned, status, words):
@@ -204,14 +206,16 @@ def test_the_report_has_choices_and_ignored_parameters():
         run.chose("max_iter", 7, "the user has chosen")
         run.chose("max_seconds", 7, "None is a choice, too")
         run.chose("gradient", "exact", "no parameter of this class")
+        run.chose("device", "cpu", "it is there")
+        run.ignores("device", "not chosen after all")
         run.ignores("max_iter", "there is nothing to train")
         run.ignores("gradient", "no parameter of this class")
         with run.stage("factor"):
             pass
 
-    report = Model().fit(1, body).fit_report_
+    report = Model(device="auto").fit(1, body).fit_report_
     assert set(report.choices) == {"learning_rate"} and report.choices["learning_rate"].value == 0.1
-    assert set(report.ignored) == {"max_iter"}
+    assert set(report.ignored) == {"device", "max_iter"}
     assert set(report.seconds) == {"factor", "total"}
     assert "learning_rate = 0.1 (few rows)" in str(report)
     assert "max_iter had no effect: there is nothing to train" in str(report)
@@ -235,6 +239,42 @@ def test_only_optional_stages_end_early(error):
     ends = TimeoutError if isinstance(error, StopTraining) else type(error)
     with pytest.raises(ends):
         Model().fit(1, needed)
+
+
+def test_a_step_shows_the_model_that_it_would_leave():
+    """Where there is one; a copy of the step elsewhere has none."""
+    seen = []
+
+    def show(model, step):
+        if step.theta[0] > 0:
+            raise torch.linalg.LinAlgError("no factor")
+        model.value_ = float(step.theta[0])
+
+    def body(run):
+        run.begin(np.zeros((2, 1)), np.zeros(2))
+        for preview, at in [(None, 0.0), (show, -2.0), (show, 1.0)]:
+            run.preview = preview
+            run.monitor.record_score(np.array([at]), 0.0, 0.0)
+
+    def callback(step):
+        model = step.model()
+        seen.append(None if model is None else (model.value_, model.n_iter_))
+        assert pickle.loads(pickle.dumps(step)).model() is None
+
+    model = Model(callbacks=callback).fit(1, body)
+    assert seen == [None, (-2.0, 2), None] and model.value_ == 1
+
+    def wrong(model, step):
+        raise KeyError("a mistake of ours")
+
+    with pytest.raises(KeyError):
+        Model(callbacks=callback).fit(
+            1,
+            lambda run: (
+                setattr(run, "preview", wrong),
+                run.monitor.record_score(np.zeros(1), 0.0, 0.0),
+            ),
+        )
 
 
 def test_a_last_part_survives_one_interrupt():

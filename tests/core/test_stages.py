@@ -6,6 +6,8 @@ import torch
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.core import exact_start
+from skscalablegp.core._run import Run
 from skscalablegp.core._stages import well_conditioned
 from skscalablegp.core.training import Monitor
 from skscalablegp.gradients import ExactGradient
@@ -90,3 +92,30 @@ def test_an_optimiser_that_needs_values_gets_them_whatever_the_rows(optimizer, m
     X, y = table()
     model = IterativeGPRegressor(kernel(), optimizer=optimizer, device="cpu").fit(X, y)
     assert model.solver_ == "cholesky"
+
+
+def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
+    """And those that fail are named, beside the best that is kept."""
+    X, y = (torch.as_tensor(part) for part in table(30))
+    compiled, monitor, calls = compile_kernel(kernel(), 2), Monitor(), []
+    plain = ExactGradient.estimate
+
+    def estimate(self, problem, theta, state):
+        calls.append(theta)
+        if len(calls) == fails:
+            raise torch.linalg.LinAlgError("no factor")
+        return plain(self, problem, theta, state)
+
+    def start():
+        run = Run(monitor, torch.Generator().manual_seed(0), np.random.RandomState(0))
+        noise = torch.zeros(30)
+        return exact_start(compiled, X, y[:, None], noise, run, max_iter=3, n_restarts=2)
+
+    monkeypatch.setattr(ExactGradient, "estimate", estimate)
+    fails = 0
+    start()
+    assert {step.stage for step in monitor.steps} == {"start"} and not monitor.failures
+    first = [k for k, step in enumerate(monitor.steps) if step.iteration == 1][1]
+    monitor, calls, fails = Monitor(), [], first + 1
+    assert np.isfinite(start().value)
+    assert monitor.failures == ["restart 1: no Cholesky factor at its start"]

@@ -102,6 +102,7 @@ class TestLOVE:
         with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
             LOVEPredictor(LinearRegression()).fit(X, y)
         for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor()):
+            below.set_params(callbacks=lambda step: pytest.fail("the fit came first"))
             with pytest.raises(TypeError, match=f"{type(below).__name__} has no fast products"):
                 LOVEPredictor(below).fit(X, y)
 

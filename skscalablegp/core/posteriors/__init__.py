@@ -1,10 +1,9 @@
 """Frozen objects that answer predictions."""
 
-from ._base import KernelPosterior, Posterior, joint_normal, reported_variance
+from ._base import KernelPosterior, MeanAndVariance, Posterior, joint_normal, reported_variance
 from ._cache import forget, remember, remembered
 from ._exact import ExactPosterior
-from ._feature_weights import FeatureWeights
-from ._features import FeatureMap, FeaturePosterior
+from ._features import FeaturePosterior, FeatureWeights
 from ._krylov import explained_weights
 from ._low_rank import LowRank, LowRankForm, doubling
 from ._observed import observed

@@ -17,36 +17,35 @@ from ._weights import WeightForm
 if TYPE_CHECKING:
     from ._low_rank import LowRankForm
 
+MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
+
 
 class Posterior(ABC):
-    """A frozen posterior over noise-free functions."""
+    """A frozen posterior over noise-free functions; has `variance`, `mean_and_variance`, or both.
 
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Of the rows that it takes."""
+    Attributes
+    ----------
+    dtype : torch.dtype
+        Of the rows that it takes.
+    device : torch.device
+        Where it answers.
+    width : int
+        Numbers held for each row of a prediction.
+    """
 
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where it answers."""
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Numbers held for each row of a prediction."""
+    dtype: torch.dtype
+    device: torch.device
+    width: int
 
     @abstractmethod
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         """The posterior mean; never pays for variances."""
 
-    @abstractmethod
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The latent posterior variance, the same for every target."""
+        return self.mean_and_variance(X)[1]
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         """Both; one evaluation of what they share, where a subclass says how."""
         return self.mean(X), self.variance(X)
 
@@ -98,18 +97,7 @@ class KernelPosterior(Posterior):
     def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
         self.operator = operator
         self.weights = weights
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
-
-    @property
-    def width(self) -> int:
-        return self.operator.shape[0]
+        self.dtype, self.device, self.width = operator.dtype, operator.device, operator.shape[0]
 
     def low_rank_form(self) -> LowRankForm:
         from ._low_rank import RowCaches

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
-from ._base import KernelPosterior, joint_normal, reported_variance
+from ._base import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
 
 
 class ExactPosterior(KernelPosterior):
@@ -52,16 +52,11 @@ class ExactPosterior(KernelPosterior):
     def _whitened(self, K: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
         return torch.linalg.solve_triangular(self.factor, K.T, upper=False)
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         cross = self.cross(X)
         K, prior = cross.to_dense(), cross.prior_diag()
         explained = self._whitened(K).square().sum(0)
         return K @ self.weights, reported_variance(prior - explained, prior)
-
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.mean_and_variance(X)[1]
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         cross = self.cross(X)

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import Posterior
-from ._feature_weights import FeatureWeights
+from ._base import MeanAndVariance, Posterior
 from ._weights import WeightForm
 
 
-class FeatureMap(ABC):
-    """What a posterior in weight space knows in the place of an operator over the rows.
+@dataclass(frozen=True, eq=False)
+class FeatureWeights:
+    """The posterior of a finite feature map's weights: w ~ N(mean, (L L')^-1).
 
     Attributes
     ----------
-    device : torch.device
-    dtype : torch.dtype
-        Of the rows that it takes.
-    shape : tuple of int
-        q twice, for q features.
+    factor : Tensor of shape (m, m)
+        L, lower triangular.
+    mean : Tensor of shape (m, t)
+    jitter : float
+        What had to be added to a diagonal before it could be factorised.
     """
 
-    device: torch.device
-    dtype: torch.dtype
-    shape: tuple[int, int]
+    factor: Float64[Tensor, "m m"]
+    mean: Float64[Tensor, "m t"]
+    jitter: float = 0.0
 
-    @abstractmethod
-    def evaluate(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
-        """phi(X), without a gradient."""
-
-    @abstractmethod
-    def noise(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, " m"]:
-        """What white noise adds to a new observation's variance."""
+    @classmethod
+    def of(cls, estimator: Any, device: torch.device) -> FeatureWeights:
+        """Those that a fitted estimator keeps."""
+        kept = estimator.coef_precision_cholesky_, estimator.coef_
+        return cls(*(torch.tensor(array, device=device) for array in kept))
 
 
 class FeaturePosterior(Posterior):
@@ -44,8 +44,10 @@ class FeaturePosterior(Posterior):
 
     Parameters
     ----------
-    operator : FeatureMap
-        The map at the trained hyperparameters.
+    features : callable
+        phi at the trained hyperparameters: (m, d) -> (m, q), in float64.
+    noise : callable
+        What white noise adds to a new observation's variance: (m, d) -> (m,).
     weights : FeatureWeights
         Mean and factor of the weights' posterior.
 
@@ -54,25 +56,21 @@ class FeaturePosterior(Posterior):
     A mean costs O(m) a row, a variance O(m^2); variances are sums of squares and never negative.
     """
 
-    def __init__(self, operator: FeatureMap, weights: FeatureWeights):
-        self.operator = operator
-        self.weights = weights.mean
-        self.factor = weights.factor
+    dtype = torch.float64
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
+    def __init__(
+        self,
+        features: Callable[[Tensor], Tensor],
+        noise: Callable[[Tensor], Tensor],
+        weights: FeatureWeights,
+    ):
+        self._features, self._noise = features, noise
+        self.weights, self.factor = weights.mean, weights.factor
+        self.device, self.width = self.weights.device, len(self.weights)
 
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
-
-    @property
-    def width(self) -> int:
-        return len(self.weights)
-
+    @torch.no_grad()
     def _phi(self, X: Float[Tensor, "m d"]) -> Float64[Tensor, "m q"]:
-        return self.operator.evaluate(X)
+        return self._features(X.double())
 
     def _whitened(self, phi: Float64[Tensor, "m q"]) -> Float64[Tensor, "q m"]:
         return torch.linalg.solve_triangular(self.factor, phi.T, upper=False)
@@ -80,12 +78,7 @@ class FeaturePosterior(Posterior):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._phi(X) @ self.weights
 
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self._whitened(self._phi(X)).square().sum(0)
-
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         phi = self._phi(X)
         return phi @ self.weights, self._whitened(phi).square().sum(0)
 
@@ -102,14 +95,15 @@ class FeaturePosterior(Posterior):
             prior_covariance=lambda X: self._phi(X) @ self._phi(X).T,
         )
 
+    @torch.no_grad()
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.operator.noise(X)
+        return self._noise(X.double())
 
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
         """Draws of the weights, hence of whole functions: O(m^2) a draw, O(m) a further row."""
-        (q, t), device = self.weights.shape, self.operator.device
+        (q, t), device = self.weights.shape, self.device
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         eps = torch.randn(q, t * n_samples, generator=generator, dtype=torch.float64).to(device)
         deviations = torch.linalg.solve_triangular(self.factor.T, eps, upper=True)

@@ -15,7 +15,13 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator
 from ...linalg.solvers import CG, MaxIterations, RelativeResidual, solve
-from ._base import KernelPosterior, Posterior, joint_normal, reported_variance
+from ._base import (
+    KernelPosterior,
+    MeanAndVariance,
+    Posterior,
+    joint_normal,
+    reported_variance,
+)
 from ._krylov import explained_weights, krylov_basis, whitened
 from ._weights import WeightForm
 
@@ -154,18 +160,7 @@ class LOVEWeights(Posterior):
 
     def __init__(self, below: Posterior, form: WeightForm, explained: Float[Tensor, "q k"]):
         self._below, self._form, self.explained = below, form, explained
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._below.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._below.device
-
-    @property
-    def width(self) -> int:
-        return self._below.width
+        self.dtype, self.device, self.width = below.dtype, below.device, below.width
 
     def low_rank_form(self) -> LowRankForm | None:
         return self._below.low_rank_form()
@@ -283,18 +278,11 @@ class LOVEPosterior(KernelPosterior):
         super().__init__(operator, weights)
         self.basis = basis
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         cross, t = self.cross(X), self.weights.shape[1]
         prior = cross.prior_diag()
         both = cross.matmul(torch.cat([self.weights.to(self.basis), self.basis], 1))
         return both[:, :t], reported_variance(prior - both[:, t:].square().sum(1), prior)
-
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        cross = self.cross(X)
-        prior = cross.prior_diag()
-        return reported_variance(prior - cross.matmul(self.basis).square().sum(1), prior)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         cross = self.cross(X)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
-from ._base import Posterior
+from ._base import MeanAndVariance, Posterior
 
 
 def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
@@ -38,18 +38,7 @@ class ObservedPosterior(Posterior):
 
     def __init__(self, latent: Posterior, likelihood: Likelihood):
         self.latent, self.likelihood = latent, likelihood
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.latent.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.latent.device
-
-    @property
-    def width(self) -> int:
-        return self.latent.width
+        self.dtype, self.device, self.width = latent.dtype, latent.device, latent.width
 
     def _predictive(self, X: Float[Tensor, "m d"]) -> Predictive:
         mean, variance = self.latent.mean_and_variance(X)
@@ -61,13 +50,7 @@ class ObservedPosterior(Posterior):
         """Of y; needs the variance of f."""
         return self._predictive(X).mean
 
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """Of the mean of y given f."""
-        return self._predictive(X).variance[:, 0]
-
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m 1"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         found = self._predictive(X)
         return found.mean, found.variance[:, 0]
 

@@ -195,7 +195,6 @@ def train(
         tol,
         max_epochs,
     )
-    reason = "max_iter"
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
     if monitor.stopped is not None:
         return run.result(start, monitor.stopped, average, metric)
@@ -207,11 +206,8 @@ def train(
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may end at a point that it never evaluated.
             run.evaluate(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
-        converged = optimum.converged
-        if converged is None:
-            converged = len(run.iterates) < max_iter
-        if converged:
-            reason = "converged"
+        ended = "converged" if len(run.iterates) < max_iter else "max_iter"
+        reason = optimum.reason or ended
     except StopTraining as stop:
         reason = str(stop)
     except KeyboardInterrupt:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from ...linalg.gradients import GradientEstimate
@@ -48,6 +50,8 @@ class TrainingStep:
         Epochs of that solve; with random batches, passes over the data so far.
     seconds : float
         Since the fit began.
+    preview : callable or None
+        Behind `model`; None where a stage has no model to show.
     """
 
     stage: str
@@ -59,18 +63,27 @@ class TrainingStep:
     residual: float
     epochs: float
     seconds: float
+    preview: Callable[[TrainingStep], Any] | None = field(default=None, repr=False, compare=False)
+
+    def model(self) -> Any:
+        """The estimator as it would be if training ended here; to be called in the callback.
+
+        Returns
+        -------
+        model : estimator or None
+            A fitted copy that predicts. None where the stage has no model, and where there is none
+            at these hyperparameters for numerical reasons, of which the fit itself knows nothing.
+        """
+        try:
+            return None if self.preview is None else self.preview(self)
+        except (torch.linalg.LinAlgError, FloatingPointError):
+            return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"preview": None}  # a copy elsewhere has no fit to ask
 
 
-HISTORY = (
-    "stage",
-    "iteration",
-    "theta",
-    "objective",
-    "objective_name",
-    "residual",
-    "epochs",
-    "seconds",
-)
+HISTORY = tuple(f.name for f in fields(TrainingStep) if f.name not in ("grad", "preview"))
 
 
 @dataclass
@@ -92,6 +105,10 @@ class Monitor:
         Why no further stage of training may begin: "max_seconds", "callback" or "interrupted".
     stage_seconds : dict of str to float
         Wall time of every stage that has ended.
+    failures : list of str
+        Parts of the training that failed, where the others make up for them.
+    preview : callable or None
+        What every step is given as its own.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
@@ -102,6 +119,8 @@ class Monitor:
     started: float = field(default_factory=time.perf_counter)
     stopped: str | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    preview: Callable[[TrainingStep], Any] | None = None
     _bar: tqdm | None = None
     _stage: str | None = None
     _stage_started: float = 0.0
@@ -130,9 +149,7 @@ class Monitor:
 
     def relay(self, step: TrainingStep) -> bool:
         """Append a step of a fit inside this one; whether a callback asks to stop both."""
-        step = replace(step, seconds=self.seconds)
-        self.steps.append(step)
-        asked = any([callback(step) for callback in self.callbacks])
+        asked = self.hear(replace(step, seconds=self.seconds))
         if asked:
             self.end("callback")
         return asked
@@ -170,6 +187,7 @@ class Monitor:
 
     def hear(self, step: TrainingStep) -> bool:
         """Append a step, of this monitor or of another; whether a callback ends training."""
+        step = replace(step, preview=self.preview)
         self.steps.append(step)
         return any([callback(step) for callback in self.callbacks])
 

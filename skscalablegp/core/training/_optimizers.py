@@ -17,12 +17,13 @@ Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 class Optimum(NamedTuple):
     """The last iterate, and an inverse Hessian where the method has one.
 
-    `converged` is whether the method ended by itself, None where only its steps tell.
+    `reason` is "converged", "max_iter" or "stagnated" (no better point was found where the gradient
+    is not small); None where only the number of steps tells.
     """
 
     theta: np.ndarray
     metric: np.ndarray | None = None
-    converged: bool | None = None
+    reason: str | None = None
 
 
 @runtime_checkable
@@ -177,7 +178,11 @@ class LBFGS(BaseEstimator, Optimizer):
             },
         )
         # 1 is how SciPy says that iterations or evaluations ran out.
-        return Optimum(result.x, converged=result.status != 1)
+        reason = "max_iter" if result.status == 1 else "converged"
+        free = np.clip(theta + first_grad, bounds[:, 0], bounds[:, 1]) - theta
+        if result.status == 2 and not result.nit and np.abs(free).max() > self.tol * size:
+            reason = "stagnated"
+        return Optimum(result.x, reason=reason)
 
 
 class CallableOptimizer(Optimizer):
@@ -201,4 +206,4 @@ class CallableOptimizer(Optimizer):
             return (-value, -grad) if eval_gradient else -value
 
         best, _ = self.function(objective, theta, bounds=bounds)
-        return Optimum(np.asarray(best, dtype=float), converged=True)
+        return Optimum(np.asarray(best, dtype=float), reason="converged")

@@ -16,6 +16,8 @@ _SMALLEST_GAIN = 1e-4
 _MAX_BACKTRACKS = 8
 # A predicted gain so many times the smallest one seen: the steps no longer converge.
 _LOST = 30.0
+# What may be left to gain where gradients are estimates, in units of `gain_tol`.
+_NOISE = 10.0
 # How near to a bound counts as on it.
 _SLACK = 1e-10
 
@@ -34,7 +36,9 @@ class QuasiNewton(BaseEstimator, Optimizer):
         Ends when two steps in a row gained less than `tol` times the objective.
     gain_tol : float, default=0.5
         When refining (a metric is given, or values are unknown), also ends when the predicted gain,
-        in nats, is below. Half a nat is far within the noise of any model comparison.
+        in nats, is below. Half a nat is far within the noise of any model comparison. Training that
+        finds no better point counts as stagnated where more is left to gain: where values are
+        unknown, ten times as much.
 
     Notes
     -----
@@ -58,7 +62,8 @@ class QuasiNewton(BaseEstimator, Optimizer):
         fresh = metric is None
         refining = not fresh or np.isnan(value)
         B = _first_metric(grad) if fresh else metric.copy()
-        small, best, converged = 0, (np.inf, theta, B), True
+        small, best, lost, reason = 0, (np.inf, theta, B), False, "converged"
+        predicted = 0.0
         for _ in range(max_iter - 1):
             step, whole = _direction(B, theta, grad, bounds)
             predicted = float(grad @ step)
@@ -67,6 +72,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
                 if predicted < best[0]:
                     best = (predicted, theta, B)
                 elif predicted > _LOST * best[0]:
+                    lost = True
                     break
             if not predicted > 0 or (refining and 0.5 * predicted < self.gain_tol):
                 break
@@ -74,6 +80,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
                 evaluate, theta, value, predicted, step, bounds
             )
             if new_theta is None:
+                lost = True
                 break
             s, y = new_theta - theta, grad - new_grad
             B, fresh = _update(B, s, y, fresh), False
@@ -84,10 +91,13 @@ class QuasiNewton(BaseEstimator, Optimizer):
             if small == 2:
                 break
         else:
-            converged = False
+            reason = "max_iter"
+        left, enough = predicted, self.gain_tol
         if np.isnan(value):
-            _, theta, B = best
-        return Optimum(theta, B, converged)
+            (left, theta, B), enough = best, _NOISE * self.gain_tol
+        if lost and 0.5 * left > enough:
+            reason = "stagnated"
+        return Optimum(theta, B, reason)
 
 
 def _first_metric(grad: np.ndarray) -> np.ndarray:

@@ -46,6 +46,8 @@ class GradientState:
         Where probes, truncation points and random pivots are drawn from; seed 0 if not given.
     probes : Any
         Frozen randomness; None before the first step.
+    samples : PathwiseProbes or None
+        The same, where the probes are prior samples that predictions may go on from.
     previous : Tensor of shape (n, t + s) or None
         The last solutions, from which the next solve starts when warm starting.
     targets : Tensor of shape (n, t + s) or None
@@ -60,6 +62,7 @@ class GradientState:
 
     generator: Generator = field(default_factory=lambda: Generator().manual_seed(0))
     probes: Any = None
+    samples: Any = None
     previous: Tensor | None = None
     targets: Tensor | None = None
     preconditioner: tuple[Any, Tensor] | None = None

@@ -70,6 +70,10 @@ class _IterativeGradient(GradientEstimator):
     ) -> tuple[Tensor, Tensor]:
         """Left and right factors whose mean bilinear form estimates tr(H^-1 dH)."""
 
+    def samples(self, probes: Any) -> PathwiseProbes | None:
+        """The probes, where predictions may go on from them."""
+        return None
+
     def estimate(
         self,
         problem: GPProblem,
@@ -100,7 +104,12 @@ class _IterativeGradient(GradientEstimator):
         solution = replace(solution, epochs=solution.epochs + build)
         grad = self._gradient(problem, operator, B, solution.value)
         state = replace(
-            state, probes=probes, previous=solution.value, targets=B, preconditioner=built
+            state,
+            probes=probes,
+            samples=self.samples(probes),
+            previous=solution.value,
+            targets=B,
+            preconditioner=built,
         )
         return GradientEstimate(grad, None, solution), state
 
@@ -249,6 +258,10 @@ class PathwiseGradient(_IterativeGradient):
 
     def trace_pairs(self, probes, solved):
         return solved, solved
+
+    def samples(self, probes: PathwiseProbes) -> PathwiseProbes | None:
+        # Exact prior samples are known at the training rows only.
+        return None if probes.features is None else probes
 
 
 def built_preconditioner(

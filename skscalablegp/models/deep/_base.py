@@ -23,7 +23,6 @@ from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
 from ._plan import FEWEST_SPLIT, LARGE_TABLE, Plan, make_plan
-from ._space import DeepFeatureSpace
 from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
@@ -40,6 +39,9 @@ _LARGEST_NOISE = 1e3
 
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     """A feature map, a gradient rule, and a final exact pass; subclasses say which rule."""
+
+    def _has_low_rank_form(self) -> bool:
+        return True
 
     @abstractmethod
     def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
@@ -361,24 +363,18 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ after training
 
     def _trained(self, dtype: torch.dtype) -> tuple[DeepFeatures, list[torch.Tensor]]:
-        """The fitted map and its tensors, on the CPU."""
+        """The fitted map and its tensors."""
         features, tensors = to_torch(self._features), network_from_numpy(self._tensors, dtype)
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
-        return features, tensors
-
-    def _space(self) -> DeepFeatureSpace:
-        device = self._fit_device()
-        features, tensors = self._trained(torch.float64)
-        tensors = [t.to(device) for t in tensors]
-        return DeepFeatureSpace(features, tensors, self.noise_variance_, device)
+        return features, [tensor.to(self._fit_device()) for tensor in tensors]
 
     def _build_posterior(self) -> FeaturePosterior:
-        space = self._space()
-        factor, mean = (
-            torch.tensor(array, device=space.device)
-            for array in (self.coef_precision_cholesky_, self.coef_)
+        (features, tensors), noise = self._trained(torch.float64), self.noise_variance_
+        return FeaturePosterior(
+            lambda X: features(tensors, X),
+            lambda X: X.new_full((len(X),), noise),
+            FeatureWeights.of(self, self._fit_device()),
         )
-        return FeaturePosterior(space, FeatureWeights(factor, mean))
 
     def extract_features(self, X: Any) -> np.ndarray:
         """What the kernel sees of rows: the network's output divided by sqrt(q).
@@ -395,9 +391,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Z : ndarray of shape (m, q)
             Standardised rows themselves where there is no network.
         """
-        X, space = self._rows(X), self._space()
+        X, (features, tensors) = self._rows(X), self._trained(torch.float64)
         with torch.no_grad():
-            parts = [space.features.embed(space.tensors, rows) for _, rows in self._chunks(X)]
+            parts = [features.embed(tensors, rows) for _, rows in self._chunks(X)]
         return torch.cat(parts).cpu().numpy()
 
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False) -> float:

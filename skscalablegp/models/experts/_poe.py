@@ -342,12 +342,15 @@ class PoERegressor(GPRegressorBase):
             run.random_state,
             self.n_jobs,
         )
+        failed = [k for k, expert in enumerate(experts) if expert.stop_reason == "diverged"]
+        run.monitor.failures += [f"expert {k + 1}: training diverged" for k in failed]
+        ends = {expert.stop_reason for expert in experts}
+        worst = next((r for r in ("diverged", "stagnated", "max_iter") if r in ends), "converged")
         result = replace(
             start,
             value=float(sum(expert.value for expert in experts)),
             n_iter=start.n_iter + sum(expert.n_iter for expert in experts),
-            stop_reason=run.monitor.stopped
-            or ("max_iter" if any(e.stop_reason == "max_iter" for e in experts) else "converged"),
+            stop_reason=run.monitor.stopped or worst,
         )
         return [expert.theta for expert in experts], result
 
@@ -369,6 +372,9 @@ class PoERegressor(GPRegressorBase):
         self._finish(kernel, [step.theta] * len(parts), value)
 
     # ------------------------------------------------------------------ prediction
+
+    def _has_low_rank_form(self) -> bool:
+        return False
 
     def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
         """The fitted table's parts, each with its expert's kernel."""

@@ -20,7 +20,6 @@ from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
-from ._space import FeatureSpace
 from ._training import checked_pairs, report_dtype, train_on_all_rows
 
 # What n_components="auto" is.
@@ -235,11 +234,15 @@ class RFFRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ after training
 
     def _build_posterior(self) -> FeaturePosterior:
-        kernel, device = compile_kernel(self.kernel_, self.n_features_in_), self._fit_device()
-        space = FeatureSpace(kernel, kernel.theta0, to_torch(self._features), device)
-        factor = torch.tensor(self.coef_precision_cholesky_, device=device)
+        kernel, features = (
+            compile_kernel(self.kernel_, self.n_features_in_),
+            to_torch(self._features),
+        )
+        theta = kernel.theta0
         return FeaturePosterior(
-            space, FeatureWeights(factor, torch.tensor(self.coef_, device=device))
+            lambda X: features.evaluate(theta, X),
+            lambda X: kernel.noise(theta, X),
+            FeatureWeights.of(self, self._fit_device()),
         )
 
     def _likelihood_at(

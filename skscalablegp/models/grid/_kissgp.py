@@ -34,7 +34,7 @@ from ._network import GridFeatures, NetworkTraining, grid_network, held_rows, ne
 from ._objective import GridEvaluation, GridProblem, grid_marginal_likelihood
 from ._plan import plan_grid
 from ._posterior import GridPosterior
-from ._training import GridFit, KeptRows
+from ._training import GridFit
 
 
 class KISSGPRegressor(GPRegressorBase):
@@ -342,7 +342,7 @@ class KISSGPRegressor(GPRegressorBase):
         self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
         self.grid_ = kernel.grid
         self._network = made.features
-        self._kept = KeptRows.of(made.rows, *self._white_and_prior())
+        self._kept = made.rows.settled(*self._white_and_prior())
         return self._evaluate()
 
     def _evaluate(self) -> GridEvaluation:
@@ -408,9 +408,10 @@ class KISSGPRegressor(GPRegressorBase):
                 grid = self.grid_.extended(Z)
                 self._check_grid(grid, run)
                 kept = kept.moved(self.grid_.numbers_in(grid), grid)
-            self._kept = kept.plus(grid, Z, Y, known, *self._white_and_prior())
+            self._kept = kept.plus(Z, Y, known, *self._white_and_prior())
             self.grid_ = grid
             self._report_evaluation(run.finish("grid", self._evaluate), run)
+            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
         return self
 
     # ------------------------------------------------------------------ what predictions need
@@ -473,8 +474,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _problem(self) -> GridProblem:
         kernel = GridKernel(self._compiled(), self.grid_, budget_of(self.memory_budget))
-        rows = self._kept.rows(self.grid_)
-        return GridProblem.make(kernel.kernel, kernel, rows, self._kept.moments.n)
+        return GridProblem.make(kernel.kernel, kernel, self._kept, self._kept.moments.n)
 
     def _build_posterior(self) -> GridPosterior:
         problem = self._problem()
@@ -504,7 +504,7 @@ class KISSGPRegressor(GPRegressorBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Of the interpolated model."""
-        if self._kept.known is None:
+        if not self._kept.reweighs:
             raise ValueError(
                 "The rows have noise variances of their own, and the model keeps only their sums "
                 "at the trained hyperparameters: read log_marginal_likelihood_value_, or fit again."

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
+from ._grid import Grid
 from ._grid_kernel import GridFactor, GridKernel
 from ._moments import GridMoments, grid_moments
 from ._polynomials import offset_sums
@@ -79,30 +80,76 @@ class Rows(ABC):
     def at(self, noise: float) -> NoisyMoments:
         """The moments when white noise adds `noise` to every row's own."""
 
+    @abstractmethod
+    def settled(self, white: float, prior: float) -> KeptRows:
+        """All that a model keeps of them once the white noise and the prior variance are known."""
 
-class CommonNoise(Rows):
+
+class KeptRows(Rows):
+    """Rows that a fitted model keeps: sums on a grid, to which further rows are added.
+
+    Attributes
+    ----------
+    moments : GridMoments
+    reweighs : bool
+        Whether the moments are known at every variance of the white noise.
+    """
+
+    moments: GridMoments
+    reweighs: bool
+
+    def settled(self, white: float, prior: float) -> KeptRows:
+        return self
+
+    @abstractmethod
+    def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
+        """The same on a grid in which point i has become ``numbers[i]``."""
+
+    @abstractmethod
+    def plus(
+        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
+    ) -> KeptRows:
+        """With further rows, exactly, at trained variances of the white noise and the prior."""
+
+
+class CommonNoise(KeptRows):
     """Rows that share one known noise variance: their moments only scale.
 
     Parameters
     ----------
     moments : GridMoments
         With weights 1.
-    shapes, starts : list
-        Of the grid's components.
+    grid : Grid
     known : float
         The rows' own noise variance.
     """
 
-    def __init__(self, moments: GridMoments, shapes: list, starts: list, known: float):
-        self.moments, self.smallest = moments, known
-        self._sums = _component_sums(moments, shapes, starts)
+    reweighs = True
+
+    def __init__(self, moments: GridMoments, grid: Grid, known: float):
+        self.moments, self.grid, self.smallest = moments, grid, known
+        self._sums = _component_sums(moments, grid)
 
     def at(self, noise: float) -> NoisyMoments:
         D, n = noise + self.smallest, self.moments.n
         first = self.moments.scaled(1 / D)
-        sums = [part / D for part in self._sums]
         second = GridMoments(None, first.rhs / D, first.total / D, n)
+        sums = [torch.from_numpy(part / D) for part in self._sums]
         return NoisyMoments(first, second, sums, n * math.log(D), n / D)
+
+    def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
+        return CommonNoise(self.moments.moved(numbers, grid.n_points), grid, self.smallest)
+
+    def plus(
+        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
+    ) -> KeptRows:
+        if (known == self.smallest).all():
+            moments = self.moments + grid_moments(self.grid, X, Y)
+            return CommonNoise(moments, self.grid, self.smallest)
+        jitter = self.jitter(white, prior)
+        noisy = self.at(white + jitter)
+        fixed = FixedNoise(noisy.first, self.grid, noisy.log_det, jitter)
+        return fixed.plus(X, Y, known, white, prior)
 
 
 class NoiseByRow(Rows):
@@ -110,52 +157,73 @@ class NoiseByRow(Rows):
 
     Parameters
     ----------
-    grid_kernel : GridKernel
-        Whose grid is meant.
+    grid : Grid
     X, Y, known : ndarray of shape (n, d), (n, t), (n,)
         The rows.
     """
 
-    def __init__(self, grid_kernel: GridKernel, X: np.ndarray, Y: np.ndarray, known: np.ndarray):
-        self._grid, self._X, self._Y, self._known = grid_kernel.grid, X, Y, known
+    def __init__(self, grid: Grid, X: np.ndarray, Y: np.ndarray, known: np.ndarray):
+        self._grid, self._X, self._Y, self._known = grid, X, Y, known
         self.smallest = float(known.min())
 
     def at(self, noise: float) -> NoisyMoments:
         D = noise + self._known
         first, second = (grid_moments(self._grid, self._X, self._Y, D**-k) for k in (1.0, 2.0))
-        sums = _component_sums(first, self._grid.shapes, self._grid.starts)
+        sums = [torch.from_numpy(part) for part in _component_sums(first, self._grid)]
         return NoisyMoments(first, second, sums, float(np.log(D).sum()), float((1 / D).sum()))
 
+    def settled(self, white: float, prior: float) -> KeptRows:
+        jitter = self.jitter(white, prior)
+        noisy = self.at(white + jitter)
+        return FixedNoise(noisy.first, self._grid, noisy.log_det, jitter)
 
-class FixedNoise(Rows):
-    """Rows whose noise variances stay what they are: only their weighted moments are left.
+
+class FixedNoise(KeptRows):
+    """Rows whose noise variances D stay what they are: only their weighted moments are left.
 
     Parameters
     ----------
     moments : GridMoments
         With weights 1 / D.
+    grid : Grid
     log_det : float
         Sum of log D.
     added : float
-        The jitter that is in D.
+        The largest jitter that is in any D.
     """
 
-    def __init__(self, moments: GridMoments, log_det: float, added: float = 0.0):
-        self.moments, self.log_det, self._added = moments, log_det, added
+    reweighs = False
+
+    def __init__(self, moments: GridMoments, grid: Grid, log_det: float, added: float = 0.0):
+        self.moments, self.grid, self.log_det, self.added = moments, grid, log_det, added
 
     def jitter(self, noise: float, prior: float) -> float:
-        return self._added
+        return self.added
 
     def at(self, noise: float) -> NoisyMoments:
         return NoisyMoments(self.moments, self.moments, [], self.log_det, float("nan"))
 
+    def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
+        moments = self.moments.moved(numbers, grid.n_points)
+        return FixedNoise(moments, grid, self.log_det, self.added)
 
-def _component_sums(moments: GridMoments, shapes: list, starts: list) -> list[Tensor]:
-    parts = [slice(a, a + math.prod(shape)) for a, shape in zip(starts, shapes, strict=True)]
-    return [
-        torch.from_numpy(offset_sums(moments.gram[part, part], shape))
-        for part, shape in zip(parts, shapes, strict=True)
-    ]
+    def plus(
+        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
+    ) -> KeptRows:
+        new = noise_jitter(white + float(known.min()), prior)
+        D = white + known + new
+        moments = self.moments + grid_moments(self.grid, X, Y, 1 / D)
+        log_det = self.log_det + float(np.log(D).sum())
+        return FixedNoise(moments, self.grid, log_det, max(self.added, new))
+
+
+def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
+    """The entries of each component's Gram matrix, summed by their offset."""
+    sums = []
+    for start, shape in zip(grid.starts, grid.shapes, strict=True):
+        part = slice(start, start + math.prod(shape))
+        sums.append(offset_sums(moments.gram[part, part], shape))
+    return sums
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.posteriors import (
     LowRank,
     LowRankForm,
+    MeanAndVariance,
     Posterior,
     doubling,
     explained_weights,
@@ -59,6 +60,8 @@ class GridPosterior(Posterior):
         Steps of Lanczos (Pleiss et al. 2018) that replace (I + A)^-1; None for the exact inverse.
     """
 
+    dtype, device = torch.float64, torch.device("cpu")
+
     def __init__(
         self,
         grid_kernel: GridKernel,
@@ -69,20 +72,9 @@ class GridPosterior(Posterior):
         self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
         self.weights = evaluation.weights
         self.rank = rank if rank is not None and rank < len(evaluation.inner) else None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def width(self) -> int:
-        components = self.grid_kernel.grid.components
-        widest = max(len(axes) for axes in components)
-        return 4 * 7 ** min(widest, _POLYNOMIAL_COLUMNS) * len(components)
+        components = grid_kernel.grid.components
+        widest = min(max(len(axes) for axes in components), _POLYNOMIAL_COLUMNS)
+        self.width = 4 * 7**widest * len(components)
 
     def with_rank(self, rank: int | None) -> GridPosterior:
         """The same posterior at another rank of Lanczos; None for none."""
@@ -173,16 +165,7 @@ class GridPosterior(Posterior):
             out[part] = (g @ self.weights).numpy()
         return torch.from_numpy(out)
 
-    def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        rows, inside = self._split(X)
-        out = self._variance_inside(rows, inside)
-        for part, g in self._outside(rows, inside):
-            out[part] = self._variance_outside(rows[part], g)
-        return self._reported(out)
-
-    def mean_and_variance(
-        self, X: Float[Tensor, "n d"]
-    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
+    def mean_and_variance(self, X: Float[Tensor, "n d"]) -> MeanAndVariance:
         rows, inside = self._split(X)
         mean, variance = self._mean_inside(rows, inside), self._variance_inside(rows, inside)
         for part, g in self._outside(rows, inside):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,81 +11,10 @@ from ...core.data import Table
 from ...kernels import compile_kernel
 from ._grid import Grid
 from ._grid_kernel import GridKernel
-from ._moments import GridMoments, grid_moments
+from ._moments import grid_moments
 from ._network import SHORTEST_FEATURE_LENGTH, GridFeatures
-from ._objective import (
-    CommonNoise,
-    FixedNoise,
-    GridProblem,
-    NoiseByRow,
-    Rows,
-    check_rank,
-    noise_jitter,
-)
+from ._objective import CommonNoise, GridProblem, NoiseByRow, Rows, check_rank
 from ._plan import grid_default_kernel
-
-
-@dataclass(frozen=True, eq=False)
-class KeptRows:
-    """All that a fitted model keeps of its rows.
-
-    Attributes
-    ----------
-    moments : GridMoments
-        With weights 1, or 1 / D where rows have noise variances D of their own.
-    known : float or None
-        The rows' common known noise variance; None where they have their own.
-    log_det : float
-        Sum of log D where they have.
-    jitter : float
-        The largest that is in any D where they have.
-    """
-
-    moments: GridMoments
-    known: float | None
-    log_det: float = 0.0
-    jitter: float = 0.0
-
-    @classmethod
-    def of(cls, rows: Rows, white: float, prior: float) -> KeptRows:
-        """What to keep once the white noise and the prior variance are trained."""
-        if isinstance(rows, CommonNoise):
-            return cls(rows.moments, rows.smallest)
-        jitter = rows.jitter(white, prior)
-        noisy = rows.at(white + jitter)
-        return cls(noisy.first, None, noisy.log_det, jitter)
-
-    def rows(self, grid: Grid) -> Rows:
-        if self.known is None:
-            return FixedNoise(self.moments, self.log_det, self.jitter)
-        return CommonNoise(self.moments, grid.shapes, grid.starts, self.known)
-
-    def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
-        """The same on a grid in which point i has become ``numbers[i]``."""
-        return replace(self, moments=self.moments.moved(numbers, grid.n_points))
-
-    def plus(
-        self,
-        grid: Grid,
-        X: np.ndarray,
-        Y: np.ndarray,
-        known: np.ndarray,
-        white: float,
-        prior: float,
-    ) -> KeptRows:
-        """With further rows, exactly, at trained variances of the white noise and the prior."""
-        if self.known is not None and (known == self.known).all():
-            return replace(self, moments=self.moments + grid_moments(grid, X, Y))
-        old, log_det, jitter = self.moments, self.log_det, self.jitter
-        if self.known is not None:
-            jitter = noise_jitter(white + self.known, prior)
-            D = white + self.known + jitter
-            old, log_det = old.scaled(1 / D), old.n * float(np.log(D))
-        new = noise_jitter(white + float(known.min()), prior)
-        D = white + known + new
-        added = grid_moments(grid, X, Y, 1 / D)
-        log_det += float(np.log(D).sum())
-        return KeptRows(old + added, None, log_det, max(jitter, new))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +94,5 @@ def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -
     if chosen is not None:
         X, Y, known = X[chosen], Y[chosen], known[chosen]
     if table.noise.min() < table.noise.max():
-        return NoiseByRow(kernel, X, Y, known)
-    grid = kernel.grid
-    return CommonNoise(grid_moments(grid, X, Y), grid.shapes, grid.starts, float(known[0]))
+        return NoiseByRow(kernel.grid, X, Y, known)
+    return CommonNoise(grid_moments(kernel.grid, X, Y), kernel.grid, float(known[0]))

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...core.likelihoods import Gaussian, Likelihood
-from ...core.posteriors import Posterior, WeightForm, reported_variance
+from ...core.posteriors import MeanAndVariance, Posterior, WeightForm, reported_variance
 from ...kernels import TorchKernel
 from ._bound import WhitenedBelief, Whitening
 
@@ -50,18 +50,7 @@ class InducingPosterior(Posterior):
         with torch.no_grad():
             self.white = Whitening.of(kernel.cross(theta, Z, Z))
         self.weights = self.white.inverse.T @ belief.mean
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.Z.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.Z.device
-
-    @property
-    def width(self) -> int:
-        return len(self.Z)
+        self.dtype, self.device, self.width = Z.dtype, Z.device, len(Z)
 
     @torch.no_grad()
     def _seen(self, X: Float[Tensor, "b d"]) -> Float64[Tensor, "b q"]:
@@ -98,14 +87,9 @@ class InducingPosterior(Posterior):
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         return self._cross(self._seen(X)).T @ self.weights
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "b d"]
-    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
         mean, variance = self.moments(X)
         return mean, variance[:, 0]
-
-    def variance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        return self.moments(X)[1][:, 0]
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         X = self._seen(X)

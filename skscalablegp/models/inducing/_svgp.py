@@ -270,6 +270,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         tags.target_tags.multi_output = shares_covariance(self.likelihood)
         return tags
 
+    def _has_low_rank_form(self) -> bool:
+        return resolve_likelihood(self.likelihood, 1).additive
+
     def _known_noise(
         self, noise_variance: Any, n: int, y_scale: np.ndarray, likelihood: Likelihood
     ) -> np.ndarray:

@@ -28,6 +28,9 @@ from ._final_solve import FinalSolve, final_solve
 from ._plan import Plan
 from ._posterior import IterativePosterior
 
+# Why a fit departs from what it had planned.
+_ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
+
 
 class SolvedGPRegressor(GPRegressorBase):
     """The exact model: trained on a subset first, then on all rows with a plan's gradients.
@@ -71,6 +74,7 @@ class SolvedGPRegressor(GPRegressorBase):
             table.check_separable(kernel)
             table, n = table.centred(kernel), len(table.X)
             plan = self._plan(kernel, n, run)
+            planned = str(plan.sizes.dtype).removeprefix("torch.")
             run.begin(table.X, table.y)
             self._keep_table(table)
             self._keep_plan(plan, run)
@@ -81,6 +85,8 @@ class SolvedGPRegressor(GPRegressorBase):
             result = self._train(problem, plan, run)
             problem.workspace.release()
             if result.exact:
+                if not plan.gradient.exact:
+                    self._report_factorised(plan, n, run)
                 plan = plan.factorised(result.dtype)
                 self._keep_plan(plan, run)
             final, jitter = run.finish(
@@ -89,9 +95,24 @@ class SolvedGPRegressor(GPRegressorBase):
                     kernel, result.theta, plan, result.state, run.generator, run.monitor
                 ),
             )
+            if result.dtype == torch.float64:
+                self.dtype_ = "float64"
+            if self.dtype == "auto" and self.dtype_ != planned:
+                run.chose("dtype", self.dtype_, _ILL_CONDITIONED)
             self._report(result, final, run)
-            run.reports(jitter=jitter, summary=plan.describe(n, run.device), **result.state.extra)
+            summary = plan.describe(n, self.dtype_, run.device)
+            run.reports(jitter=jitter, summary=summary, **result.state.extra)
         return self
+
+    def _report_factorised(self, plan: Plan, n: int, run: FitRun) -> None:
+        """What changes where training has turned from solves to factorisations."""
+        report_training(self._stage_settings(plan), True, n, run)
+        for name, value in (("solver", "cholesky"), ("gradient", "exact")):
+            run.chose(name, value, _ILL_CONDITIONED)
+        if plan.sizes.posterior == "exact":
+            settings = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs")
+            for name in (*settings, "solver_warm_start"):
+                run.ignores(name, "training and predictions factorise the matrix")
 
     def _keep_plan(self, plan: Plan, run: FitRun) -> None:
         """What predictions need to know of the settings of their fit."""
@@ -126,7 +147,8 @@ class SolvedGPRegressor(GPRegressorBase):
             why = "there is nothing to train"
             for name in (*_OF_TRAINING, "n_restarts_optimizer", "gradient"):
                 run.ignores(name, why)
-            return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+            state, dtype = GradientState(), problem.X.dtype
+            return TrainingResult(theta, float("nan"), state, 0, "converged", dtype=dtype)
         settings = self._stage_settings(plan)
         report_training(settings, plan.gradient.exact, len(problem.X), run)
         return fit_hyperparameters(problem, plan.gradient, theta, settings, run)

@@ -14,7 +14,6 @@ from ...core.training import Monitor
 from ...linalg.gradients import (
     GPProblem,
     GradientState,
-    PathwiseProbes,
     built_preconditioner,
     exact_marginal_likelihood,
 )
@@ -190,11 +189,9 @@ def _estimate_likelihood(
 
 def _continues(state: GradientState, problem: GPProblem, n_probes: int) -> bool:
     """Whether training ended with pathwise probes that fit this problem."""
-    probes = state.probes
+    probes = state.samples
     return (
-        isinstance(probes, PathwiseProbes)
-        # Exact prior samples are known at the training rows only.
-        and probes.features is not None
+        probes is not None
         and state.previous is not None
         and probes.noise.shape == (len(problem.X), n_probes)
         and probes.noise.dtype == problem.X.dtype

@@ -108,14 +108,14 @@ class Plan:
         """What solves the systems of a training step, by name."""
         return "cholesky" if self.gradient.exact else solver_name(self.solves.solver)
 
-    def describe(self, n: int, device: torch.device) -> str:
+    def describe(self, n: int, dtype: str, device: torch.device) -> str:
         """One sentence for people."""
         sizes = self.sizes
         way = "Cholesky" if self.solver == "cholesky" else f"{self.solver} solves"
         kept = "kept" if sizes.keep else "tiled"
         return (
-            f"{way} in {str(sizes.dtype).removeprefix('torch.')} on {device} "
-            f"({kept} products, H is {format_bytes(n * n * sizes.dtype.itemsize)}), "
+            f"{way} in {dtype} on {device} "
+            f"({kept} products, H is {format_bytes(n * n * getattr(torch, dtype).itemsize)}), "
             f"{sizes.posterior} posterior"
         )
 

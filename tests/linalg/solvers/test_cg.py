@@ -236,3 +236,17 @@ def test_does_not_touch_the_global_generator():
     solve(problem.operator(), problem.B, CG("rpcholesky"), stopping=MaxIterations(2))
     assert torch.equal(before, torch.random.get_rng_state())
     assert normal(2).shape == (2,)
+
+
+def test_parameters_are_set_all_or_none():
+    inner = PivotedCholesky(rank=5)
+    solver = CG(preconditioner=inner)
+    with pytest.raises(ValueError, match="wrong"):
+        solver.set_params(residual_refresh=3, preconditioner__rank=7, preconditioner__wrong=1)
+    assert solver.residual_refresh == "auto" and solver.preconditioner is inner and inner.rank == 5
+    solver = CG(preconditioner="nystrom")
+    for wrong in ({"wrong": 1}, {"preconditioner__wrong": 1}):
+        with pytest.raises(ValueError, match="wrong"):
+            solver.set_params(preconditioner__rank=7, **wrong)
+        assert solver.preconditioner == "nystrom"
+    assert solver.set_params(preconditioner__rank=7).preconditioner.rank == 7

@@ -162,6 +162,25 @@ def test_training_ends_at_a_maximum_of_the_sum():
         assert model.log_marginal_likelihood(model.kernel_.theta + step) < best
 
 
+def test_an_expert_that_diverged_is_named(monkeypatch):
+    X, y, X_new = table(120)
+    trained, plain = [], _experts.train_expert
+
+    def train_expert(*args):
+        trained.append(plain(*args))
+        reason = "diverged" if len(trained) == 2 else "converged"
+        return replace(trained[-1], stop_reason=reason)
+
+    monkeypatch.setattr(_experts, "train_expert", train_expert)
+    with pytest.warns(ConvergenceWarning, match="diverged"):
+        model = poe(share_hyperparameters=False, expert_size=40).fit(X, y)
+    assert len(trained) == 3
+    assert model.fit_report_.status == "diverged"
+    assert model.fit_report_.failures == ("expert 2: training diverged",)
+    assert "expert 2: training diverged" in str(model.fit_report_)
+    assert np.isfinite(model.predict(X_new)).all()
+
+
 def test_separate_hyperparameters_fit_their_parts_better():
     X, y, X_new = table(160)
     y = np.where(X[:, 0] > 0, np.sin(6 * X[:, 1]), 0.2 * X[:, 1])

@@ -33,12 +33,12 @@ def problem(d, structure, kernel, t, known):
     rng = np.random.default_rng(d)
     X, Y = rng.uniform(-1, 2, (60, d)), rng.standard_normal((60, t))
     compiled = compile_kernel(kernel, d)
-    grid_kernel = GridKernel(compiled, make_grid(X, [12] * d, structure))
+    grid = make_grid(X, [12] * d, structure)
+    grid_kernel = GridKernel(compiled, grid)
     if np.ndim(known):
-        rows = NoiseByRow(grid_kernel, X, Y, known)
+        rows = NoiseByRow(grid, X, Y, known)
     else:
-        grid = grid_kernel.grid
-        rows = CommonNoise(grid_moments(grid, X, Y), grid.shapes, grid.starts, known)
+        rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
     return GridProblem.make(compiled, grid_kernel, rows, 60), X, torch.from_numpy(Y)
 
 
@@ -68,9 +68,7 @@ def test_too_little_noise_is_raised_and_reported():
     X = np.random.default_rng(1).uniform(-1, 2, (60, 1))
     compiled = compile_kernel(C(2.0) * RBF(0.5), 1)
     kernel = GridKernel(compiled, make_grid(X, [60], "product"))
-    rows = CommonNoise(
-        grid_moments(kernel.grid, X, np.sin(2 * X)), kernel.grid.shapes, kernel.grid.starts, 0.0
-    )
+    rows = CommonNoise(grid_moments(kernel.grid, X, np.sin(2 * X)), kernel.grid, 0.0)
     made, theta = GridProblem.make(compiled, kernel, rows, 60), compiled.theta0
     result = grid_marginal_likelihood(made, theta)
     assert result.jitter == pytest.approx(2e-9)
@@ -88,7 +86,7 @@ def test_what_the_cut_costs_in_three_columns(noise):
     compiled = compile_kernel(C(1.0) * RBF([0.8, 0.7, 0.9]) + W(noise), 3)
     kernel = GridKernel(compiled, make_grid(X, [10] * 3, "product"))
     grid, theta = kernel.grid, compiled.theta0
-    rows = CommonNoise(grid_moments(grid, X, Y), grid.shapes, grid.starts, 0.0)
+    rows = CommonNoise(grid_moments(grid, X, Y), grid, 0.0)
     made = GridProblem.make(compiled, kernel, rows, n)
     result = grid_marginal_likelihood(made, theta)
     assert len(result.inner) < 700 < grid.n_points

@@ -66,6 +66,7 @@ def test_partial_fit_is_exact(structure, noise, spread):
         whole.log_marginal_likelihood_value_
     )
     assert model.n_samples_seen_ == 200
+    assert model.n_iter_ == 1 and model.fit_report_.status == "converged"
 
 
 @pytest.mark.parametrize("structure", ["product", "additive"])

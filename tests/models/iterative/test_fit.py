@@ -57,6 +57,44 @@ def assert_usable(model, X):
     assert np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
 
 
+# ---------------------------------------------------------------- what is reported
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-7])
+@pytest.mark.parametrize("solver", ["auto", "block_cg"])
+def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
+    """Where the subsets show that float32 will not do, training leaves what it had planned."""
+    for name, value in {
+        "FLOAT64_ROWS": 30,
+        "SUBSET_ROWS": 20,
+        "EXACT_TRAINING_ROWS": {"cpu": 30},
+    }.items():
+        monkeypatch.setattr(f"skscalablegp.models.iterative._plan.{name}", value)
+    X, y = table(80)
+    rough = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(noise, "fixed")
+    model = IterativeGPRegressor(rough, solver=solver, posterior="exact", random_state=0)
+    model, _ = fitted(model, X, y)
+    report, choices = model.fit_report_, model.fit_report_.choices
+    ill = noise < 1e-3
+    assert choices["dtype"].value == model.dtype_ == ("float64" if ill else "float32")
+    assert ("badly conditioned" in choices["dtype"].reason) == ill
+    assert f"in {model.dtype_} on cpu" in report.summary
+    factorised = ill and solver == "auto"
+    assert model.solver_ == ("cholesky" if factorised else "block_cg")
+    assert not set(choices) & set(report.ignored)
+    for name in ("preconditioner", "n_probes", "training_max_epochs"):
+        assert (name in report.ignored) == factorised
+    if solver == "auto":
+        assert choices["solver"].value == model.solver_
+        assert (choices["gradient"].value == "exact") == factorised
+    objective = [
+        value
+        for stage, value in zip(model.history_["stage"], model.history_["objective"], strict=True)
+        if stage == "full"
+    ]
+    assert np.isfinite(objective).all() == factorised
+
+
 # ---------------------------------------------------------------- how it ends
 
 
