@@ -86,7 +86,10 @@ def _per_row(value: Any, n: int, name: str) -> np.ndarray:
     if array.ndim > 1:
         raise ValueError(f"{name} has shape {array.shape} for {n} rows: {accepted}.")
     if array.ndim == 1 and array.size not in (1, n):
-        raise ValueError(f"{name} has {array.size} entries for {n} rows: {accepted}.")
+        raise ValueError(
+            f"{name} must be a scalar or an array with same number of entries as y. "
+            f"({array.size} != {n})"
+        )
     for wrong, rule in ((~np.isfinite(array), "finite"), (array < 0, "non-negative")):
         if np.any(wrong):
             raise ValueError(f"{name} must be {rule}, got {_first_wrong(array, wrong)}.")

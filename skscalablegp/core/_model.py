@@ -16,6 +16,7 @@ from .._compat import CallbackMixin
 from .._named import NamedSettings
 from ..kernels import check_no_columns, compile_kernel, with_column_numbers
 from ._parameters import PARAMETERS
+from .data import n_columns
 from .posteriors import Posterior, forget, remember, remembered
 
 
@@ -25,6 +26,9 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     `fit` runs inside a `FitRun`; ``n_iter_``, which that sets, says that there is a model. What
     scikit-learn checks of the parameters comes from the one table.
     """
+
+    # Whether kernels without a compiled form will do, and rows that are no vectors with them.
+    _any_kernel: bool = False
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -52,8 +56,9 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         if self.kernel is None:
             return None
         names = getattr(self, "feature_names_in_", None)
-        kernel = with_column_numbers(clone(self.kernel), X.shape[1], names)
-        for j in compile_kernel(kernel, X.shape[1]).coded:
+        d = n_columns(X)
+        kernel = with_column_numbers(clone(self.kernel), d, names)
+        for j in compile_kernel(kernel, d, self._any_kernel).coded:
             wrong = X[:, j][X[:, j] != np.rint(X[:, j])]
             if len(wrong):
                 raise ValueError(

@@ -38,6 +38,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         check_is_fitted(self, "n_iter_")
         return validate_data(self, X, dtype=np.float64, reset=False)
 
+    def _answering(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
+        """The model that predictions come from, and validated rows.
+
+        It is this one, except where a model without a fit answers from its prior.
+        """
+        return self, self._rows(X)
+
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         """Validated rows as the posterior takes them."""
         posterior = self._posterior()
@@ -138,14 +145,14 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             Before `fit`.
         """
         check_return_flags(return_std, return_cov)
-        X = self._rows(X)
+        model, X = self._answering(X)
         if return_cov:
-            self._check_joint_memory(X, "return_cov=True")
+            model._check_joint_memory(X, "return_cov=True")
         if return_std:
-            return self._mean_and_std(X)
-        mean = self._mean(X)
+            return model._mean_and_std(X)
+        mean = model._mean(X)
         if return_cov:
-            return mean, self._covariance(X)
+            return mean, model._covariance(X)
         return mean
 
     def predict_std(self, X: Any, include_noise: bool = True) -> np.ndarray:
@@ -164,7 +171,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         std : ndarray of shape (m,) or (m, t)
             In the target's own units.
         """
-        return self._std(self._rows(X), include_noise)
+        model, X = self._answering(X)
+        return model._std(X, include_noise)
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Refuse m x m and m x n blocks that do not fit, before any work."""
@@ -212,18 +220,18 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotFittedError
             Before `fit`.
         """
-        X = self._rows(X)
-        self._check_joint_memory(X, "sample_y")
-        posterior = self._posterior()
-        rows = self._inputs(X)
+        model, X = self._answering(X)
+        model._check_joint_memory(X, "sample_y")
+        posterior = model._posterior()
+        rows = model._inputs(X)
         draws = posterior.sample(rows, n_samples, check_random_state(random_state))
         # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
         draws = draws.cpu().double().numpy()
-        self._warn_of_solves()
-        if np.any(self._y_train_std != 1):
-            draws *= np.atleast_1d(self._y_train_std)[:, None]
-        if np.any(self._y_train_mean != 0):
-            draws += np.atleast_1d(self._y_train_mean)[:, None]
+        model._warn_of_solves()
+        if np.any(model._y_train_std != 1):
+            draws *= np.atleast_1d(model._y_train_std)[:, None]
+        if np.any(model._y_train_mean != 0):
+            draws += np.atleast_1d(model._y_train_mean)[:, None]
         return draws[:, 0] if draws.shape[1] == 1 else draws
 
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
-from ..kernels import TorchKernel, compile_kernel
+from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._prediction import GPPredictionBase
 from ._run import FitRun, budget_of
-from .data import Table
+from .data import Table, n_columns
 
 
 class TableRegressorBase(GPPredictionBase):
@@ -29,6 +30,16 @@ class TableRegressorBase(GPPredictionBase):
     def _has_low_rank_form(self) -> bool:
         return True
 
+    def _accepted_rows(self, kernel: Any) -> dict[str, Any]:
+        """What `validate_data` is to make of rows for a kernel."""
+        if not self._any_kernel or kernel is None or kernel.requires_vector_input:
+            return {"dtype": np.float64}
+        return {"dtype": None, "ensure_2d": False}
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "n_iter_")
+        return validate_data(self, X, reset=False, **self._accepted_rows(self.kernel_))
+
     def _read_table(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
     ) -> Table:
@@ -38,7 +49,13 @@ class TableRegressorBase(GPPredictionBase):
         """
         copy = self.copy_X_train if copy is None else copy
         X, y = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=1
+            self,
+            X,
+            y,
+            multi_output=True,
+            y_numeric=True,
+            ensure_min_samples=1,
+            **self._accepted_rows(self.kernel),
         )
         check_n_targets(self.n_targets, y)
         return Table.read(
@@ -54,8 +71,16 @@ class TableRegressorBase(GPPredictionBase):
         """The kernel as torch functions, with starting values from the data if none was given."""
         kernel = self._own_kernel(table.X)
         if kernel is None:
-            kernel = data_scaled_kernel(table.X, table.y, self._largest_signal)
-        return compile_kernel(kernel, table.X.shape[1])
+            kernel = self._default_kernel(table)
+        return compile_kernel(kernel, n_columns(table.X), self._any_kernel)
+
+    def _default_kernel(self, table: Table) -> Kernel:
+        """Where training starts if no kernel was given."""
+        return data_scaled_kernel(table.X, table.y, self._largest_signal)
+
+    def _trained_kernel(self) -> TorchKernel:
+        """`kernel_` as torch functions."""
+        return compile_kernel(self.kernel_, n_columns(self.X_train_), self._any_kernel)
 
     def _keep_table(self, table: Table) -> None:
         """Make the table part of the fitted model."""
@@ -75,6 +100,9 @@ class TableRegressorBase(GPPredictionBase):
         )
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
+        if "ensure_2d" in self._accepted_rows(self.kernel_):
+            posterior = self._posterior()
+            return ObjectRows.of(X).to(dtype=posterior.dtype, device=posterior.device)
         return super()._inputs(X - self._origin)
 
     def _value_at(self, theta: Any, eval_gradient: bool, kept: str):
@@ -83,7 +111,7 @@ class TableRegressorBase(GPPredictionBase):
         if theta is None:
             if eval_gradient:
                 raise ValueError("Gradient can only be evaluated for theta!=None")
-            return getattr(self, kept)
+            return np.float64(getattr(self, kept))
         theta = torch.as_tensor(np.asarray(theta, dtype=np.float64))
         p = len(self.kernel_.theta)
         if theta.shape != (p,):
@@ -92,6 +120,7 @@ class TableRegressorBase(GPPredictionBase):
                 f"that is not fixed; got {tuple(theta.shape)}."
             )
         value, grad = self._likelihood_at(theta, eval_gradient)
+        value = np.float64(value)
         return (value, grad.cpu().numpy()) if eval_gradient else value
 
     @abstractmethod
@@ -116,7 +145,8 @@ class GPRegressorBase(TableRegressorBase):
         eval_gradient : bool, default=False
             Also return the gradient in theta.
         clone_kernel : bool, default=True
-            Accepted as in scikit-learn; `kernel_` is never changed.
+            False leaves `theta` in `kernel_`, as in scikit-learn. Predictions are then made with
+            it, so that only a copy of a fitted model should be asked so.
 
         Returns
         -------
@@ -139,13 +169,17 @@ class GPRegressorBase(TableRegressorBase):
         Exact by Cholesky in float64, O(n^3), where the model is an exact one; of the approximate
         model otherwise. Without theta the value is the one stored by `fit`.
         """
-        return self._value_at(theta, eval_gradient, "log_marginal_likelihood_value_")
+        answer = self._value_at(theta, eval_gradient, "log_marginal_likelihood_value_")
+        if theta is not None and not clone_kernel:
+            self.kernel_.theta = np.asarray(theta, dtype=np.float64)
+            self._remember(None)
+        return answer
 
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Value and gradient of the model's own likelihood; a subclass may have another."""
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        kernel = self._trained_kernel()
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
         result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())

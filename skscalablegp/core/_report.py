@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import Bunch
 
 # How a fit can end.
@@ -60,6 +62,8 @@ class FitReport(Bunch):
         Linear solves that ended above their tolerance.
     jitter : float
         What had to be added to a diagonal before it could be factorised.
+    at_bounds : list of str
+        A sentence for each trained hyperparameter that ended at a bound.
     summary : str
         The method in words.
     failures : tuple of str
@@ -84,4 +88,21 @@ class FitReport(Bunch):
         lines += self.get("failures", ())
         if self.jitter:
             lines.append(f"jitter {self.jitter:.1e}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.at_bounds])
+
+
+def at_bounds(kernel: Kernel) -> list[str]:
+    """A sentence for each hyperparameter at a bound, in scikit-learn's words and by its rule."""
+    near = np.isclose(kernel.bounds, np.atleast_2d(kernel.theta).T)
+    free = [h for h in kernel.hyperparameters if not h.fixed]
+    places = [(h.name, k, bounds) for h in free for k, bounds in enumerate(h.bounds)]
+    sentences = []
+    for (name, k, bounds), (lower, upper) in zip(places, near, strict=True):
+        if lower or upper:
+            side, verb = ("lower", "Decreasing") if lower else ("upper", "Increasing")
+            sentences.append(
+                f"The optimal value found for dimension {k} of parameter {name} is close to the "
+                f"specified {side} bound {bounds[0 if lower else 1]}. {verb} the bound and calling "
+                "fit again may find a better value."
+            )
+    return sentences

@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from sklearn.utils import check_random_state
 from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
-from ._report import STATUSES, Choice, FitReport
+from ._report import STATUSES, Choice, FitReport, at_bounds
 from .posteriors import forget, remember
 from .training import Monitor, StopTraining, TrainingStep
 
@@ -73,13 +73,19 @@ class Run:
     ):
         self.monitor, self.generator, self.random_state = monitor, generator, random_state
 
+    @property
+    def restarts(self) -> np.random.RandomState:
+        """Of an optimiser's further starts."""
+        return self.random_state
+
 
 class FitRun(Run):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
     If the body raises, whatever it raises, the estimator is what it was before, its old model
     included. If it ends, `fit_report_` and `history_` are set, callbacks hear of it, and at most
-    one ConvergenceWarning says what to change.
+    one ConvergenceWarning says what to change, beside scikit-learn's for each hyperparameter of a
+    user's kernel that ended at its bound.
 
     Parameters
     ----------
@@ -172,10 +178,11 @@ class FitRun(Run):
     # ------------------------------------------------------------------ seeds and memory
 
     @cached_property
-    def _seeds(self) -> tuple[np.random.RandomState, torch.Generator]:
+    def _seeds(self) -> tuple[np.random.RandomState, torch.Generator, np.random.RandomState]:
         random_state = check_random_state(self.estimator.random_state)
+        before = deepcopy(random_state)
         seed = int(random_state.randint(2**31 - 1))
-        return random_state, torch.Generator().manual_seed(seed)
+        return random_state, torch.Generator().manual_seed(seed), before
 
     @property
     def random_state(self) -> np.random.RandomState:
@@ -186,6 +193,11 @@ class FitRun(Run):
     def generator(self) -> torch.Generator:
         """For what torch draws."""
         return self._seeds[1]
+
+    @property
+    def restarts(self) -> np.random.RandomState:
+        """Of an optimiser's further starts: those that scikit-learn draws from equal seeds."""
+        return self._seeds[2]
 
     @property
     def memory_budget(self) -> float | None:
@@ -473,6 +485,12 @@ class FitRun(Run):
             "failures": tuple(self.monitor.failures),
         } | self._facts
         settings = self.estimator.get_params(deep=False)
+        kernel, ends = getattr(self.estimator, "kernel_", None), []
+        if self._n_iter and kernel is not None and settings.get("optimizer", "auto") is not None:
+            ends = at_bounds(kernel)
+        # Nobody has specified the bounds of the default kernel. They are part of it: a length scale
+        # at its bound is how it leaves out a column.
+        self._ends = [] if settings.get("kernel") is None else ends
         return FitReport(
             status=status,
             stop_reason=reason,
@@ -481,10 +499,13 @@ class FitRun(Run):
             n_iter=self._n_iter,
             seconds=self.monitor.stage_seconds | {"total": self.monitor.seconds},
             n_unconverged=len(failed),
+            at_bounds=ends,
             **facts,
         )
 
     def _warn(self) -> None:
+        for sentence in self._ends:
+            warn_once([sentence])
         warn_once(self._messages)
 
 

@@ -36,6 +36,9 @@ _LARGE_ROWS = 50_000
 # A subset's optimum is a start: gains below so much of the likelihood are left to the next stage,
 # the more of them where that stage sees exact values.
 _SUBSET_TOL = {True: 1e-4, False: 1e-5}
+# Of all rows; up to so many a step costs so little that the optimum is found to scikit-learn's
+# precision.
+_TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
 # In nats a row: a predicted gain below it is not worth another step on the rows at hand.
 _GAIN_PER_ROW = 1e-4
 # Each random subset is so many times larger than the one before.
@@ -125,7 +128,7 @@ def fit_hyperparameters(
     starts = [theta]
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()
-        starts += restart_points(bounds, settings.n_restarts, run.random_state)
+        starts += restart_points(bounds, settings.n_restarts, run.restarts)
     best = start
     for k, point in enumerate(starts):
         try:
@@ -214,7 +217,8 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         # Without values BFGS needs a curvature to start from; Adam needs nothing.
         choice = "bfgs" if exact or has_metric else "adam"
         if choice == "bfgs":
-            return QuasiNewton(gain_tol=_worthwhile(n))
+            tol = _SMALL_TOL if n <= _SMALL_ROWS else _TOL
+            return QuasiNewton(tol, gain_tol=_worthwhile(n))
     optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):

@@ -18,6 +18,7 @@ from ._frequencies import (
     no_spectral_density,
 )
 from ._nodes import MAX_POWER, Node, Term
+from ._numpy import ObjectRows
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 from ._spectral_mixture import SpectralMixture
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_POWER",
     "Node",
     "NoSpectralDensity",
+    "ObjectRows",
     "Profile",
     "ScaledFrequencies",
     "Slot",

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, Whi
 from torch import Tensor
 
 from ._nodes import Term
-from ._registry import Layout, unsupported
+from ._registry import Layout
 
 
 class TorchKernel:
@@ -26,6 +26,8 @@ class TorchKernel:
         The kernel; it is cloned.
     n_features : int
         Number of columns.
+    any_kernel : bool, default=False
+        As in `compile_kernel`.
 
     Attributes
     ----------
@@ -37,17 +39,17 @@ class TorchKernel:
         The compiled expression, for code that looks at a kernel's structure.
     """
 
-    def __init__(self, kernel: object, n_features: int):
+    def __init__(self, kernel: object, n_features: int, any_kernel: bool = False):
         if not isinstance(kernel, Kernel):
-            raise TypeError(unsupported(repr(kernel)))
-        layout = Layout(int(n_features))
+            raise TypeError(f"{kernel!r} is no kernel: pass an object of scikit-learn's Kernel.")
+        layout = Layout(int(n_features), any_kernel)
         self.kernel = clone(kernel)
         self.n_features = layout.n_features
         self.node = layout.build(self.kernel)
-        self.n_params = layout.n_params
+        self.n_params, self._any_kernel = layout.n_params, any_kernel
 
     def __reduce__(self):
-        return type(self), (self.kernel, self.n_features)
+        return type(self), (self.kernel, self.n_features, self._any_kernel)
 
     def __repr__(self):
         return f"TorchKernel({self.kernel!r}, n_features={self.n_features})"
@@ -91,6 +93,16 @@ class TorchKernel:
         """The columns that hold codes of categories, which must keep their values."""
         return sorted(self.node.coded(self.n_features))
 
+    @property
+    def numpy_code(self) -> list[str]:
+        """The kernels in it that are evaluated by their own NumPy code."""
+        return [leaf.label for leaf in self.node.leaves() if not leaf.compiled]
+
+    @property
+    def vectors(self) -> bool:
+        """Whether rows are vectors of numbers; else they may be any objects (`ObjectRows`)."""
+        return self.kernel.requires_vector_input
+
     def origin(self, mean: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
         """What rows may be measured from: their mean, in columns where only differences count."""
         anchored = list(self.node.anchored(self.n_features))
@@ -107,7 +119,7 @@ class TorchKernel:
         return terms if closed else None
 
 
-def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
+def compile_kernel(kernel: object, n_features: int, any_kernel: bool = False) -> TorchKernel:
     """A scikit-learn kernel object as differentiable torch functions.
 
     Parameters
@@ -119,6 +131,9 @@ def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
         for their parents.
     n_features : int
         Number of columns.
+    any_kernel : bool, default=False
+        Whether any other kernel will do as well, evaluated by its own NumPy code. Its values and
+        its gradients in theta are then right, and nothing else is known of it.
 
     Returns
     -------
@@ -127,11 +142,12 @@ def compile_kernel(kernel: object, n_features: int) -> TorchKernel:
     Raises
     ------
     TypeError
-        For a kernel that is not supported; the message lists those that are.
+        For a kernel without a compiled form, unless `any_kernel`; the message lists those that have
+        one.
     ValueError
         For a number of length scales that does not fit the columns.
     """
-    return TorchKernel(kernel, n_features)
+    return TorchKernel(kernel, n_features, any_kernel)
 
 
 def default_kernel(

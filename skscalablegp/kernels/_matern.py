@@ -9,8 +9,9 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
 from ._frequencies import Draws, ScaledFrequencies
+from ._nodes import Node
 from ._rbf import Gaussian
-from ._registry import Layout, register_kernel, unsupported
+from ._registry import Layout, register_kernel
 from ._stationary import Profile, Stationary
 
 
@@ -75,9 +76,9 @@ class Matern52(_Matern):
 _PROFILES = {0.5: Matern12(), 1.5: Matern32(), 2.5: Matern52(), math.inf: Gaussian()}
 
 
-def _build(kernel: sk.Matern, layout: Layout) -> Stationary:
+def _build(kernel: sk.Matern, layout: Layout) -> Node:
     if kernel.nu not in _PROFILES:
-        raise TypeError(unsupported(f"Matern with nu={kernel.nu}"))
+        return layout.without_compiled_form(kernel, f"Matern with nu={kernel.nu}")
     return _PROFILES[kernel.nu].build(kernel, layout)
 
 

@@ -50,6 +50,8 @@ class Node(ABC):
         The columns that it sees; None where it sees all.
     codes : bool
         Whether it compares categories, whose codes may be neither scaled, shifted nor interpolated.
+    compiled : bool
+        Whether it is made of torch functions of theta and the rows.
     """
 
     label: str
@@ -58,6 +60,7 @@ class Node(ABC):
     profile: Profile | None = None
     columns: tuple[int, ...] | None = None
     codes: bool = False
+    compiled: bool = True
 
     @property
     def stationary(self) -> bool:

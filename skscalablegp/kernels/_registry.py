@@ -23,25 +23,46 @@ class Layout:
     ----------
     n_features : int
         Number of columns the kernel is compiled for.
+    any_kernel : bool
+        Whether kernels without a compiled form are evaluated by their NumPy code.
     n_params : int
         Entries of theta handed out so far.
     """
 
-    def __init__(self, n_features: int, n_params: int = 0):
+    def __init__(self, n_features: int, any_kernel: bool = False, n_params: int = 0):
         self.n_features = n_features
+        self.any_kernel = any_kernel
         self.n_params = n_params
 
     def build(self, kernel: sk.Kernel) -> Node:
         """The node of a kernel, by its exact class: Matern is a subclass of RBF."""
-        try:
-            builder, _ = _BUILDERS[type(kernel)]
-        except KeyError:
-            raise TypeError(unsupported(type(kernel).__name__)) from None
-        return builder(kernel, self)
+        if type(kernel) not in _BUILDERS:
+            return self.without_compiled_form(kernel, type(kernel).__name__)
+        return _BUILDERS[type(kernel)][0](kernel, self)
+
+    def without_compiled_form(self, kernel: sk.Kernel, what: str) -> Node:
+        """The node of a kernel that only has its NumPy code, where that will do.
+
+        Raises
+        ------
+        TypeError
+            Where a compiled form is needed.
+        """
+        # Its module imports this one, as every kernel's does.
+        from ._numpy import numpy_kernel
+
+        if not self.any_kernel:
+            raise TypeError(unsupported(what))
+        return numpy_kernel(kernel, self)
+
+    def entries(self, n: int) -> slice:
+        """The next n entries of theta."""
+        self.n_params += n
+        return slice(self.n_params - n, self.n_params)
 
     def build_on(self, kernel: sk.Kernel, n_features: int) -> Node:
         """The node of a part that sees so many columns."""
-        inner = Layout(n_features, self.n_params)
+        inner = Layout(n_features, self.any_kernel, self.n_params)
         node = inner.build(kernel)
         self.n_params = inner.n_params
         return node
@@ -60,8 +81,7 @@ class Layout:
             if hyperparameter.fixed:
                 slots[name] = Slot(None, tuple(values.tolist()))
             else:
-                slots[name] = Slot(slice(self.n_params, self.n_params + len(values)))
-                self.n_params += len(values)
+                slots[name] = Slot(self.entries(len(values)))
         return slots
 
 
@@ -89,4 +109,7 @@ def register_kernel(
 def unsupported(what: str) -> str:
     """The message for a kernel that cannot be compiled, with the ones that can."""
     known = ", ".join(summary for _, summary in _BUILDERS.values())
-    return f"The kernel {what} is not supported. Supported are: {known}."
+    return (
+        f"The kernel {what} has no compiled form, which is needed here: use IterativeGPRegressor, "
+        f"which takes any kernel, or one of {known}."
+    )

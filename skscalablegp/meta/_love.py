@@ -212,7 +212,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         """The regressor below, which was fitted before."""
         inner = self.estimator.estimator
         _check_ours(inner)
-        check_is_fitted(inner)
+        check_is_fitted(inner, "n_iter_")
         validate_data(inner, X, skip_check_array=True, reset=False)
         if noise_variance is not None:
             raise ValueError(

@@ -82,16 +82,22 @@ ROWS = [
         IterativeGPRegressor(),
         search={"alpha": [1e-6, 1e-2]},
         limit={"max_iter": 1},
+        prior=True,
+        any_kernel=True,
     ),
     Row(
         "iterative-cg",
         IterativeGPRegressor(solver="cg", max_iter=5, n_probes=4),
         search={"n_probes": [2, 4]},
+        prior=True,
+        any_kernel=True,
     ),
     Row(
         "iterative-pathwise",
         IterativeGPRegressor(solver="cg", posterior="pathwise", max_iter=3, n_probes=8),
         std_rtol=1.0,
+        prior=True,
+        any_kernel=True,
     ),
     # A subset, then conjugate gradients on all rows and pathwise samples.
     Row(
@@ -102,6 +108,8 @@ ROWS = [
         std_rtol=1.0,
         limit={"max_iter": 1},
         scikit_learn_checks=False,
+        prior=True,
+        any_kernel=True,
     ),
     # scikit-learn compares to 1e-7, below what single precision resolves.
     Row(
@@ -109,8 +117,10 @@ ROWS = [
         IterativeGPRegressor(dtype="float32", max_iter=3),
         batch_rtol=1e-4,
         scikit_learn_checks=False,
+        prior=True,
+        any_kernel=True,
     ),
-    Row("rrcg", RRCGRegressor(max_iter=10), search={"n_probes": [2, 4]}),
+    Row("rrcg", RRCGRegressor(max_iter=10), any_kernel=True, search={"n_probes": [2, 4]}),
     Row(
         "rrcg-truncated",
         RRCGRegressor(
@@ -118,6 +128,7 @@ ROWS = [
         ),
         search={"truncation__rate": [0.1, 0.3]},
         limit={"max_iter": 2},
+        any_kernel=True,
     ),
     Row("poe", PoERegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(

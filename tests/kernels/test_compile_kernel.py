@@ -99,14 +99,18 @@ def test_rows_can_be_evaluated_in_chunks():
         CompoundKernel([RBF(), RBF()]),
         C() * PairwiseKernel() + WhiteKernel(),
         type("Mine", (RBF,), {})(),
-        "rbf",
-        None,
     ],
     ids=repr,
 )
 def test_other_kernels_raise_a_type_error_that_lists_what_works(kernel):
-    with pytest.raises(TypeError, match=r"Supported are: .*Matern \(nu = 0.5, 1.5, 2.5 or inf\)"):
+    with pytest.raises(TypeError, match=r"or one of .*Matern \(nu = 0.5, 1.5, 2.5 or inf\)"):
         compile_kernel(kernel, 2)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", None, RBF])
+def test_what_is_no_kernel_raises_a_type_error(kernel):
+    with pytest.raises(TypeError, match="is no kernel: pass an object of scikit-learn's Kernel"):
+        compile_kernel(kernel, 2, any_kernel=True)
 
 
 def test_length_scales_must_fit_the_columns():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..._validation import check_duplicates
-from ...kernels import TorchKernel
+from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem
 from ._rows import target_moments
 
@@ -63,7 +63,7 @@ class Table:
     @property
     def targets(self) -> np.ndarray:
         """The normalised targets as (n, t)."""
-        return self.y.reshape(len(self.X), -1)
+        return self.y.reshape(len(self.X), np.size(self.y_mean))
 
     def rows(self, chosen: np.ndarray) -> Table:
         """Some of the rows."""
@@ -74,6 +74,8 @@ class Table:
 
         Numbers far from zero, such as times in seconds, would lose their digits in float32.
         """
+        if not kernel.vectors:
+            return self
         return replace(self, origin=kernel.origin(self.X.mean(axis=0)))
 
     def problem(
@@ -84,21 +86,32 @@ class Table:
         def tensor(a: np.ndarray) -> torch.Tensor:
             return torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
 
+        targets = tensor(self.targets)
         return GPProblem(
             kernel,
-            tensor(self.X - self.origin),
-            tensor(self.targets),
+            tensor(self.X - self.origin) if kernel.vectors else ObjectRows.of(self.X).to(targets),
+            targets,
             tensor(self.noise),
             keep=keep,
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:
-        """Refuse duplicated rows that no noise tells apart."""
+        """Refuse duplicated rows that no noise tells apart.
+
+        Not for kernels of which nothing is known: their factorisation will tell.
+        """
+        if kernel.numpy_code or not kernel.vectors:
+            return
         with torch.no_grad():
             # A copy: torch warns of arrays that are not writable.
             rows = torch.tensor(np.ascontiguousarray(self.X))
             white = kernel.noise(kernel.theta0, rows).numpy()
         check_duplicates(self.X, white + self.noise)
+
+
+def n_columns(X: np.ndarray) -> int:
+    """d; 1 where a row is an object."""
+    return X.shape[1] if X.ndim > 1 else 1
 
 
 def noise_unit(y_std: np.ndarray) -> float:

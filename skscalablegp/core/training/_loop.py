@@ -12,6 +12,7 @@ from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
 from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer
+from ._quasi_newton import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,20 @@ class _Run:
         if np.ptp(recent, axis=0).max(initial=0.0) < self.tol:
             raise StopTraining("converged")
 
+    def _value_of(self, theta: np.ndarray | None) -> float:
+        """What was found at an iterate; minus infinity if it is none."""
+        pairs = zip(self.iterates, self.values, strict=True)
+        return next((value for at, value in pairs if np.array_equal(at, theta)), -np.inf)
+
     def result(
         self, start: np.ndarray, reason: str, average: int, metric: np.ndarray | None
     ) -> TrainingResult:
         value = float("nan")
         if self.best_theta is not None:
             theta, value = self.best_theta, self.best_value
+            # Where values differ by rounding only, the slopes that an optimiser saw know better.
+            if self._value_of(self.chosen) >= value - ROUNDING * abs(value):
+                theta, value = self.chosen, self._value_of(self.chosen)
         elif self.chosen is not None:
             theta = self.chosen
         elif self.iterates:

@@ -136,13 +136,13 @@ class LBFGS(BaseEstimator, Optimizer):
 
     Parameters
     ----------
-    tol : float, default=1e-6
+    tol : float, default=2.2e-9
         Relative improvement of the objective at which it ends (SciPy's ``ftol``).
     """
 
     exact_only = True
 
-    def __init__(self, tol: float = 1e-6):
+    def __init__(self, tol: float = 2.2e-9):
         self.tol = tol
 
     def maximize(

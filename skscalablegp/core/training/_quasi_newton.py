@@ -11,13 +11,16 @@ from ._optimizers import Evaluate, Optimizer, Optimum
 _LONGEST_STEP = 1.0
 _FIRST_STEP = 0.2
 _SUFFICIENT = 1e-4
-# In nats: at a hundred rows this still pins a log hyperparameter to a few thousandths.
-_SMALLEST_GAIN = 1e-4
+# In units of the tolerance, in nats: with 1e-6 and a hundred rows this still pins a log
+# hyperparameter to a few thousandths.
+_SMALLEST_GAIN = 100
 _MAX_BACKTRACKS = 8
 # A predicted gain so many times the smallest one seen: the steps no longer converge.
 _LOST = 30.0
 # What may be left to gain where gradients are estimates, in units of `gain_tol`.
 _NOISE = 10.0
+# Of objective values, as a share of them.
+ROUNDING = 1e-12
 # How near to a bound counts as on it.
 _SLACK = 1e-10
 
@@ -87,7 +90,8 @@ class QuasiNewton(BaseEstimator, Optimizer):
             gain = new_value - value
             theta, value, grad = new_theta, new_value, new_grad
             # A step cut short says nothing about how much there is left to gain.
-            small = small + 1 if whole and gain < max(self.tol * abs(value), _SMALLEST_GAIN) else 0
+            least = self.tol * max(abs(value), _SMALLEST_GAIN)
+            small = small + 1 if whole and gain < least else 0
             if small == 2:
                 break
         else:
@@ -146,7 +150,9 @@ def _search(evaluate, theta, value, predicted, step, bounds):
         if np.array_equal(trial, theta):
             break
         new_value, new_grad = evaluate(trial)
-        if np.isnan(value) or new_value >= value + _SUFFICIENT * t * predicted:
+        # Near the optimum gains are below the values' rounding: there the slope must have fallen.
+        level = abs(new_value - value) <= ROUNDING * abs(value) and abs(new_grad @ step) < predicted
+        if np.isnan(value) or level or new_value >= value + _SUFFICIENT * t * predicted:
             return trial, new_value, new_grad
         # The parabola through both values and the slope at the start.
         drop = value + t * predicted - new_value

@@ -246,5 +246,7 @@ def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"
     terms = kernel.stationary_terms()
     if terms is None or any(len(term.leaves) > _MAX_FACTORS for term in terms):
         return AutodiffKernel(kernel, theta)
-    center = X.mean(0)
-    return StationaryKernel(kernel, theta, terms, center, (X - center).square().mean(0))
+    # Where there are no rows, as in a prior, both are zero.
+    center = X.mean(0).nan_to_num()
+    spread = (X - center).square().mean(0).nan_to_num()
+    return StationaryKernel(kernel, theta, terms, center, spread)

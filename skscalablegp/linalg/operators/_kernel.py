@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -116,10 +117,15 @@ class KernelOperator(LinearOperator):
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
         """One noise-free tile; on the diagonal k(x, x) is set, not recovered from a difference."""
-        tile = self.bound.tile(self._rows[left], self._rows[right])
+        tile = self.bound.tile(*self._pair(left, right))
         if left == right:
             tile.diagonal().copy_(self._diag[left])
         return tile
+
+    def _pair(self, left: slice, right: slice) -> tuple[Any, Any]:
+        """The rows of a tile; one object on the diagonal, where a kernel may save work."""
+        rows = self._rows[left]
+        return rows, rows if left == right else self._rows[right]
 
     def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
         self._count(len(idx) * self.shape[0])
@@ -172,7 +178,7 @@ class KernelOperator(LinearOperator):
             W = weights(i, j)
             if i == j:
                 W.mul_(0.5).fill_diagonal_(0)
-            grad += self.bound.tile_grad(self._rows[i], self._rows[j], W).to(grad.device)
+            grad += self.bound.tile_grad(*self._pair(i, j), W).to(grad.device)
         return grad.cpu() + self._diagonal_grad(diagonal)
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:

@@ -326,7 +326,7 @@ class SGPRRegressor(TableRegressorBase):
             return best
         patient = optimizer.patient
         free = np.full((len(moving), 2), [-np.inf, np.inf])
-        starts = restart_points(bounds, self.n_restarts_optimizer, run.random_state)
+        starts = restart_points(bounds, self.n_restarts_optimizer, run.restarts)
         for k, start in enumerate([first, *(np.concatenate([s, moving]) for s in starts)]):
             run.monitor.begin("full", 2 * steps, "lower bound")
             try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ...core import (
@@ -19,10 +20,11 @@ from ...core import (
     to_torch,
     well_conditioned,
 )
+from ...core.data import Table, n_columns
 from ...core.posteriors import ExactPosterior, Posterior
 from ...core.training import Monitor, TrainingResult
 from ...features import sample_prior_features
-from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ._final_solve import FinalSolve, final_solve
 from ._plan import Plan
@@ -37,6 +39,14 @@ class SolvedGPRegressor(GPRegressorBase):
 
     A subclass has the parameters, and says in `_plan` what they mean for a table.
     """
+
+    _any_kernel = True
+
+    def _default_kernel(self, table: Table) -> Kernel:
+        """What stays as it is stays at 1, as scikit-learn's does."""
+        if self.optimizer is None:
+            return default_kernel(n_columns(table.X))
+        return super()._default_kernel(table)
 
     @abstractmethod
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
@@ -199,7 +209,7 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
         """All rows; training may have ended on a subset, before it could see what they need."""
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        kernel = self._trained_kernel()
         table, sizes, device = self._table(), plan.sizes, self._fit_device()
         problem = table.problem(kernel, sizes.dtype, device, sizes.keep)
         if self.dtype != "auto":
@@ -220,7 +230,7 @@ class SolvedGPRegressor(GPRegressorBase):
         return self._solves.max_jitter
 
     def _prediction_problem(self) -> GPProblem:
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
+        kernel = self._trained_kernel()
         dtype = {"float32": torch.float32, "float64": torch.float64}[self._predicts_in]
         keep = self.posterior_ == "exact"
         return self._table().problem(kernel, dtype, self._fit_device(), keep)

@@ -5,12 +5,20 @@ Longer than most files here: two thirds of it document and list the parameters.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from ...core import FitRun
+import numpy as np
+import torch
+from sklearn.utils import Tags
+from sklearn.utils.validation import validate_data
+
+from ...core import FitRun, GPPredictionBase
+from ...core.data import Table, n_columns
+from ...core.posteriors import ExactPosterior
 from ...core.training import resolve_optimizer
-from ...kernels import TorchKernel
+from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
 from ...linalg.solvers import resolve_solver
 from ._base import SolvedGPRegressor, has_spectral_density
@@ -215,6 +223,31 @@ class IterativeGPRegressor(SolvedGPRegressor):
         verbose: Any = 0,
     ):
         self._set(locals())
+
+    # ------------------------------------------------------------------ before a fit
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+    def _answering(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
+        return super()._answering(X) if "n_iter_" in vars(self) else self._given_no_rows(X)
+
+    def _given_no_rows(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
+        """The prior is the posterior given no rows: a copy that was fitted to none of X."""
+        self._validate_params()
+        model = copy(self)
+        X = validate_data(model, X, **self._accepted_rows(self.kernel))
+        t, d = self.n_targets or 1, n_columns(X)
+        table = Table(X[:0], np.zeros((0, t)), np.zeros(t), np.ones(t), np.zeros(0))
+        kernel = model._own_kernel(X)
+        compiled = compile_kernel(kernel or default_kernel(d), d, any_kernel=True)
+        model._keep_table(table)
+        model.kernel_, model.n_iter_ = compiled.kernel, 0
+        problem = table.problem(compiled, torch.float64, model._fit_device(), keep=False)
+        model._remember(ExactPosterior.of(problem, compiled.theta0)[0])
+        return model, X
 
     # ------------------------------------------------------------------ plan
 

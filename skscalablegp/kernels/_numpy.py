@@ -1,0 +1,157 @@
+"""Kernels that are known by their NumPy code only, and rows that are no numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process import kernels as sk
+from torch import Tensor
+
+from ._nodes import Node
+from ._registry import Layout
+
+# Gradients of a diagonal come with the block around it: so many rows a block.
+_BLOCK = 32
+
+
+class ObjectRows(Tensor):
+    """Sequences, strings or other objects as rows: a column of row numbers, to torch.
+
+    Kernels that look at numbers see the numbers, which is right for those that only count rows
+    (constants and white noise); a kernel of NumPy gets the objects. What is computed from such rows
+    is an ordinary tensor, but rows chosen from them are such rows again.
+
+    Attributes
+    ----------
+    objects : ndarray of shape (n,) or (n, d)
+    """
+
+    objects: np.ndarray
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def of(cls, objects: np.ndarray, numbers: Tensor | None = None) -> ObjectRows:
+        """Rows of an array; its `numbers`, if given, say in which dtype and where."""
+        if numbers is None:
+            numbers = torch.arange(len(objects), dtype=torch.float64)[:, None]
+        rows = numbers.as_subclass(cls)
+        rows.objects = objects
+        return rows
+
+    def __getitem__(self, chosen: Any) -> ObjectRows:
+        where = chosen.cpu().numpy() if isinstance(chosen, Tensor) else chosen
+        return ObjectRows.of(self.objects[where], super().__getitem__(chosen))
+
+    def to(self, *args: Any, **kwargs: Any) -> ObjectRows:
+        """The same objects; only their numbers change dtype or device."""
+        return ObjectRows.of(self.objects, super().to(*args, **kwargs))
+
+
+def _array(rows: Tensor) -> np.ndarray:
+    """What the NumPy code takes."""
+    if isinstance(rows, ObjectRows):
+        return rows.objects
+    return rows.detach().cpu().double().numpy()
+
+
+class NumpyKernel(Node):
+    """A kernel that is asked for its values and gradients, ``kernel(X, Y, eval_gradient)``.
+
+    Values are float64 on the CPU, whatever torch has. It may be anything, so that nothing is known
+    of it. What its ``diag`` has beyond ``kernel(x, x)`` counts as part of the function, not as
+    noise.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    entries : slice
+        Its part of theta.
+    """
+
+    stationary = False
+    compiled = False
+
+    def __init__(self, kernel: sk.Kernel, entries: slice):
+        self.kernel, self.entries, self.label = kernel, entries, type(kernel).__name__
+
+    def at(self, theta: Tensor) -> sk.Kernel:
+        """The kernel at theta."""
+        own = theta.detach().double().cpu().numpy()[self.entries]
+        return self.kernel.clone_with_theta(own) if own.size else self.kernel
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        return _Values.apply(theta, self, X, Z)
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor:
+        return _Diagonal.apply(theta, self, X)
+
+
+class _Values(torch.autograd.Function):
+    """k(X, Z), differentiable in theta."""
+
+    @staticmethod
+    def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor, Z: Tensor) -> Tensor:
+        ctx.inputs = theta.detach(), node, X, Z
+        if not len(X) or not len(Z):
+            return X.new_zeros(len(X), len(Z))
+        values = np.asarray(node.at(theta)(_array(X), _array(Z)), dtype=np.float64)
+        return torch.tensor(values).to(X)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        theta, node, X, Z = ctx.inputs
+        left, right = _array(X), _array(Z)
+        # scikit-learn's kernels give gradients between the rows of one table only.
+        rows, start = (left, 0) if X is Z else (np.concatenate([left, right]), len(left))
+        _, gradient = node.at(theta)(rows, eval_gradient=True)
+        block = gradient[: len(left), start : start + len(right)]
+        return _in_theta(theta, node, grad, block), None, None, None
+
+
+class _Diagonal(torch.autograd.Function):
+    """The diagonal of k(X, X), differentiable in theta."""
+
+    @staticmethod
+    def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor) -> Tensor:
+        ctx.inputs = theta.detach(), node, X
+        values = np.asarray(node.at(theta).diag(_array(X)), dtype=np.float64) if len(X) else []
+        return torch.tensor(values).to(X)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        theta, node, X = ctx.inputs
+        rows, kernel, blocks = _array(X), node.at(theta), []
+        for start in range(0, len(rows), _BLOCK):
+            _, gradient = kernel(rows[start : start + _BLOCK], eval_gradient=True)
+            blocks.append(np.einsum("iip->ip", gradient))
+        return _in_theta(theta, node, grad, np.concatenate(blocks)), None, None
+
+
+def _in_theta(theta: Tensor, node: NumpyKernel, weights: Tensor, gradient: np.ndarray) -> Tensor:
+    """The sum of the weighted gradients, in the kernel's part of theta."""
+    weights = weights.detach().cpu().double().numpy()
+    total = torch.zeros_like(theta)
+    total[node.entries] = torch.as_tensor(
+        np.tensordot(weights, gradient, axes=weights.ndim), dtype=theta.dtype
+    ).to(theta.device)
+    return total
+
+
+def numpy_kernel(kernel: sk.Kernel, layout: Layout) -> NumpyKernel:
+    """A leaf of an expression, whatever it is.
+
+    Raises
+    ------
+    TypeError
+        For a CompoundKernel, which is several kernels and not one.
+    """
+    if isinstance(kernel, sk.CompoundKernel):
+        raise TypeError(
+            "A CompoundKernel holds one kernel for each class of a classifier, and no regressor, "
+            "scikit-learn's included, has a use for it: fit one regressor with each of them."
+        )
+    return NumpyKernel(kernel, layout.entries(kernel.n_dims))
