@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_array
 
 __all__ = [
     "available_memory",
+    "check_coverage",
     "check_duplicates",
     "check_inducing",
     "check_integer",
@@ -28,6 +29,7 @@ __all__ = [
     "check_noise_variance",
     "check_number",
     "check_return_flags",
+    "check_share",
     "format_bytes",
     "resolve_device",
     "resolve_dtype",
@@ -55,21 +57,29 @@ def check_noise(alpha: Any, n: int) -> np.ndarray:
     return _per_row(alpha, n, "alpha")
 
 
-def check_noise_variance(noise_variance: Any, n: int) -> np.ndarray | None:
-    """The fit argument ``noise_variance`` as one variance per row, None if there is none.
+def check_noise_variance(noise_variance: Any, n: int, t: int = 1) -> np.ndarray | None:
+    """The argument ``noise_variance`` as one variance per row and target, None if there is none.
 
     Parameters
     ----------
-    noise_variance : float, array-like of shape (n,) or None
+    noise_variance : float, array-like of shape (n,) or (n, t), or None
         The known variance of the noise in each target value.
     n : int
-        Rows of the training table.
+        Rows of the table that it goes with.
+    t : int, default=1
+        Targets.
 
     Returns
     -------
-    noise : ndarray of shape (n,), float64, or None
+    noise : ndarray of shape (n, t), float64, or None
+        A new array.
     """
-    return None if noise_variance is None else _per_row(noise_variance, n, "noise_variance")
+    if noise_variance is None:
+        return None
+    if np.shape(noise_variance) == (n, t):
+        flat = np.asarray(noise_variance).reshape(-1)
+        return _per_row(flat, n * t, "noise_variance").reshape(n, t)
+    return np.repeat(_per_row(noise_variance, n, "noise_variance")[:, None], t, axis=1)
 
 
 def _per_row(value: Any, n: int, name: str) -> np.ndarray:
@@ -94,6 +104,41 @@ def _per_row(value: Any, n: int, name: str) -> np.ndarray:
         if np.any(wrong):
             raise ValueError(f"{name} must be {rule}, got {_first_wrong(array, wrong)}.")
     return np.full(n, array.item()) if array.size == 1 else array
+
+
+def check_share(share: Any, name: str) -> np.ndarray:
+    """Probabilities strictly between 0 and 1, as a float64 array of at most one axis.
+
+    Parameters
+    ----------
+    share : float or array-like of shape (k,)
+    name : str
+        Of the argument.
+    """
+    try:
+        array = np.asarray(share, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim > 1 or not array.size or not ((array > 0) & (array < 1)).all():
+        raise ValueError(
+            f"{name} must lie strictly between 0 and 1 (0.95 for 95%), one number or a list of "
+            f"them, got {share!r}."
+        )
+    return array
+
+
+def check_coverage(coverage: Any) -> np.ndarray:
+    """The two probabilities between which a central interval lies.
+
+    Parameters
+    ----------
+    coverage : float
+        The interval's own probability, strictly between 0 and 1.
+    """
+    share = check_share(coverage, "coverage")
+    if share.ndim:
+        raise ValueError(f"coverage must be one number between 0 and 1, got {coverage!r}.")
+    return np.array([0.5 - 0.5 * share, 0.5 + 0.5 * share])
 
 
 def _first_wrong(array: np.ndarray, wrong: np.ndarray | np.bool_) -> str:

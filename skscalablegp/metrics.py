@@ -1,9 +1,10 @@
-"""Scores for predictions that come with a standard deviation.
+"""Scores for predictions that come with a distribution, and a way to it through other estimators.
 
-The functions take the true targets, the predicted means and the predicted standard deviations; the
-scorers call ``predict(X, return_std=True)`` themselves and go wherever scikit-learn takes a
-``scoring``: `cross_val_score`, `cross_validate`, `GridSearchCV`. Longer than most files here
-because each function documents its parameters in full.
+The functions take the true targets, and predicted means and standard deviations, intervals or
+quantiles. The scorers predict themselves and go wherever scikit-learn takes a ``scoring``:
+`cross_val_score`, `cross_validate`, `GridSearchCV`. `predict_std`, `predict_interval` and
+`predict_quantiles` reach through pipelines, searches and transformed targets. Longer than most
+files here because each function documents its parameters in full.
 """
 
 import copy
@@ -14,19 +15,27 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_consistent_length
-from sklearn.utils.metadata_routing import MetadataRequest
+from sklearn.utils.metadata_routing import UNCHANGED, MetadataRequest
+
+from ._predicted import mean_and_std, predict_interval, predict_quantiles, predict_std
+from ._validation import check_coverage, check_share
 
 __all__ = [
     "coverage_scorer",
     "crps",
     "interval_coverage",
+    "interval_score",
     "msll",
     "neg_crps_scorer",
+    "neg_interval_score_scorer",
     "neg_nlpd_scorer",
+    "neg_pinball_scorer",
     "nlpd",
+    "pinball_loss",
+    "predict_interval",
+    "predict_quantiles",
+    "predict_std",
 ]
 
 
@@ -233,33 +242,169 @@ def interval_coverage(
     return _reduce(inside.astype(float), sample_weight, multioutput)
 
 
-class _DistributionScorer:
-    """``scorer(estimator, X, y)`` for a metric of means and standard deviations."""
+def interval_score(
+    y_true: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    *,
+    coverage: Any = 0.95,
+    sample_weight: ArrayLike | None = None,
+    multioutput: str | ArrayLike = "uniform_average",
+) -> float | Float[np.ndarray, " t"]:
+    """Interval score, in units of y; lower is better, and the true quantiles are best.
 
-    def __init__(self, name: str, metric: Callable[..., Any], sign: int, **options: float):
-        self._name = name
-        self._metric = metric
-        self._sign = sign
-        self._options = options
+    The mean of the intervals' widths, plus 2 / (1 - coverage) times how far targets lie outside
+    (Gneiting and Raftery, 2007, "Strictly proper scoring rules, prediction, and estimation", eq.
+    43).
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,) or (n, t)
+        Observed targets.
+
+    lower, upper : array-like of shape (n,) or (n, t)
+        Ends of central intervals.
+
+    coverage : float, default=0.95
+        Probability that the intervals are meant to hold, between 0 and 1.
+
+    sample_weight : array-like of shape (n,), default=None
+        Weight of each row; equal weights when None.
+
+    multioutput : {"raw_values", "uniform_average"} or array-like of shape (t,), \
+            default="uniform_average"
+        One value for each target, their mean, or their mean under the given weights.
+
+    Returns
+    -------
+    float or ndarray of shape (t,)
+        The score; an array for ``multioutput="raw_values"``.
+
+    Examples
+    --------
+    >>> from skscalablegp.metrics import interval_score
+    >>> round(interval_score([0.0, 3.0], [-2.0, -2.0], [2.0, 2.0], coverage=0.9), 4)
+    14.0
+    """
+    check_coverage(coverage)
+    y_true, lower, upper = _check_same(y_true=y_true, lower=lower, upper=upper)
+    if (lower > upper).any():
+        raise ValueError("lower must not exceed upper.")
+    outside = np.maximum(lower - y_true, 0) + np.maximum(y_true - upper, 0)
+    return _reduce(upper - lower + 2 / (1 - coverage) * outside, sample_weight, multioutput)
+
+
+def pinball_loss(
+    y_true: ArrayLike,
+    quantiles: ArrayLike,
+    *,
+    q: Any,
+    sample_weight: ArrayLike | None = None,
+    multioutput: str | ArrayLike = "uniform_average",
+) -> float | Float[np.ndarray, " t"]:
+    """Mean pinball loss of several quantiles, in units of y; lower is better.
+
+    scikit-learn's `mean_pinball_loss`, averaged over the quantiles. For many evenly spaced ones
+    twice the loss is the CRPS.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,) or (n, t)
+        Observed targets.
+
+    quantiles : array-like of shape (n, k) or (n, t, k)
+        Predicted quantiles, as from ``predict_quantiles``.
+
+    q : array-like of shape (k,)
+        Their probabilities, strictly between 0 and 1.
+
+    sample_weight : array-like of shape (n,), default=None
+        Weight of each row; equal weights when None.
+
+    multioutput : {"raw_values", "uniform_average"} or array-like of shape (t,), \
+            default="uniform_average"
+        One value for each target, their mean, or their mean under the given weights.
+
+    Returns
+    -------
+    float or ndarray of shape (t,)
+        The score; an array for ``multioutput="raw_values"``.
+
+    Examples
+    --------
+    >>> from skscalablegp.metrics import pinball_loss
+    >>> pinball_loss([0.0, 1.0], [[-1.0, 1.0], [0.0, 2.0]], q=[0.25, 0.75])
+    0.25
+    """
+    q, quantiles = np.atleast_1d(check_share(q, "q")), np.asarray(quantiles)
+    if quantiles.ndim < 2 or quantiles.shape[-1] != len(q):
+        raise ValueError(
+            f"quantiles must have a last axis of {len(q)}, one value for each q, but their shape "
+            f"is {quantiles.shape}."
+        )
+    losses = []
+    for k, share in enumerate(q):
+        y, value = _check_same(y_true=y_true, quantiles=quantiles[..., k])
+        losses.append(np.maximum(share * (y - value), (share - 1) * (y - value)))
+    return _reduce(np.mean(losses, axis=0), sample_weight, multioutput)
+
+
+class _PredictiveScorer:
+    """``scorer(estimator, X, y)`` of a predictive distribution.
+
+    Parameters
+    ----------
+    name : str
+    score : callable
+        ``score(y, prediction, sample_weight, *settings)``.
+    predict : callable
+        ``predict(estimator, X, *settings, noise_variance=)`` gives the prediction.
+    sign : int
+        1 where larger is better.
+    settings : dict
+        What the user chose, in the order of both callables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        score: Callable[..., Any],
+        predict: Callable[..., Any],
+        sign: int,
+        **settings: Any,
+    ):
+        self._name, self._score, self._predict, self._sign = name, score, predict, sign
+        self._settings = settings
         self._request = MetadataRequest(owner=name)
+        for param in ("sample_weight", "noise_variance"):
+            self._request.score.add_request(param=param, alias=None)
 
-    def __call__(self, estimator, X, y, sample_weight=None) -> float:
-        mean, std = _predict_with_std(estimator, X)
-        score = self._metric(y, mean, std, sample_weight=sample_weight, **self._options)
-        return self._sign * float(score)
+    def __call__(self, estimator, X, y, sample_weight=None, noise_variance=None) -> float:
+        settings = self._settings.values()
+        prediction = self._predict(estimator, X, *settings, noise_variance=noise_variance)
+        return self._sign * float(self._score(y, prediction, sample_weight, *settings))
 
     def __repr__(self) -> str:
-        if not self._options:
+        if not self._settings:
             return self._name
-        return f"{self._name}({', '.join(f'{k}={v!r}' for k, v in self._options.items())})"
+        return f"{self._name}({', '.join(f'{k}={v!r}' for k, v in self._settings.items())})"
 
-    def set_score_request(self, *, sample_weight: bool | str | None = True):
-        """Return a scorer that asks for ``sample_weight`` under metadata routing.
+    def set_score_request(
+        self,
+        *,
+        sample_weight: bool | str | None = UNCHANGED,
+        noise_variance: bool | str | None = UNCHANGED,
+    ):
+        """Return a scorer that asks for metadata under metadata routing.
 
         Parameters
         ----------
-        sample_weight : bool, str or None, default=True
-            Whether it is asked for, or the name that it is passed under.
+        sample_weight : bool, str or None, default=sklearn.utils.metadata_routing.UNCHANGED
+            Whether weights of the rows are asked for, or the name that they are passed under.
+
+        noise_variance : bool, str or None, default=sklearn.utils.metadata_routing.UNCHANGED
+            Whether known noise variances of the scored rows are asked for, or their name. They are
+            a part of the predictions.
 
         Returns
         -------
@@ -267,7 +412,9 @@ class _DistributionScorer:
             A copy: the scorers of this module are shared and stay as they are.
         """
         scorer = copy.deepcopy(self)
-        scorer._request.score.add_request(param="sample_weight", alias=sample_weight)
+        for param, alias in (("sample_weight", sample_weight), ("noise_variance", noise_variance)):
+            if alias != UNCHANGED:
+                scorer._request.score.add_request(param=param, alias=alias)
         return scorer
 
     def get_metadata_routing(self) -> MetadataRequest:
@@ -275,12 +422,39 @@ class _DistributionScorer:
         return copy.deepcopy(self._request)
 
 
-neg_nlpd_scorer = _DistributionScorer("neg_nlpd_scorer", nlpd, sign=-1)
-neg_crps_scorer = _DistributionScorer("neg_crps_scorer", crps, sign=-1)
+def _moments(estimator, X, noise_variance):
+    return mean_and_std(estimator, X, noise_variance=noise_variance)
 
 
-def coverage_scorer(level: float = 0.95) -> _DistributionScorer:
-    """Make a scorer that reports `interval_coverage` at a level.
+def _nlpd_of(y, moments, sample_weight):
+    return nlpd(y, *moments, sample_weight=sample_weight)
+
+
+def _crps_of(y, moments, sample_weight):
+    return crps(y, *moments, sample_weight=sample_weight)
+
+
+def _share_inside(y, interval, sample_weight, level):
+    y, lower, upper = _check_same(y_true=y, lower=interval[..., 0], upper=interval[..., 1])
+    inside = ((y >= lower) & (y <= upper)).astype(float)
+    return _reduce(inside, sample_weight, "uniform_average")
+
+
+def _interval_score_of(y, interval, sample_weight, coverage):
+    ends = interval[..., 0], interval[..., 1]
+    return interval_score(y, *ends, coverage=coverage, sample_weight=sample_weight)
+
+
+def _pinball_of(y, quantiles, sample_weight, q):
+    return pinball_loss(y, quantiles, q=q, sample_weight=sample_weight)
+
+
+neg_nlpd_scorer = _PredictiveScorer("neg_nlpd_scorer", _nlpd_of, _moments, sign=-1)
+neg_crps_scorer = _PredictiveScorer("neg_crps_scorer", _crps_of, _moments, sign=-1)
+
+
+def coverage_scorer(level: float = 0.95) -> _PredictiveScorer:
+    """Make a scorer that reports the share of targets inside central intervals of a level.
 
     Parameters
     ----------
@@ -290,39 +464,54 @@ def coverage_scorer(level: float = 0.95) -> _DistributionScorer:
     Returns
     -------
     scorer : callable
-        ``scorer(estimator, X, y, sample_weight=None)``. To read beside another score, not to
-        choose by: the largest coverage is not the best.
+        ``scorer(estimator, X, y, sample_weight=None, noise_variance=None)``, whose intervals are
+        those of `predict_interval`. To read beside another score, not to choose by: the largest
+        coverage is not the best.
     """
     _check_level(level)
-    return _DistributionScorer("coverage_scorer", interval_coverage, sign=1, level=level)
+    return _PredictiveScorer(
+        "coverage_scorer", _share_inside, predict_interval, sign=1, level=level
+    )
 
 
-def _predict_with_std(estimator, X):
-    """Means and standard deviations, through pipelines and finished searches."""
-    if isinstance(estimator, Pipeline):
-        # Not pipeline.predict(X, return_std=True): routing would ask for a request of return_std.
-        if len(estimator) > 1:
-            X = estimator[:-1].transform(X)
-        return _predict_with_std(estimator[-1], X)
-    if hasattr(estimator, "best_estimator_"):
-        return _predict_with_std(estimator.best_estimator_, X)
-    if isinstance(estimator, TransformedTargetRegressor):
-        raise TypeError(
-            "TransformedTargetRegressor gives no standard deviations: undoing the transform of "
-            "the target does not keep a Gaussian one. Score the regressor on the transformed "
-            "target, or use a model with normalize_y=True in its place."
-        )
-    try:
-        prediction = estimator.predict(X, return_std=True)
-    except TypeError as error:
-        if "return_std" not in str(error):
-            raise
-        raise TypeError(
-            f"{type(estimator).__name__}.predict has no return_std: this scorer needs an "
-            "estimator that predicts standard deviations."
-        ) from error
-    mean, std = prediction
-    return mean, std
+def neg_interval_score_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
+    """Make a scorer of intervals: minus their `interval_score`.
+
+    Parameters
+    ----------
+    coverage : float, default=0.95
+        Probability that the intervals are meant to hold, between 0 and 1.
+
+    Returns
+    -------
+    scorer : callable
+        ``scorer(estimator, X, y, sample_weight=None, noise_variance=None)``.
+    """
+    check_coverage(coverage)
+    return _PredictiveScorer(
+        "neg_interval_score_scorer",
+        _interval_score_of,
+        predict_interval,
+        sign=-1,
+        coverage=coverage,
+    )
+
+
+def neg_pinball_scorer(q: Any = (0.05, 0.25, 0.5, 0.75, 0.95)) -> _PredictiveScorer:
+    """Make a scorer of quantiles: minus their mean `pinball_loss`.
+
+    Parameters
+    ----------
+    q : array-like of shape (k,), default=(0.05, 0.25, 0.5, 0.75, 0.95)
+        Probabilities, strictly between 0 and 1.
+
+    Returns
+    -------
+    scorer : callable
+        ``scorer(estimator, X, y, sample_weight=None, noise_variance=None)``.
+    """
+    q = tuple(float(share) for share in np.atleast_1d(check_share(q, "q")))
+    return _PredictiveScorer("neg_pinball_scorer", _pinball_of, predict_quantiles, sign=-1, q=q)
 
 
 def _gaussian_nlpd(y, mean, std):
@@ -331,18 +520,25 @@ def _gaussian_nlpd(y, mean, std):
 
 def _check_predictions(y_true, mean, std):
     """Three float64 arrays of one shape (n, t)."""
+    arrays = _check_same(y_true=y_true, mean=mean, std=std)
+    _check_positive(arrays[2], "std")
+    return arrays
+
+
+def _check_same(**named):
+    """Finite float64 arrays of one shape (n, t)."""
     arrays = []
-    for name, values in (("y_true", y_true), ("mean", mean), ("std", std)):
+    for name, values in named.items():
         array = check_array(values, ensure_2d=False, dtype=np.float64, input_name=name)
         arrays.append(array.reshape(-1, 1) if array.ndim == 1 else array)
     check_consistent_length(*arrays)
     shapes = [array.shape for array in arrays]
     if len(set(shapes)) > 1:
+        *names, last = named
         raise ValueError(
-            f"y_true, mean and std must have one shape; they have {', '.join(map(str, shapes))} "
-            "as (rows, targets)."
+            f"{', '.join(names)} and {last} must have one shape; they have "
+            f"{', '.join(map(str, shapes))} as (rows, targets)."
         )
-    _check_positive(arrays[2], "std")
     return arrays
 
 

@@ -9,21 +9,38 @@ from numpy.testing import assert_allclose
 from scipy import integrate, stats
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LinearRegression
+from sklearn.metrics import mean_pinball_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from skscalablegp import (
+    KISSGPRegressor,
+    PoERegressor,
+    RFFRegressor,
+    SGPRRegressor,
+    SVGPRegressor,
+)
 from skscalablegp.metrics import (
     coverage_scorer,
     crps,
     interval_coverage,
+    interval_score,
     msll,
     neg_crps_scorer,
+    neg_interval_score_scorer,
     neg_nlpd_scorer,
+    neg_pinball_scorer,
     nlpd,
+    pinball_loss,
+    predict_interval,
+    predict_quantiles,
+    predict_std,
 )
 
 METRICS = {
@@ -214,3 +231,190 @@ def test_estimators_without_std_are_named():
         neg_nlpd_scorer(wrapped, X, y)
     with pytest.raises(TypeError, match="another cause"):
         neg_nlpd_scorer(_Fails(), X, y)
+
+
+# ---------------------------------------------------------------- intervals and quantiles
+
+
+def test_interval_score_is_proper_and_is_what_its_paper_defines():
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal(20_000)
+
+    def score(z):
+        return interval_score(y, np.full_like(y, -z), np.full_like(y, z), coverage=0.9)
+
+    best = stats.norm.ppf(0.95)
+    assert score(best) < min(score(0.8 * best), score(1.25 * best))
+    # Gneiting and Raftery (2007), equation 43, a row at a time.
+    lower, upper, y = np.array([0.0, 0.0, 0.0]), np.array([1.0, 2.0, 3.0]), np.array([-1.0, 1, 5])
+    paper = [
+        (u - lo) + 20 * max(lo - v, 0) + 20 * max(v - u, 0)
+        for lo, u, v in zip(lower, upper, y, strict=True)
+    ]
+    assert_allclose(interval_score(y, lower, upper, coverage=0.9), np.mean(paper), rtol=1e-12)
+
+
+def test_pinball_loss_is_scikit_learns_averaged():
+    rng = np.random.default_rng(0)
+    y, quantiles, q = rng.standard_normal(30), rng.standard_normal((30, 3)), [0.1, 0.5, 0.8]
+    weight = rng.uniform(size=30)
+    expected = np.mean(
+        [mean_pinball_loss(y, quantiles[:, k], alpha=q[k], sample_weight=weight) for k in range(3)]
+    )
+    assert_allclose(pinball_loss(y, quantiles, q=q, sample_weight=weight), expected, rtol=1e-12)
+    wide = pinball_loss(
+        np.column_stack([y, y]), np.stack([quantiles] * 2, 1), q=q, multioutput="raw_values"
+    )
+    assert_allclose(wide, pinball_loss(y, quantiles, q=q))
+
+
+def test_pinball_loss_of_many_quantiles_is_half_the_crps():
+    y, mean, std = predictions()
+    q = (np.arange(2000) + 0.5) / 2000
+    quantiles = mean[:, None] + std[:, None] * stats.norm.ppf(q)
+    assert_allclose(2 * pinball_loss(y, quantiles, q=q), crps(y, mean, std), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: interval_score([0], [0], [1], coverage=95), "coverage must lie strictly between"),
+        (lambda: interval_score([0], [0], [1], coverage=[0.5, 0.9]), "coverage must be one number"),
+        (lambda: interval_score([0], [2], [1]), "lower must not exceed upper"),
+        (lambda: interval_score([0, 1], [2], [3]), "inconsistent numbers of samples"),
+        (lambda: pinball_loss([0], [[1]], q=[0.5, 0.6]), "a last axis of 2"),
+        (lambda: pinball_loss([0], [[1]], q=1.0), "q must lie strictly between 0 and 1"),
+        (lambda: pinball_loss([0], [[1]], q="half"), "q must lie strictly between 0 and 1"),
+        (lambda: neg_pinball_scorer([]), "q must lie strictly between 0 and 1"),
+        (lambda: neg_interval_score_scorer(2), "coverage must lie strictly between"),
+    ],
+)
+def test_wrong_intervals_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("model", [gp(), BayesianRidge(), SGPRRegressor(max_iter=5)])
+def test_deviations_and_intervals_through_pipelines_searches_and_targets(model):
+    X, y = table()
+    wrapped = GridSearchCV(
+        make_pipeline(
+            StandardScaler(), TransformedTargetRegressor(clone(model), transformer=StandardScaler())
+        ),
+        {"standardscaler__with_mean": [True]},
+        cv=2,
+    ).fit(X, 100 + 5 * y)
+    alone = clone(model).fit(StandardScaler().fit_transform(X), (y - y.mean()) / y.std())
+    mean, std = alone.predict(StandardScaler().fit_transform(X), return_std=True)
+    unit = 5 * y.std()
+    # scikit-learn's own way ends in an error.
+    with pytest.raises((TypeError, AttributeError, ValueError)):
+        wrapped.predict(X, return_std=True)
+    assert_allclose(predict_std(wrapped, X), unit * std, rtol=1e-6)
+    centre = 100 + 5 * (y.mean() + y.std() * mean)
+    z = stats.norm.ppf(0.95)
+    expected = np.column_stack([centre - z * unit * std, centre + z * unit * std])
+    assert_allclose(predict_interval(wrapped, X, 0.9), expected, rtol=1e-6)
+    assert_allclose(predict_quantiles(wrapped, X, 0.05), expected[:, 0], rtol=1e-6)
+    # The regressor's own units, where noise is known.
+    noisy = predict_std(wrapped, X, noise_variance=0.3)
+    assert_allclose(noisy, unit * np.sqrt(std**2 + 0.3), rtol=1e-6)
+    for scorer in (neg_pinball_scorer(), neg_interval_score_scorer(0.9)):
+        assert np.isfinite(scorer(wrapped, X, y))
+    assert_allclose(
+        coverage_scorer(0.9)(wrapped, X, 100 + 5 * y),
+        np.mean((100 + 5 * y >= expected[:, 0]) & (100 + 5 * y <= expected[:, 1])),
+    )
+
+
+def test_quantiles_of_transformed_targets():
+    X, y = table()
+    q = np.array([0.01, 0.3, 0.975])
+    alone = gp().fit(X, y)
+    mean, std = alone.predict(X, return_std=True)
+    for forth, back, law in (
+        (np.log, np.exp, stats.lognorm(std, scale=np.exp(mean))),
+        # A falling transform: low quantiles of y are high ones of what the regressor sees.
+        (np.negative, np.negative, stats.norm(-mean, std)),
+    ):
+        target = TransformedTargetRegressor(gp(), func=forth, inverse_func=back).fit(X, back(y))
+        expected = np.stack([law.ppf(share) for share in q], 1)
+        assert_allclose(predict_quantiles(target, X, q), expected, rtol=1e-6, atol=1e-6)
+        assert_allclose(predict_std(target, X), law.std(), rtol=1e-6)
+    square = TransformedTargetRegressor(
+        gp(), func=lambda v: v, inverse_func=np.square, check_inverse=False
+    ).fit(X, y)
+    with pytest.raises(ValueError, match="is not monotone between the quantiles"):
+        predict_interval(square, X)
+
+
+def test_quantiles_of_several_transformed_targets():
+    X, y = table()
+    Y = np.column_stack([np.exp(y), 3 * np.exp(-y)])
+    target = TransformedTargetRegressor(gp(), func=np.log, inverse_func=np.exp).fit(X, Y)
+    mean, std = gp().fit(X, np.log(Y)).predict(X, return_std=True)
+    expected = np.exp(mean[..., None] + std[..., None] * stats.norm.ppf([0.05, 0.95]))
+    assert_allclose(predict_interval(target, X, 0.9), expected, rtol=1e-6)
+    mixed = TransformedTargetRegressor(gp(), transformer=PCA()).fit(X, Y)
+    with pytest.raises(ValueError, match="mixes the targets"):
+        predict_interval(mixed, X)
+
+
+def test_foreign_regressors_cannot_leave_noise_out():
+    X, y = table()
+    with pytest.raises(ValueError, match="cannot leave the noise out"):
+        predict_std(gp().fit(X, y), X, include_noise=False)
+    with pytest.raises(TypeError, match="LinearRegression.predict has no return_std"):
+        predict_interval(LinearRegression().fit(X, y), X)
+    with pytest.raises(NotFittedError):
+        predict_interval(TransformedTargetRegressor(gp()), X)
+
+
+# ---------------------------------------------------------------- known noise
+
+KNOWN_NOISE = [
+    SGPRRegressor(n_inducing=40, random_state=0),
+    SVGPRegressor(n_inducing=30, random_state=0),
+    PoERegressor(expert_size=60, random_state=0),
+    RFFRegressor(n_components=100, max_iter=15, random_state=0),
+    KISSGPRegressor(grid_size=20, max_iter=15, random_state=0),
+]
+
+
+@pytest.mark.parametrize("model", KNOWN_NOISE, ids=lambda model: type(model).__name__)
+def test_coverage_under_known_noise_is_the_level(model):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (450, 2))
+    noise = 10 ** rng.uniform(-3, 0.5, 450)
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + np.sqrt(noise) * rng.standard_normal(450)
+    with sklearn.config_context(enable_metadata_routing=True):
+        score = cross_val_score(
+            make_pipeline(StandardScaler(), model.set_fit_request(noise_variance=True)),
+            X,
+            y,
+            scoring=coverage_scorer(0.95).set_score_request(noise_variance=True),
+            params={"noise_variance": noise},
+            cv=3,
+            error_score="raise",
+        )
+    assert 0.93 <= score.mean() <= 0.97
+
+
+def test_scorers_ask_what_becomes_of_known_noise():
+    X, y = table()
+    noise = np.full(len(y), 0.1)
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = SGPRRegressor(max_iter=5).set_fit_request(noise_variance=True)
+        with pytest.raises(ValueError, match="noise_variance"):
+            cross_val_score(
+                model, X, y, scoring=coverage_scorer(0.95), params={"noise_variance": noise}, cv=2
+            )
+        search = GridSearchCV(
+            model,
+            {"n_inducing": [5, 10]},
+            scoring=neg_nlpd_scorer.set_score_request(noise_variance="known"),
+            cv=2,
+            error_score="raise",
+        )
+        search.fit(X, y, noise_variance=noise, known=noise)
+        assert np.isfinite(search.best_score_)

@@ -15,7 +15,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._validation import check_n_targets
 from ._model import GPModel
 from ._prediction import GPPredictionBase
-from .data import BLOCK_ROWS, Scaling, column_moments, target_moments
+from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
+from .likelihoods import Likelihood
 
 # Large tables stay in the precision they come in: nothing copies them.
 _KEPT = [np.float64, np.float32]
@@ -46,6 +47,27 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         )
         check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+
+    def _known_noise(
+        self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
+    ) -> np.ndarray:
+        """`noise_variance` in normalised units, as the likelihood takes noise; (n,).
+
+        Remembers that it was given, for predictions; only `reset` forgets what earlier rows had.
+
+        Raises
+        ------
+        ValueError
+            For a likelihood without additive noise.
+        """
+        known = known_noise(noise_variance, n, scaling.y_scale)
+        if noise_variance is not None and not likelihood.additive:
+            raise ValueError(
+                f"noise_variance is that of additive noise, which likelihood={likelihood!r} does "
+                "not have."
+            )
+        self._noise_given = noise_variance is not None or (self._noise_given and not reset)
+        return known / likelihood.variance_factor() if known.any() else known
 
     def _keep_scaling(self, scaling: Scaling) -> None:
         """Make the units part of the fitted model; single targets as scikit-learn has them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -11,12 +12,21 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._validation import check_memory, check_return_flags
+from .._validation import (
+    check_coverage,
+    check_memory,
+    check_noise_variance,
+    check_return_flags,
+    check_share,
+)
 from ._model import GPModel
 from ._run import budget_of, warn_once
+from .posteriors import Posterior
 
 # Bytes of k(X_new, X_train) evaluated at a time.
 _CHUNK_BYTES = 2**27
+# Models whose users know that predictions leave known noise out.
+_TOLD: WeakSet[Posterior] = WeakSet()
 
 
 class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
@@ -25,6 +35,9 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     A subclass trains (``fit``), sets ``_y_train_mean`` and ``_y_train_std`` of shape () or (t,),
     and says how its posterior is rebuilt from fitted NumPy arrays (``_build_posterior``).
     """
+
+    # Whether fit was told the noise of its rows.
+    _noise_given: bool = False
 
     def _n_outputs(self) -> int:
         """t, the number of targets."""
@@ -73,7 +86,40 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """(m, t) normalised means as the target has them."""
         return self._scaled(means) + squeeze(np.atleast_1d(self._y_train_mean))
 
-    def _mean_and_std(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _new_noise(
+        self, noise_variance: Any, X: np.ndarray, include_noise: Any = True
+    ) -> np.ndarray | None:
+        """Known noise of new rows, (m, t) in the target's units squared; None where none counts."""
+        posterior = self._posterior()
+        known = check_noise_variance(noise_variance, len(X), self._n_outputs())
+        if known is None:
+            if include_noise and self._noise_given and posterior not in _TOLD:
+                _TOLD.add(posterior)
+                warn_once(
+                    [
+                        f"{type(self).__name__} was fitted with noise_variance, and predictions "
+                        "without it are for noise-free values: pass noise_variance= of the new "
+                        "rows for intervals, deviations and samples of observations, or "
+                        "noise_variance=0."
+                    ],
+                    UserWarning,
+                )
+            return None
+        if not include_noise:
+            raise ValueError(
+                "noise_variance is a part of the noise, which include_noise=False leaves out: give "
+                "one of them."
+            )
+        if not posterior.likelihood.additive:
+            raise ValueError(
+                f"noise_variance is that of additive noise, which likelihood="
+                f"{posterior.likelihood!r} does not have."
+            )
+        return known
+
+    def _mean_and_std(
+        self, X: np.ndarray, known: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Means and standard deviations of noisy targets, from one look at the kernel."""
         posterior, t = self._posterior(), self._n_outputs()
         means, variance = np.empty((len(X), t)), np.empty(len(X))
@@ -81,9 +127,9 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             mean, v = posterior.mean_and_variance(rows)
             means[part] = mean.cpu().numpy()
             variance[part] = (v + posterior.noise(rows)).cpu().numpy()
-        return self._own_units(means), self._deviations(variance)
+        return self._own_units(means), self._deviations(variance, known)
 
-    def _std(self, X: np.ndarray, include_noise: bool) -> np.ndarray:
+    def _std(self, X: np.ndarray, include_noise: bool, known: np.ndarray | None) -> np.ndarray:
         posterior = self._posterior()
         variance = np.empty(len(X))
         for part, rows in self._chunks(X):
@@ -91,12 +137,27 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             if include_noise:
                 v = v + posterior.noise(rows)
             variance[part] = v.cpu().numpy()
-        return self._deviations(variance)
+        return self._deviations(variance, known)
 
-    def _deviations(self, variance: np.ndarray) -> np.ndarray:
+    def _deviations(self, variance: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         """Standard deviations of every target in its own units; warns of failed solves."""
         self._warn_of_solves()
-        return self._scaled(np.repeat(np.sqrt(variance)[:, None], self._n_outputs(), axis=1))
+        std = np.repeat(np.sqrt(variance)[:, None], self._n_outputs(), axis=1) * self._y_train_std
+        return squeeze(std if known is None else np.sqrt(np.square(std) + known))
+
+    def _quantiles(
+        self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any
+    ) -> np.ndarray:
+        """(m, t, k) quantiles in the target's own units."""
+        known = self._new_noise(noise_variance, X, include_noise)
+        posterior = self._posterior()
+        scale, mean = (np.atleast_1d(a)[:, None] for a in (self._y_train_std, self._y_train_mean))
+        out = np.empty((len(X), self._n_outputs(), len(q)))
+        for part, rows in self._chunks(X):
+            noise = None if known is None else known[part] / np.square(self._y_train_std)
+            out[part] = posterior.quantiles(rows, q, bool(include_noise), noise)
+        self._warn_of_solves()
+        return out * scale + mean
 
     def _warn_of_solves(self) -> None:
         """One ConvergenceWarning a prediction whose linear solves ended above their tolerance."""
@@ -111,7 +172,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
                 ]
             )
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False):
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        noise_variance: Any = None,
+    ):
         """Predict the mean of y, and on request its standard deviation or covariance.
 
         Parameters
@@ -123,6 +190,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             `alpha`, as in scikit-learn.
         return_cov : bool, default=False
             Also return the joint covariance of all m rows.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of the new observations, in the target's own units squared: a
+            part of the deviations, and of the covariance's diagonal. A model whose `fit` was given
+            such noise warns once where it predicts uncertainty without it; 0 is an answer too.
 
         Returns
         -------
@@ -146,16 +217,21 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """
         check_return_flags(return_std, return_cov)
         model, X = self._answering(X)
+        known = model._new_noise(
+            noise_variance, X, return_std or return_cov or noise_variance is not None
+        )
         if return_cov:
             model._check_joint_memory(X, "return_cov=True")
         if return_std:
-            return model._mean_and_std(X)
+            return model._mean_and_std(X, known)
         mean = model._mean(X)
         if return_cov:
-            return mean, model._covariance(X)
+            return mean, model._covariance(X, known)
         return mean
 
-    def predict_std(self, X: Any, include_noise: bool = True) -> np.ndarray:
+    def predict_std(
+        self, X: Any, include_noise: bool = True, noise_variance: Any = None
+    ) -> np.ndarray:
         """Predict standard deviations.
 
         Parameters
@@ -163,16 +239,108 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         X : array-like of shape (m, d)
             Rows to predict.
         include_noise : bool, default=True
-            Whether the kernel's white noise counts: the deviation of a new observation, or of the
-            function behind it.
+            Whether noise counts, the kernel's white noise and `noise_variance`: the deviation of a
+            new observation, or of the function behind it.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of the new observations, as in `predict`.
 
         Returns
         -------
         std : ndarray of shape (m,) or (m, t)
             In the target's own units.
+
+        Raises
+        ------
+        ValueError
+            For a noise_variance beside ``include_noise=False``.
+        NotFittedError
+            Before `fit`.
         """
         model, X = self._answering(X)
-        return model._std(X, include_noise)
+        return model._std(X, include_noise, model._new_noise(noise_variance, X, include_noise))
+
+    def predict_quantiles(
+        self, X: Any, q: Any, include_noise: bool = True, noise_variance: Any = None
+    ) -> np.ndarray:
+        """Predict quantiles of new observations.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+        q : float or array-like of shape (k,)
+            Probabilities, strictly between 0 and 1.
+        include_noise : bool, default=True
+            Whether noise counts, as in `predict_std`. Without it they are quantiles of the function
+            behind the observations.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of the new observations, as in `predict`.
+
+        Returns
+        -------
+        quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k)
+            In the target's own units; the last axis is there where q has one.
+
+        Raises
+        ------
+        ValueError
+            For probabilities outside (0, 1), and a noise_variance beside ``include_noise=False``.
+        NotImplementedError
+            For a likelihood of your own that has no ``cdf``.
+        NotFittedError
+            Before `fit`.
+
+        Notes
+        -----
+        Those of the predictive distribution itself: a normal one, or that of normal uncertainty
+        plus the noise of `likelihood`, such as Student's t, by root finding to double precision.
+        """
+        q = check_share(q, "q")
+        model, X = self._answering(X)
+        out = model._quantiles(X, np.atleast_1d(q), include_noise, noise_variance)
+        out = out[:, 0] if out.shape[1] == 1 else out
+        return out if q.ndim else out[..., 0]
+
+    def predict_interval(
+        self,
+        X: Any,
+        coverage: Any = 0.95,
+        include_noise: bool = True,
+        noise_variance: Any = None,
+    ) -> np.ndarray:
+        """Predict central intervals for new observations.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows to predict.
+        coverage : float, default=0.95
+            Probability that an interval holds; the rest is shared equally by its two sides.
+        include_noise : bool, default=True
+            Whether noise counts, as in `predict_std`. Without it they are intervals for the
+            function behind the observations.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of the new observations, as in `predict`.
+
+        Returns
+        -------
+        interval : ndarray of shape (m, 2) or (m, t, 2)
+            Lower and upper ends, in the target's own units.
+
+        Raises
+        ------
+        ValueError
+            For a coverage that is not one number in (0, 1), and a noise_variance beside
+            ``include_noise=False``.
+        NotImplementedError
+            For a likelihood of your own that has no ``cdf``.
+        NotFittedError
+            Before `fit`.
+        """
+        ends = check_coverage(coverage)
+        model, X = self._answering(X)
+        out = model._quantiles(X, ends, include_noise, noise_variance)
+        return out[:, 0] if out.shape[1] == 1 else out
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Refuse m x m and m x n blocks that do not fit, before any work."""
@@ -185,16 +353,25 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             device=self._fit_device(),
         )
 
-    def _covariance(self, X: np.ndarray) -> np.ndarray:
+    def _covariance(self, X: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         posterior = self._posterior()
         rows = self._inputs(X)
         covariance = posterior.covariance(rows)
         covariance.diagonal().add_(posterior.noise(rows))
         covariance = covariance.cpu().double().numpy()
         self._warn_of_solves()
-        return squeeze(covariance[:, :, None] * np.square(self._y_train_std))
+        covariance = covariance[:, :, None] * np.square(self._y_train_std)
+        if known is not None:
+            np.einsum("iit->it", covariance)[...] += known
+        return squeeze(covariance)
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+    def sample_y(
+        self,
+        X: Any,
+        n_samples: int = 1,
+        random_state: Any = 0,
+        noise_variance: Any = None,
+    ) -> np.ndarray:
         """Draw joint samples of y from the posterior.
 
         Parameters
@@ -205,6 +382,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             Number of draws.
         random_state : int, RandomState instance or None, default=0
             Seed of the draws.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of the new observations, as in `predict`.
 
         Returns
         -------
@@ -220,11 +399,17 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotFittedError
             Before `fit`.
         """
-        model, X = self._answering(X)
+        model, X = model._answering(X)
+        known = model._new_noise(noise_variance, X)
         model._check_joint_memory(X, "sample_y")
         posterior = model._posterior()
         rows = model._inputs(X)
-        draws = posterior.sample(rows, n_samples, check_random_state(random_state))
+        random_state = check_random_state(random_state)
+        if known is None:
+            draws = posterior.sample(rows, n_samples, random_state)
+        else:
+            known = known / np.square(model._y_train_std)
+            draws = posterior.sample_noisy(rows, known, n_samples, random_state)
         # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
         draws = draws.cpu().double().numpy()
         model._warn_of_solves()

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._validation import check_memory, check_n_targets, check_noise, check_noise_variance
+from .._validation import check_memory, check_n_targets, check_noise
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
@@ -43,7 +43,7 @@ class TableRegressorBase(GPPredictionBase):
     def _read_table(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
     ) -> Table:
-        """The validated table; sets nothing but what scikit-learn's own validation sets.
+        """The validated table; sets what scikit-learn's own validation sets, and `_noise_given`.
 
         It is copied where `copy`, by default `copy_X_train`, says so.
         """
@@ -58,11 +58,12 @@ class TableRegressorBase(GPPredictionBase):
             **self._accepted_rows(self.kernel),
         )
         check_n_targets(self.n_targets, y)
+        self._noise_given = noise_variance is not None
         return Table.read(
             X.copy() if copy else X,
             y,
             check_noise(self.alpha, len(X)),
-            check_noise_variance(noise_variance, len(X)),
+            noise_variance,
             run.normalizes(y),
             shared=self.normalize_y == "auto",
         )

@@ -522,8 +522,8 @@ def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:
     return listed
 
 
-def warn_once(messages: list[str]) -> None:
-    """One ConvergenceWarning, attributed to the user's line that led to it."""
+def warn_once(messages: list[str], category: type[Warning] = ConvergenceWarning) -> None:
+    """One warning, attributed to the user's line that led to it."""
     if not messages:
         return
     frame = sys._getframe(1)
@@ -531,7 +531,7 @@ def warn_once(messages: list[str]) -> None:
         frame = frame.f_back
     warnings.warn_explicit(
         " ".join(messages),
-        ConvergenceWarning,
+        category,
         frame.f_code.co_filename,
         frame.f_lineno,
         module=frame.f_globals.get("__name__", "unknown"),

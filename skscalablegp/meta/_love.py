@@ -338,6 +338,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         for name in _TAKEN:
             if name in vars(inner):
                 setattr(self, name, getattr(inner, name))
+        self._noise_given = inner._noise_given
         self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self.variance_rank_, self.variance_error_ = made.rank, made.error / scale
         self._basis = made.basis

@@ -19,6 +19,7 @@ import pytest
 import scipy.sparse
 import sklearn
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import ndtri
 from sklearn.base import BaseEstimator, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -44,6 +45,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical
+from skscalablegp.metrics import coverage_scorer
 
 N, M, D = 24, 7, 2
 
@@ -105,6 +107,11 @@ class Row:
     search: Mapping[str, list[Any]] = field(default_factory=dict)
     limit: Mapping[str, Any] = field(default_factory=dict)
     no_limit: str = ""
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether predictive distributions are normal."""
+        return self.estimator.get_params().get("likelihood", "gaussian") == "gaussian"
 
     def needs(self, capability: str) -> None:
         """Skip a test of something that this estimator does not offer."""
@@ -266,6 +273,27 @@ class EstimatorContract:
         if row.samples:
             draws = model.sample_y(X_new, n_samples=5)
             assert draws.shape == (M, *wide, 5) and draws.dtype == np.float64
+        assert model.predict_interval(X_new).shape == (M, *wide, 2)
+        assert model.predict_quantiles(X_new, 0.5).shape == (M, *wide)
+        assert model.predict_quantiles(X_new, [0.1, 0.5, 0.6]).shape == (M, *wide, 3)
+        # Known noise of every row, and of every row and target.
+        noise = np.arange(1.0, M + 1)
+        known = noise[:, None] * np.ones(wide) if wide else noise
+        each = known * (1 + np.arange(t)) if wide else noise[:, None]
+        for given, expected in ((noise, known), (each, each.reshape(std.shape))):
+            noisy = model.predict_std(X_new, noise_variance=given)
+            assert_allclose(noisy, np.sqrt(std**2 + expected), rtol=1e-6)
+            ends = model.predict_interval(X_new, 0.5, noise_variance=given)
+            assert (ends[..., 1] > ends[..., 0]).all()
+            if row.covariances:
+                noisy = model.predict(X_new, return_cov=True, noise_variance=given)[1]
+                added = np.einsum("ii...->i...", noisy - cov)
+                assert_allclose(added, expected, rtol=1e-6)
+                assert_array_equal(noisy[0, 1:], cov[0, 1:])
+            if row.samples:
+                draws = model.sample_y(X_new, 200, noise_variance=1e8 * np.asarray(given))
+                spread = draws.std(-1) / np.sqrt(1e8 * expected)
+                assert ((spread > 0.6) & (spread < 1.6)).all()
 
     def test_targets_are_independent_columns(self, row):
         row.regressor_only()
@@ -550,6 +578,57 @@ class EstimatorContract:
         assert_allclose(model.predict_std(X_new), model.predict(X_new, return_std=True)[1])
         assert (model.predict_std(X_new, include_noise=False) <= model.predict_std(X_new)).all()
 
+    def test_intervals_and_quantiles(self, row):
+        row.regressor_only()
+        model, X_new = fitted(row)
+        mean, std = model.predict(X_new, return_std=True)
+        q = np.array([0.001, 0.025, 0.3, 0.5, 0.7, 0.975])
+        quantiles = model.predict_quantiles(X_new, q)
+        assert quantiles.dtype == np.float64 and (np.diff(quantiles, axis=1) >= 0).all()
+        assert_allclose(model.predict_interval(X_new), quantiles[:, [1, 5]], rtol=1e-9)
+        assert_allclose(quantiles[:, 3], mean, rtol=1e-6, atol=1e-6 * np.abs(mean).max())
+        if row.gaussian:
+            assert_allclose(
+                quantiles, mean[:, None] + std[:, None] * ndtri(q), rtol=1e-6, atol=1e-9
+            )
+        latent = model.predict_std(X_new, include_noise=False)
+        ends = model.predict_interval(X_new, 0.9, include_noise=False)
+        assert_allclose(np.diff(ends)[:, 0], 2 * ndtri(0.95) * latent, rtol=1e-6, atol=1e-9)
+        # Noise that is known to be nothing changes nothing.
+        assert_array_equal(model.predict_std(X_new, noise_variance=0), model.predict_std(X_new))
+        assert_array_equal(model.predict_quantiles(X_new, q, noise_variance=0.0), quantiles)
+
+        wrong = {
+            "coverage must lie strictly between 0 and 1": [
+                lambda: model.predict_interval(X_new, 95),
+                lambda: model.predict_interval(X_new, None),
+            ],
+            "coverage must be one number": [lambda: model.predict_interval(X_new, [0.5, 0.9])],
+            "q must lie strictly between 0 and 1": [
+                lambda: model.predict_quantiles(X_new, [0.1, 1.0]),
+                lambda: model.predict_quantiles(X_new, "half"),
+                lambda: model.predict_quantiles(X_new, []),
+                lambda: model.predict_quantiles(X_new, [[0.5]]),
+            ],
+            "noise_variance must be non-neg": [lambda: model.predict_std(X_new, noise_variance=-1)],
+            r"same number of entries as y. \(2 != 7\)": [
+                lambda: model.predict_std(X_new, noise_variance=[1, 2])
+            ],
+            "must hold real numbers": [lambda: model.predict_std(X_new, noise_variance="a")],
+            "noise_variance must be finite": [lambda: model.predict(X_new, noise_variance=np.nan)],
+            r"shape \(7, 3\) for 7": [
+                lambda: model.sample_y(X_new, noise_variance=np.ones((M, 3)))
+            ],
+            "include_noise=False leaves out": [
+                lambda: model.predict_interval(X_new, include_noise=False, noise_variance=1.0),
+                lambda: model.predict_std(X_new, False, 1.0),
+            ],
+        }
+        for message, calls in wrong.items():
+            for call in calls:
+                with pytest.raises(ValueError, match=message):
+                    call()
+
     def test_samples_follow_their_seed(self, row):
         row.regressor_only()
         row.needs("samples")
@@ -645,7 +724,7 @@ class EstimatorContract:
             informed = row.new().fit(X, y, noise_variance=noise).predict(X_new)
             assert not np.allclose(plain, informed)
             params = {"noise_variance": noise}
-            cross_validate(row.new(), X, y, cv=3, params=params, error_score="raise")
+            cross_validate(row.new(), X, y, cv=2, params=params, error_score="raise")
             pipeline = make_pipeline(StandardScaler(), row.new())
             step = f"{pipeline.steps[-1][0]}__noise_variance"
             pipeline.fit(X, y, **{step: noise})
@@ -657,13 +736,54 @@ class EstimatorContract:
         informed = row.new().fit(X, y, noise_variance=noise).predict(X_new)
         with sklearn.config_context(enable_metadata_routing=True):
             model = row.new().set_fit_request(noise_variance=True)
+            model = model.set_predict_request(noise_variance=True, return_std=True)
             params = {"noise_variance": noise}
-            cross_validate(model, X, y, cv=3, params=params, error_score="raise")
+            scorer = coverage_scorer(0.5).set_score_request(noise_variance=True)
+            with warnings.catch_warnings():
+                # The scorer passes noise on, so that nothing is left out.
+                warnings.filterwarnings("error", "(?s).*was fitted with noise_variance")
+                scores = cross_validate(
+                    model, X, y, cv=2, params=params, scoring=scorer, error_score="raise"
+                )
+            assert (scores["test_score"] <= 1).all()
             pipeline = make_pipeline(model).fit(X, y, noise_variance=noise)
             assert_array_equal(pipeline.predict(X_new), informed)
+            known = pipeline.predict(X_new, return_std=True, noise_variance=noise[:M])[1]
+            unknown = pipeline.predict(X_new, return_std=True, noise_variance=0)[1]
+            assert_allclose(known, np.sqrt(unknown**2 + noise[:M]), rtol=1e-6)
             if row.search:
                 search = GridSearchCV(model, dict(row.search), cv=2, error_score="raise")
                 search.fit(X, y, noise_variance=noise)
+
+    def test_noise_that_predictions_leave_out_is_told_once(self, row):
+        row.needs("noise_variance")
+        X, y, X_new = table()
+        model = row.new().fit(X, y, noise_variance=np.full(N, 0.3))
+
+        def told(call):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call()
+            return [w for w in caught if "was fitted with noise_variance" in str(w.message)]
+
+        assert not told(lambda: model.predict(X_new))
+        assert not told(lambda: model.predict(X_new, return_std=True, noise_variance=0.3))
+        assert not told(lambda: model.predict_std(X_new, include_noise=False))
+        (warning,) = told(lambda: [model.predict_interval(X_new), model.predict_std(X_new)])
+        assert issubclass(warning.category, UserWarning) and warning.filename == __file__
+        assert not told(lambda: model.predict(X_new, return_std=True))
+        again = pickle.loads(pickle.dumps(model))
+        assert len(told(lambda: again.predict_std(X_new))) == 1
+        assert not told(lambda: row.new().fit(X, y).predict_std(X_new))
+
+    def test_noise_per_target_is_shared(self, row):
+        row.needs("noise_variance")
+        row.needs("multi_output")
+        row.accepts("max_iter")
+        X, y, _ = table()
+        with pytest.raises(ValueError, match="gives the targets different noise"):
+            noise = np.column_stack([np.full(N, 0.1), np.full(N, 0.2)])
+            row.new().fit(X, np.column_stack([y, -y]), noise_variance=noise)
 
     def test_routing_on_without_metadata(self, row):
         X, y, _ = table()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from numpy.testing import assert_allclose
 from scipy import stats
@@ -33,6 +34,9 @@ class Counts(Likelihood):
 
     def draw(self, f, noise, random_state):
         return random_state.poisson(np.logaddexp(0, f))
+
+    def cdf(self, y, f, noise):
+        return scipy.stats.poisson.cdf(y, np.logaddexp(0, f))
 
 
 class Cauchit(Likelihood):

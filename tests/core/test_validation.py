@@ -59,7 +59,11 @@ def test_wrong_noise(alpha, message):
 
 def test_noise_variance():
     assert check_noise_variance(None, 3) is None
-    np.testing.assert_array_equal(check_noise_variance([1, 2, 3], 3), [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(check_noise_variance([1, 2, 3], 3), [[1.0], [2.0], [3.0]])
+    np.testing.assert_array_equal(check_noise_variance([1, 2], 2, 2), [[1.0, 1.0], [2.0, 2.0]])
+    np.testing.assert_array_equal(check_noise_variance([[1, 2]], 1, 2), [[1.0, 2.0]])
+    with pytest.raises(ValueError, match=r"noise_variance has shape \(2, 3\) for 2 rows"):
+        check_noise_variance(np.ones((2, 3)), 2, 2)
     with pytest.raises(ValueError, match=r"noise_variance must be .* \(2 != 3\)"):
         check_noise_variance([1.0, 2.0], 3)
     with pytest.raises(ValueError, match="noise_variance must be non-negative, got -1 in entry 1"):

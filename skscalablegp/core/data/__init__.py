@@ -2,4 +2,4 @@
 
 from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments, target_moments
 from ._subsets import centroid_subsets, random_rows
-from ._table import Table, n_columns, noise_unit
+from ._table import Table, known_noise, n_columns

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..._validation import check_duplicates
+from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem
 from ._rows import target_moments
@@ -43,7 +44,7 @@ class Table:
         X: np.ndarray,
         y: np.ndarray,
         alpha: np.ndarray,
-        noise_variance: np.ndarray | None,
+        noise_variance: Any,
         normalize_y: bool,
         shared: bool = False,
     ) -> Table:
@@ -55,9 +56,7 @@ class Table:
         shared = shared and noise_variance is not None
         moments = target_moments(y.reshape(len(y), -1), normalize_y, shared)
         mean, std = (moment.reshape(y.shape[1:]) for moment in moments)
-        noise = alpha
-        if noise_variance is not None:
-            noise = noise + noise_variance / noise_unit(std)
+        noise = alpha + known_noise(noise_variance, len(X), std)
         return cls(X, (y - mean) / std, mean, std, noise)
 
     @property
@@ -114,24 +113,40 @@ def n_columns(X: np.ndarray) -> int:
     return X.shape[1] if X.ndim > 1 else 1
 
 
-def noise_unit(y_std: np.ndarray) -> float:
-    """What known noise variances in the units of y are divided by.
+def known_noise(noise_variance: Any, n: int, y_std: np.ndarray) -> np.ndarray:
+    """Known noise of the rows of a fit, in normalised units; zeros where nothing is known.
 
     Parameters
     ----------
+    noise_variance : float, array-like of shape (n,) or (n, t), or None
+        In the units of y, squared.
+    n : int
+        Rows.
     y_std : ndarray of shape () or (t,)
         The targets' scales.
+
+    Returns
+    -------
+    noise : ndarray of shape (n,)
 
     Raises
     ------
     ValueError
-        Where the targets have different ones.
+        Where the targets differ in it: they share one covariance matrix.
     """
-    unit = np.unique(np.square(y_std))
-    if len(unit) > 1:
+    own = check_noise_variance(noise_variance, n, np.size(y_std))
+    if own is None:
+        return np.zeros(n)
+    own /= np.square(y_std)
+    if np.allclose(own, own[:, :1], rtol=1e-9, atol=0):
+        return own[:, 0]
+    if np.ndim(noise_variance) == 2:
         raise ValueError(
-            "noise_variance is in the units of y, and with normalize_y=True the targets "
-            f"have {len(unit)} different scales: standardise y yourself, fit one target "
-            "at a time (MultiOutputRegressor), or set normalize_y=False."
+            "noise_variance gives the targets different noise, but targets of one fit share their "
+            "covariance matrix: fit an estimator for each."
         )
-    return float(unit[0])
+    raise ValueError(
+        "noise_variance is in the units of y, and with normalize_y=True the targets "
+        f"have {len(np.unique(y_std))} different scales: standardise y yourself, fit one target "
+        "at a time (MultiOutputRegressor), or set normalize_y=False."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import NamedTuple
@@ -58,7 +59,8 @@ class Predictive(NamedTuple):
 class Likelihood(BaseEstimator, ABC):
     """p(y | f), the distribution of an observation given the latent function.
 
-    A subclass writes `log_density`, and for regression `moments`. Expectations then come from
+    A subclass writes `log_density`, and for regression `moments`; `draw` serves samples and `cdf`
+    quantiles. Expectations then come from
     Gauss-Hermite quadrature, derivatives from autograd. A likelihood that knows closed forms
     overrides `derivatives` or `expected`; one whose latent functions interact, as in a softmax,
     overrides `n_latent`, `expected` and `probabilities`.
@@ -140,6 +142,39 @@ class Likelihood(BaseEstimator, ABC):
             f"{type(self).__name__} has no draw(f, noise, random_state), draws of y given f, which "
             "sample_y needs."
         )
+
+    def cdf(self, y: np.ndarray, f: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Elementwise probability of at most y given f, for quantiles and intervals.
+
+        Parameters
+        ----------
+        y, f, noise : ndarray
+            Values, latent values and noise variances, of shapes that broadcast.
+
+        Returns
+        -------
+        p : ndarray
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no cdf(y, f, noise), the probability of at most y given f, "
+            "which predict_quantiles and predict_interval need."
+        )
+
+    def noise_scales(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The noise as a mixture of normals, for an additive likelihood whose noise is one.
+
+        Returns
+        -------
+        scales, weights : ndarray of shape (c,)
+            Variances relative to the noise's own, whose mean is 1, and their probabilities. None
+            where `cdf` says more.
+        """
+        return None
+
+    def variance_factor(self) -> float:
+        """The variance of additive noise for each unit of the argument `noise`."""
+        one = torch.ones(1, dtype=torch.float64)
+        return float(self.moments(0 * one, one)[1])
 
     def n_latent(self, n_outputs: int) -> int:
         """Latent functions for so many targets, or classes: one for each target, one for classes.
@@ -291,6 +326,22 @@ def hermite_points(
     nodes, weights = _hermite_rule(n_nodes)
     std = variance.clamp_min(0).sqrt()
     return mean[:, :, None] + std[:, :, None] * nodes.to(mean), weights.to(mean)
+
+
+@lru_cache(maxsize=8)
+def gamma_rule(shape: float) -> tuple[np.ndarray, np.ndarray]:
+    """Points and weights with which a sum is E g(u) for u ~ Gamma(shape, 1) and smooth g.
+
+    The trapezoid rule in log u, where the density falls exponentially on the left and faster on the
+    right, converges exponentially; shares of 1e-20 are still there, for quantiles far out.
+    """
+    spread = max(1.0, 1 / shape) / math.sqrt(max(shape, 1.0))
+    step = 0.2 * min(1.0, 2 / math.sqrt(shape))
+    x = math.log(shape) + np.arange(-50 / shape - 14 * spread, 14 * spread, step)
+    log_weight = shape * x - np.exp(x)
+    log_weight -= log_weight.max()
+    x, weights = x[log_weight > -60], np.exp(log_weight[log_weight > -60])
+    return np.exp(x), weights / weights.sum()
 
 
 @lru_cache(maxsize=8)

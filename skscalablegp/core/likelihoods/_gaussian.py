@@ -28,6 +28,9 @@ class Gaussian(Likelihood):
     ) -> np.ndarray:
         return f + np.sqrt(noise) * random_state.standard_normal(f.shape)
 
+    def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(1), np.ones(1)
+
     def expected(
         self,
         Y: Float[Tensor, "b t"],

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ._base import Likelihood, LikelihoodTerms, shared_sum
+from ._base import Likelihood, LikelihoodTerms, gamma_rule, shared_sum
 
 
 class Laplace(Likelihood):
@@ -31,6 +31,10 @@ class Laplace(Likelihood):
         self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
     ) -> np.ndarray:
         return f + np.sqrt(noise / 2) * random_state.laplace(size=f.shape)
+
+    def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Normal noise whose variance is exponentially distributed."""
+        return gamma_rule(1.0)
 
     def expected(
         self,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._base import Likelihood
+from ._base import Likelihood, gamma_rule
 
 
 class StudentT(Likelihood):
@@ -49,6 +49,11 @@ class StudentT(Likelihood):
         self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
     ) -> np.ndarray:
         return f + np.sqrt(noise) * random_state.standard_t(self.df, f.shape)
+
+    def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Normal noise whose precision is gamma distributed."""
+        precision, weights = gamma_rule(self.df / 2)
+        return (self.df / 2 - 1) / precision, weights
 
     def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
         """Within three robust standard deviations of the median."""

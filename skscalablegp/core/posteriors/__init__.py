@@ -7,4 +7,5 @@ from ._features import FeaturePosterior, FeatureWeights
 from ._krylov import explained_weights
 from ._low_rank import LowRank, LowRankForm, doubling
 from ._observed import observed
+from ._quantiles import additive_quantiles
 from ._weights import WeightForm

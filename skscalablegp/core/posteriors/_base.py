@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ...linalg.operators import CrossOperator, KernelOperator
 from ...linalg.solvers import SolveSummary
+from ..likelihoods import Gaussian, Likelihood
+from ._quantiles import additive_quantiles
 from ._weights import WeightForm
 
 if TYPE_CHECKING:
@@ -31,8 +33,11 @@ class Posterior(ABC):
         Where it answers.
     width : int
         Numbers held for each row of a prediction.
+    likelihood : Likelihood
+        Of an observation given the function; Gaussian where a subclass says nothing else.
     """
 
+    likelihood: Likelihood = Gaussian()
     dtype: torch.dtype
     device: torch.device
     width: int
@@ -65,6 +70,44 @@ class Posterior(ABC):
     @abstractmethod
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """What the kernel's white noise adds to a new observation's variance."""
+
+    def sample_noisy(
+        self,
+        X: Float[Tensor, "m d"],
+        known: Float[np.ndarray, "m t"],
+        n_samples: int,
+        random_state: np.random.RandomState,
+    ) -> Float[Tensor, "m t s"]:
+        """As `sample`, with known noise variances beside the kernel's white noise."""
+        draws = self.sample(X, n_samples, random_state).cpu().double()
+        white = random_state.standard_normal(draws.shape)
+        return draws.add_(torch.as_tensor(np.sqrt(known)[:, :, None] * white))
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "m d"],
+        q: Float[np.ndarray, " k"],
+        include_noise: bool,
+        known: Float[np.ndarray, "m t"] | None,
+    ) -> Float[np.ndarray, "m t k"]:
+        """Quantiles of a new observation, or of the function without noise.
+
+        Parameters
+        ----------
+        X : Tensor of shape (m, d)
+        q : ndarray of shape (k,)
+            Probabilities.
+        include_noise : bool
+            Whether the noise counts: the kernel's white noise, and what is known beside it.
+        known : ndarray of shape (m, t), optional
+            Known noise variances.
+        """
+        mean, variance = (part.cpu().double().numpy() for part in self.mean_and_variance(X))
+        variance, noise = np.repeat(variance[:, None], mean.shape[1], 1), None
+        if include_noise:
+            noise = np.zeros_like(mean) if known is None else known
+            noise = noise + self.noise(X).cpu().double().numpy()[:, None]
+        return additive_quantiles(self.likelihood, mean, variance, noise, q)
 
     def weight_form(self) -> WeightForm | None:
         """Features and a precision of their weights, where the posterior is made of such."""

@@ -161,6 +161,7 @@ class LOVEWeights(Posterior):
     def __init__(self, below: Posterior, form: WeightForm, explained: Float[Tensor, "q k"]):
         self._below, self._form, self.explained = below, form, explained
         self.dtype, self.device, self.width = below.dtype, below.device, below.width
+        self.likelihood = below.likelihood
 
     def low_rank_form(self) -> LowRankForm | None:
         return self._below.low_rank_form()

@@ -7,10 +7,12 @@ from typing import NoReturn
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.special import ndtri
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
 from ._base import MeanAndVariance, Posterior
+from ._quantiles import observed_quantiles
 
 
 def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
@@ -69,6 +71,28 @@ class ObservedPosterior(Posterior):
             f"A joint covariance of y under {self.likelihood!r} has no closed form: use "
             "return_std=True, or the covariance of draws of sample_y."
         )
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "m d"],
+        q: Float[np.ndarray, " k"],
+        include_noise: bool,
+        known: Float[np.ndarray, "m t"] | None,
+    ) -> Float[np.ndarray, "m 1 k"]:
+        """Of y, or without noise of the mean of y given f, which is monotone in f."""
+        mean, variance = self.latent.mean_and_variance(X)
+        variance = (variance + self.latent.noise(X)).cpu().double().numpy()[:, None]
+        mean = mean.cpu().double().numpy()
+        if include_noise:
+            return observed_quantiles(self.likelihood, mean, variance, np.zeros_like(mean), q)
+        f = torch.as_tensor(mean[..., None] + np.sqrt(variance)[..., None] * ndtri(q))
+        other = torch.as_tensor(mean[..., None] - np.sqrt(variance)[..., None] * ndtri(q))
+        rising, falling = (
+            self.likelihood.moments(at, torch.zeros_like(at))[0].numpy() for at in (f, other)
+        )
+        # A mean that falls in f has its low quantiles where those of f are high.
+        turned = (rising - falling) * (q - 0.5) < 0
+        return np.where(turned, falling, rising)
 
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState

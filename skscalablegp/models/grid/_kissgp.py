@@ -13,7 +13,7 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from ..._compat import fit_context
-from ..._validation import check_memory, check_n_targets, check_noise, check_noise_variance
+from ..._validation import check_memory, check_n_targets, check_noise
 from ...core import (
     FitRun,
     GPRegressorBase,
@@ -23,7 +23,7 @@ from ...core import (
     report_training,
     report_untrained,
 )
-from ...core.data import Table, noise_unit
+from ...core.data import Table, known_noise
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GradientState
@@ -394,11 +394,10 @@ class KISSGPRegressor(GPRegressorBase):
             X, y = validate_data(
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
             )
-            known = check_noise(self.alpha, len(X))
-            given = check_noise_variance(noise_variance, len(X))
             check_n_targets(self._n_outputs(), y)
-            if given is not None:
-                known = known + given / noise_unit(self._y_train_std)
+            known = check_noise(self.alpha, len(X))
+            known = known + known_noise(noise_variance, len(X), self._y_train_std)
+            self._noise_given |= noise_variance is not None
             run.begin(X, y, self.n_samples_seen_)
             Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
             Z = self._features(X)

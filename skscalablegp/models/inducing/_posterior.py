@@ -108,16 +108,26 @@ class InducingPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         scale = self._scale(self._seen(X))
-        return self.likelihood.moments(torch.zeros_like(scale), scale)[1]
+        return scale * self.likelihood.variance_factor()
 
     def sample(
         self, X: Float[Tensor, "b d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "b t s"]:
         """Joint draws of f, and noise of the likelihood's own kind; O(b^3)."""
+        return self.sample_noisy(X, np.zeros((1, 1)), n_samples, random_state)
+
+    def sample_noisy(
+        self,
+        X: Float[Tensor, "b d"],
+        known: Float[np.ndarray, "#b #t"],
+        n_samples: int,
+        random_state: np.random.RandomState,
+    ) -> Float[Tensor, "b t s"]:
         covariance = self.covariance(X).cpu().numpy()
         zero = np.zeros(len(covariance))
         means = self.mean(X).cpu().numpy()
         f = random_state.multivariate_normal(zero, covariance, (means.shape[1], n_samples))
         f = means[:, :, None] + f.transpose(2, 0, 1)
-        scale = self._scale(self._seen(X)).cpu().numpy()
-        return torch.as_tensor(self.likelihood.draw(f, scale[:, None, None], random_state))
+        scale = self._scale(self._seen(X)).cpu().numpy()[:, None]
+        scale = scale + known / self.likelihood.variance_factor()
+        return torch.as_tensor(self.likelihood.draw(f, scale[:, :, None], random_state))

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_duplicates, check_noise, check_noise_variance
+from ..._validation import check_duplicates, check_noise
 from ...core import FitRun, MinibatchGPRegressorBase, input_scaling
-from ...core.likelihoods import Likelihood, resolve_likelihood, shares_covariance
+from ...core.likelihoods import resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
 from ._base import SparseMixin
 from ._collapsed import check_noise as check_positive
@@ -218,7 +218,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             normalize = run.normalizes(Y, likelihood.additive)
             shared = self.normalize_y == "auto" and noise_variance is not None
             scaling = input_scaling(X, Y, normalize, shared)
-            noise = self._known_noise(noise_variance, len(X), scaling.y_scale, likelihood)
+            known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
+            noise = check_noise(self.alpha, len(X)) + known
             plan = self._plan(X, Y, noise, scaling, likelihood, t, run)
             run.begin(X, Y)
             self._train(plan, run)
@@ -260,9 +261,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             if t != known:
                 raise ValueError(f"y has {t} targets, but the model was fitted with {known}.")
             run.ignores("normalize_y", "the first rows have set the units")
-            scale, likelihood = self._scaling.y_scale, self.likelihood_
-            noise = self._known_noise(noise_variance, len(X), scale, likelihood)
-            self._absorb(X, Y, noise, t, run)
+            scaling, likelihood = self._scaling, self.likelihood_
+            known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
+            self._absorb(X, Y, check_noise(self.alpha, len(X)) + known, t, run)
         return self
 
     def __sklearn_tags__(self):
@@ -272,27 +273,6 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     def _has_low_rank_form(self) -> bool:
         return resolve_likelihood(self.likelihood, 1).additive
-
-    def _known_noise(
-        self, noise_variance: Any, n: int, y_scale: np.ndarray, likelihood: Likelihood
-    ) -> np.ndarray:
-        noise = check_noise(self.alpha, n)
-        own = check_noise_variance(noise_variance, n)
-        if own is None:
-            return noise
-        if not likelihood.additive:
-            raise ValueError(
-                f"noise_variance is that of additive noise, which likelihood={likelihood!r} does "
-                "not have."
-            )
-        unit = np.unique(np.square(y_scale))
-        if len(unit) > 1:
-            raise ValueError(
-                f"noise_variance is in the units of y, and with normalize_y=True the targets have "
-                f"{len(unit)} different scales: standardise y yourself, fit one target at a time "
-                "(MultiOutputRegressor), or set normalize_y=False."
-            )
-        return noise + own / unit[0]
 
     def _check_rows(self, model, rows, X: np.ndarray) -> None:
         x = rows.take(slice(0, 1))[0].double()
