@@ -399,7 +399,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotFittedError
             Before `fit`.
         """
-        model, X = model._answering(X)
+        model, X = self._answering(X)
         known = model._new_noise(noise_variance, X)
         model._check_joint_memory(X, "sample_y")
         posterior = model._posterior()
