@@ -24,6 +24,7 @@ PACKAGE = ROOT / "skscalablegp"
 LAYERS = ["kernels", "features", "linalg", "core", "models", "meta"]
 # What users import by name; the layers never do.
 PUBLIC = ["solvers", "preconditioners", "truncation", "gradients", "likelihoods", "training"]
+PUBLIC += ["priors"]
 # Beside the layers: they import no layer, and no layer imports them.
 LEAVES = ["metrics", "datasets", "inspection"]
 

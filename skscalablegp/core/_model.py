@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
 from .._named import NamedSettings
-from ..kernels import check_no_columns, compile_kernel, with_column_numbers
+from ..kernels import ThetaPrior, check_no_columns, compile_kernel, with_column_numbers
 from ._parameters import PARAMETERS
 from .data import n_columns
 from .posteriors import Posterior, forget, remember, remembered
@@ -74,6 +74,26 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
             return None
         check_no_columns(self.kernel)
         return clone(self.kernel)
+
+    # Of what training maximises, without the priors.
+    _objective = "log_marginal_likelihood_value_"
+
+    def _priors(self) -> dict[str, Any] | None:
+        """The priors of hyperparameters, where there are any."""
+        return self.get_params(deep=False).get("priors")
+
+    def _trained_kernels(self) -> list[Kernel]:
+        """Every kernel that training gave values to."""
+        return [self.kernel_]
+
+    def prior_facts(self) -> dict[str, float]:
+        """For the report of a fit with priors: their log density, and what training reached."""
+        priors = self._priors()
+        if not priors:
+            return {}
+        kernels = self._trained_kernels()
+        value = sum(ThetaPrior(kernel, priors)(kernel.theta)[0] for kernel in kernels)
+        return {"log_prior": value, "log_posterior": getattr(self, self._objective) + value}
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:

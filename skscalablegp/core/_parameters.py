@@ -44,6 +44,10 @@ PARAMETERS: dict[str, Parameter] = {
         [None, HasMethods(["get_params", "clone_with_theta"])],
         'A scikit-learn kernel, whose bounds, "fixed" included, are honoured.',
     ),
+    "priors": Parameter(
+        [dict, None],
+        "Priors of hyperparameters by name, whose log density training adds to what it maximises.",
+    ),
     "alpha": Parameter(
         [_NOT_NEGATIVE, "array-like"],
         "Known noise variance, added to the diagonal, in squared units of the normalised target.",

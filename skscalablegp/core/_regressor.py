@@ -73,7 +73,7 @@ class TableRegressorBase(GPPredictionBase):
         kernel = self._own_kernel(table.X)
         if kernel is None:
             kernel = self._default_kernel(table)
-        return compile_kernel(kernel, n_columns(table.X), self._any_kernel)
+        return compile_kernel(kernel, n_columns(table.X), self._any_kernel, self._priors())
 
     def _default_kernel(self, table: Table) -> Kernel:
         """Where training starts if no kernel was given."""

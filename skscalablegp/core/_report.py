@@ -68,6 +68,9 @@ class FitReport(Bunch):
         The method in words.
     failures : tuple of str
         Restarts or experts whose training failed, beside others that make up for them.
+    log_prior, log_posterior : float
+        Only with `priors`: their log density at the trained hyperparameters, and what training
+        maximised, the log marginal likelihood (or its bound) plus that.
     """
 
     def __str__(self) -> str:
@@ -86,6 +89,8 @@ class FitReport(Bunch):
         if self.n_unconverged:
             lines.append(f"{self.n_unconverged} linear solves ended above their tolerance")
         lines += self.get("failures", ())
+        if "log_prior" in self:
+            lines.append(f"log prior {self.log_prior:.5g}, log posterior {self.log_posterior:.5g}")
         if self.jitter:
             lines.append(f"jitter {self.jitter:.1e}")
         return "\n".join([*lines, *self.at_bounds])

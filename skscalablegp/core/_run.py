@@ -226,6 +226,8 @@ class FitRun(Run):
         self.estimator.device_ = str(self.device)
         self._some_rows = X[:_FEW_ROWS]
         self._events = FitEvents(self.estimator, X, y)
+        if self.estimator.get_params(deep=False).get("optimizer") is None:
+            self.ignores("priors", "optimizer=None keeps the hyperparameters")
         self.monitor.callbacks = [*self.monitor.callbacks, self._tell]
 
     @property
@@ -483,7 +485,8 @@ class FitRun(Run):
             "jitter": 0.0,
             "summary": "",
             "failures": tuple(self.monitor.failures),
-        } | self._facts
+        }
+        facts |= self._facts | self.estimator.prior_facts()
         settings = self.estimator.get_params(deep=False)
         kernel, ends = getattr(self.estimator, "kernel_", None), []
         if self._n_iter and kernel is not None and settings.get("optimizer", "auto") is not None:

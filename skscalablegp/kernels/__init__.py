@@ -19,6 +19,7 @@ from ._frequencies import (
 )
 from ._nodes import MAX_POWER, Node, Term
 from ._numpy import ObjectRows
+from ._priors import Gamma, HalfCauchy, LogNormal, Prior, ThetaPrior
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 from ._spectral_mixture import SpectralMixture

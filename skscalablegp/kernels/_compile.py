@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
@@ -10,6 +13,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, Whi
 from torch import Tensor
 
 from ._nodes import Term
+from ._priors import ThetaPrior
 from ._registry import Layout
 
 
@@ -28,6 +32,8 @@ class TorchKernel:
         Number of columns.
     any_kernel : bool, default=False
         As in `compile_kernel`.
+    priors : mapping of str to Prior, optional
+        Of hyperparameters, by name.
 
     Attributes
     ----------
@@ -35,11 +41,21 @@ class TorchKernel:
         The clone.
     n_features, n_params : int
         Number of columns; length of theta.
+    priors : mapping
+        As given.
+    log_prior : ThetaPrior
+        Log density of theta and its gradient; false where nothing has a prior.
     node : Node
         The compiled expression, for code that looks at a kernel's structure.
     """
 
-    def __init__(self, kernel: object, n_features: int, any_kernel: bool = False):
+    def __init__(
+        self,
+        kernel: object,
+        n_features: int,
+        any_kernel: bool = False,
+        priors: Mapping[str, Any] | None = None,
+    ):
         if not isinstance(kernel, Kernel):
             raise TypeError(f"{kernel!r} is no kernel: pass an object of scikit-learn's Kernel.")
         layout = Layout(int(n_features), any_kernel)
@@ -47,9 +63,11 @@ class TorchKernel:
         self.n_features = layout.n_features
         self.node = layout.build(self.kernel)
         self.n_params, self._any_kernel = layout.n_params, any_kernel
+        self.priors = dict(priors or {})
+        self.log_prior = ThetaPrior(self.kernel, self.priors)
 
     def __reduce__(self):
-        return type(self), (self.kernel, self.n_features, self._any_kernel)
+        return type(self), (self.kernel, self.n_features, self._any_kernel, self.priors)
 
     def __repr__(self):
         return f"TorchKernel({self.kernel!r}, n_features={self.n_features})"
@@ -119,7 +137,12 @@ class TorchKernel:
         return terms if closed else None
 
 
-def compile_kernel(kernel: object, n_features: int, any_kernel: bool = False) -> TorchKernel:
+def compile_kernel(
+    kernel: object,
+    n_features: int,
+    any_kernel: bool = False,
+    priors: Mapping[str, Any] | None = None,
+) -> TorchKernel:
     """A scikit-learn kernel object as differentiable torch functions.
 
     Parameters
@@ -134,6 +157,8 @@ def compile_kernel(kernel: object, n_features: int, any_kernel: bool = False) ->
     any_kernel : bool, default=False
         Whether any other kernel will do as well, evaluated by its own NumPy code. Its values and
         its gradients in theta are then right, and nothing else is known of it.
+    priors : mapping of str to Prior, optional
+        Of hyperparameters, by their names in ``kernel.hyperparameters``.
 
     Returns
     -------
@@ -147,7 +172,7 @@ def compile_kernel(kernel: object, n_features: int, any_kernel: bool = False) ->
     ValueError
         For a number of length scales that does not fit the columns.
     """
-    return TorchKernel(kernel, n_features, any_kernel)
+    return TorchKernel(kernel, n_features, any_kernel, priors)
 
 
 def default_kernel(

@@ -44,8 +44,9 @@ from sklearn.utils.estimator_checks import (
     check_param_validation,
 )
 
-from skscalablegp.kernels import Categorical, Columns, LowRankCategorical
+from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, ThetaPrior
 from skscalablegp.metrics import coverage_scorer
+from skscalablegp.priors import LogNormal
 
 N, M, D = 24, 7, 2
 
@@ -960,6 +961,20 @@ class EstimatorContract:
             assert all(isinstance(c, int) for c in _columns_of(trained))
             assert clone(trained) == trained
             assert "a" in _columns_of(kernel)
+
+    def test_priors_of_hyperparameters(self, row):
+        row.accepts("priors")
+        X, y, _ = table()
+        kernel = ConstantKernel(1.0) * RBF() + WhiteKernel(0.1)
+        far = {"k1__k2__length_scale": LogNormal(1.5, 0.02)}
+        model = row.new(kernel=kernel, priors=far).fit(X, row.target(y))
+        assert model.history_["objective_name"][-1].partition(" a row")[0].endswith("+ log prior")
+        # Towards the prior's median: some rows of the table allow few steps.
+        free = row.new(kernel=kernel).fit(X, row.target(y))
+        assert model.fit_report_.log_prior > ThetaPrior(free.kernel_, far)(free.kernel_.theta)[0]
+        assert not np.isnan(model.fit_report_.log_posterior)
+        with pytest.raises(ValueError, match="none of the kernel's.*'k1__k1__constant_value', 'k1"):
+            row.new(kernel=kernel, priors={"length_scale": LogNormal()}).fit(X, row.target(y))
 
     def test_unknown_kernel_lists_what_works(self, row):
         row.accepts("kernel")

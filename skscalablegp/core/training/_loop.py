@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Generator
 
-from ...linalg.gradients import GPProblem, GradientEstimator, GradientState
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer
@@ -25,7 +25,7 @@ class TrainingResult:
         The best hyperparameters: of highest value when values are exact, else the mean of the last
         `average` iterates, since no single noisy iterate is known to be better.
     value : float
-        Their log marginal likelihood, NaN when unknown.
+        Their log marginal likelihood, log prior included; NaN when unknown.
     state : GradientState
         Probes and last solutions.
     n_iter : int
@@ -76,6 +76,8 @@ class _Run:
             if not self.iterates:
                 raise
             return self._retreat(theta)
+        if self.problem.kernel.log_prior:
+            estimate = _with_prior(estimate, *self.problem.kernel.log_prior(theta))
         grad = estimate.grad.cpu().numpy()
         broken = estimate.solution is not None and estimate.solution.status is Status.BREAKDOWN
         if broken or not np.isfinite(grad).all():
@@ -145,6 +147,16 @@ class _Run:
         )
 
 
+def _with_prior(estimate: GradientEstimate, value: float, grad: np.ndarray) -> GradientEstimate:
+    """The posterior's density of theta in place of the likelihood."""
+    known = estimate.value is not None
+    return replace(
+        estimate,
+        value=estimate.value + value if known else None,
+        grad=estimate.grad + torch.as_tensor(grad).to(estimate.grad),
+    )
+
+
 def train(
     problem: GPProblem,
     estimator: GradientEstimator,
@@ -161,7 +173,7 @@ def train(
     metric: np.ndarray | None = None,
     max_epochs: float | None = None,
 ) -> TrainingResult:
-    """Maximise the log marginal likelihood from one starting point.
+    """Maximise the log marginal likelihood, plus the kernel's log prior, from one starting point.
 
     Parameters
     ----------
@@ -204,6 +216,8 @@ def train(
         tol,
         max_epochs,
     )
+    if problem.kernel.log_prior:
+        monitor.adds("log prior")
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
     if monitor.stopped is not None:
         return run.result(start, monitor.stopped, average, metric)

@@ -135,6 +135,10 @@ class Monitor:
         if self.verbose and total is not None:
             self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
+    def adds(self, name: str) -> None:
+        """Say that something is added to the objective of this stage."""
+        self._objective = f"{self._objective} + {name}"
+
     def record(self, theta: np.ndarray, estimate: GradientEstimate) -> None:
         """Append one evaluation; raises StopTraining when a budget or a callback says so."""
         solution = estimate.solution

@@ -36,6 +36,8 @@ class ExpertTable:
     noise : ndarray of shape (b,) or None
         Known noise variances.
     device : str
+    priors : mapping or None
+        Of hyperparameters.
     """
 
     kernel: Kernel
@@ -43,6 +45,7 @@ class ExpertTable:
     Y: np.ndarray
     noise: np.ndarray | None
     device: str
+    priors: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, problem: GPProblem, rows: np.ndarray) -> ExpertTable:
@@ -50,7 +53,8 @@ class ExpertTable:
         part = problem.subset(torch.as_tensor(rows, device=problem.X.device))
         noise = None if part.extra_noise is None else part.extra_noise.cpu().numpy()
         X, Y = part.X.cpu().numpy(), part.Y.cpu().numpy()
-        return cls(problem.kernel.kernel, X, Y, noise, str(problem.X.device))
+        kernel = problem.kernel
+        return cls(kernel.kernel, X, Y, noise, str(problem.X.device), kernel.priors)
 
     def problem(self) -> GPProblem:
         """The same part as tensors."""
@@ -58,7 +62,7 @@ class ExpertTable:
         def tensor(a: np.ndarray) -> Tensor:
             return torch.tensor(a, device=self.device)
 
-        kernel = compile_kernel(self.kernel, self.X.shape[1])
+        kernel = compile_kernel(self.kernel, self.X.shape[1], priors=self.priors)
         noise = None if self.noise is None else tensor(self.noise)
         return GPProblem(kernel, tensor(self.X), tensor(self.Y), noise)
 

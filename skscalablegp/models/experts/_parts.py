@@ -104,9 +104,8 @@ def train_expert(
     monitor = Monitor(callbacks, seconds)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
     result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
-    return TrainedExpert(
-        result.theta, result.value, result.n_iter, result.stop_reason, monitor.steps
-    )
+    value = result.value - problem.kernel.log_prior(result.theta)[0]
+    return TrainedExpert(result.theta, value, result.n_iter, result.stop_reason, monitor.steps)
 
 
 def untrained(table: ExpertTable, theta: np.ndarray, reason: str) -> TrainedExpert:

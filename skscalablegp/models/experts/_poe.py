@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ..._validation import resolve_dtype
@@ -44,6 +45,12 @@ class PoERegressor(GPRegressorBase):
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
         starting at the scale of the data.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
         How the experts' predictions become one. "gpoe" errs on the side of caution; "poe" is
         overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
@@ -167,6 +174,7 @@ class PoERegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         combination: Any = "gpoe",
         expert_size: Any = 1024,
         partition: Any = "kmeans",
@@ -313,6 +321,8 @@ class PoERegressor(GPRegressorBase):
                 return self._train_separately(problem, parts, settings, run)
             gradient = ExpertsGradient(parts, self.n_jobs)
             result = fit_hyperparameters(problem, gradient, theta, settings, run)
+            prior = problem.kernel.log_prior(result.theta)[0]
+            result = replace(result, value=result.value - prior)
         if not np.isfinite(result.value):
             result = replace(result, value=self._likelihood(problem, parts, result.theta))
         return [result.theta] * len(parts), result
@@ -366,10 +376,13 @@ class PoERegressor(GPRegressorBase):
         self, kernel: TorchKernel, problem: GPProblem, parts: list[np.ndarray], step: TrainingStep
     ) -> None:
         """The model with the hyperparameters of one step in all its experts."""
-        value = step.objective
+        value = step.objective - kernel.log_prior(step.theta)[0]
         if step.stage != "full" or not np.isfinite(value):
             value = self._likelihood(problem, parts, step.theta)
         self._finish(kernel, [step.theta] * len(parts), value)
+
+    def _trained_kernels(self) -> list[Kernel]:
+        return self.kernels_ if not self.share_hyperparameters else [self.kernel_]
 
     # ------------------------------------------------------------------ prediction
 

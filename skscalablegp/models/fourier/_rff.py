@@ -40,6 +40,12 @@ class RFFRegressor(GPRegressorBase):
         stationary kernels, constants, DotProduct and WhiteKernel; None is that of
         :class:`IterativeGPRegressor`, its signal variance at most ten times the target's: the
         features err by a share of it.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     n_components : int or "auto", default=700
         Number of basis functions; a random frequency gives two, a sine and a cosine. They are
         shared equally among the products of the kernel that have a stationary factor, each of
@@ -142,6 +148,7 @@ class RFFRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         n_components: Any = 700,
         alpha: Any = 1e-10,
         optimizer: Any = "auto",

@@ -31,6 +31,12 @@ class SSRFFRegressor(GPRegressorBase):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It has a spectral
         density; None is that of :class:`IterativeGPRegressor`.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     min_components : int, default=500
         Random Fourier functions, sines and cosines, that every step has. They are shared equally
         among the products of the kernel that have a stationary factor. Tables of no more rows are
@@ -136,6 +142,7 @@ class SSRFFRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         min_components: Any = 500,
         component_step: Any = 100,
         truncation: Any = "reciprocal",

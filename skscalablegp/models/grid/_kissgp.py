@@ -54,6 +54,12 @@ class KISSGPRegressor(GPRegressorBase):
         column); an additive one takes any stationary kernel, applied to each column in turn and
         summed. None means ``ConstantKernel() * RBF() + WhiteKernel()`` with one length scale a
         column, in the units of the table.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Points of the grid along each column. Two cells of padding at both ends are included. "auto"
         is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
@@ -173,6 +179,7 @@ class KISSGPRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         grid_size: Any = "auto",
         structure: Any = "auto",
         extrapolation: Any = "extend",
@@ -295,7 +302,7 @@ class KISSGPRegressor(GPRegressorBase):
             kernel = self._kernel_of_features()
             table = replace(table, X=features(table.X))
         grid = self._plan_grid(table, features is not None)
-        return GridFit.make(table, grid, kernel, features, held, budget)
+        return GridFit.make(table, grid, kernel, features, held, budget, self._priors())
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
         X, budget = table.X, budget_of(self.memory_budget)

@@ -44,6 +44,7 @@ class GridFit:
         features: GridFeatures | None,
         held: np.ndarray | None,
         budget: float | None,
+        priors: dict[str, Any] | None,
     ) -> GridFit:
         """Read the rows of a table (of features, where there is a network).
 
@@ -59,8 +60,10 @@ class GridFit:
             others too well to learn the noise from them.
         budget : float or None
             Bytes that the grid's covariance may take.
+        priors : dict or None
+            Of hyperparameters.
         """
-        on_grid = kernel_on_grid(kernel, table, grid, features is not None, budget)
+        on_grid = kernel_on_grid(kernel, table, grid, features is not None, budget, priors)
         rows = summed(on_grid, table)
         unseen, count = rows, len(table.X)
         if held is not None and held.any():
@@ -69,7 +72,12 @@ class GridFit:
 
 
 def kernel_on_grid(
-    kernel: Any, table: Table, grid: Grid, on_features: bool, budget: float | None
+    kernel: Any,
+    table: Table,
+    grid: Grid,
+    on_features: bool,
+    budget: float | None,
+    priors: dict[str, Any] | None,
 ) -> GridKernel:
     """A user's kernel, or the default one, on the grid.
 
@@ -81,7 +89,7 @@ def kernel_on_grid(
     if kernel is None:
         shortest = SHORTEST_FEATURE_LENGTH if on_features else 0.0
         kernel = grid_default_kernel(table.X, table.y, grid, shortest)
-    compiled = compile_kernel(kernel, table.X.shape[1])
+    compiled = compile_kernel(kernel, table.X.shape[1], priors=priors)
     table.check_separable(compiled)
     on_grid = GridKernel(compiled, grid, budget)
     check_rank(on_grid, compiled.theta0)

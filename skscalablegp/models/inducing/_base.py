@@ -75,6 +75,8 @@ def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> in
 class SparseMixin:
     """Settings from parameters, training, and fitted attributes; the tables are the subclass's."""
 
+    _objective = "lower_bound_"
+
     # ------------------------------------------------------------------ what parameters mean
 
     def _most_points(self, n_outputs: int) -> int:
@@ -101,7 +103,8 @@ class SparseMixin:
         unit = float(np.mean(np.square(targets)))
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
         kernel, inputs = self._kernel_and_scaling(X, scaling, network, unit, likelihood)
-        compiled = compile_kernel(kernel, d if network is None else network.n_features)
+        width = d if network is None else network.n_features
+        compiled = compile_kernel(kernel, width, priors=self._priors())
         model = SparseModel(compiled, likelihood, n_outputs, network)
         settings, planned = self._sparse_settings(n, model, inputs, run)
         whole = (
@@ -308,7 +311,8 @@ class SparseMixin:
             # A regression needs noise, which comes last among its parameters.
             unit = float(Y.square().mean()) or 1.0
             noisy = kernel.kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
-            kernel = compile_kernel(noisy, kernel.n_features)
+            priors = {f"k1__{name}": prior for name, prior in kernel.priors.items()}
+            kernel = compile_kernel(noisy, kernel.n_features, priors=priors)
         return kernel, X, Y, lambda theta: theta[:p]
 
     # ------------------------------------------------------------------ fitted state

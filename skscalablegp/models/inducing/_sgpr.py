@@ -50,6 +50,12 @@ class SGPRRegressor(TableRegressorBase):
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column; for
         more than 1,000 rows it starts where the exact likelihood of 500 has its maximum.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     n_inducing : int or "auto", default="auto"
         Number of inducing points. "auto" is 512, or all rows where there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
@@ -160,6 +166,7 @@ class SGPRRegressor(TableRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         n_inducing: Any = "auto",
         inducing: Any = "conditional_variance",
         optimize_inducing: Any = False,
@@ -245,6 +252,8 @@ class SGPRRegressor(TableRegressorBase):
                 summary=f"{m} inducing points in float64 on {run.device}",
             )
         return self
+
+    _objective = "lower_bound_"
 
     # ------------------------------------------------------------------ steps of a fit
 

@@ -146,6 +146,8 @@ class SparseStepper(Stepper):
         self._theta, self._points = theta.clone(), (Z / unit).clone()
         self._bounds = model.kernel.bounds.to(theta.device)
         self.n_steps = 0
+        if model.kernel.log_prior:
+            self.objective_name = "lower bound + log prior a row"
         q = model.likelihood.n_latent(model.n_outputs)
         prior = NaturalBelief.prior(len(Z), q, model.n_factors, Z.device)
         rate = settings.variational_learning_rate
@@ -259,6 +261,9 @@ class SparseStepper(Stepper):
             group["lr"] = rate * factor
         self._adam.zero_grad()
         K.backward(replace(grad, **{k: v / n for k, v in vars(grad).items()}))
+        if self.model.kernel.log_prior:
+            slope = self.model.kernel.log_prior(self.theta())[1]
+            self._theta.grad.sub_(torch.as_tensor(slope / n).to(self._theta))
         self._adam.step()
         with torch.no_grad():
             self._theta.clamp_(self._bounds[:, 0], self._bounds[:, 1])
@@ -271,7 +276,7 @@ class SparseStepper(Stepper):
                 bound = self._evaluate(self._scored, n / len(self._scored[0]), False)[1]
         except torch.linalg.LinAlgError:
             return math.inf
-        return -bound.value / n
+        return -(bound.value + self.model.kernel.log_prior(self.theta())[0]) / n
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()

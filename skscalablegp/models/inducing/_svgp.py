@@ -35,6 +35,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         X, and training starts at its values. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column,
         started where the exact likelihood of 500 rows has its maximum.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     n_inducing : int or "auto", default="auto"
         Number of inducing points. "auto" is 512, or all rows where there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
@@ -158,6 +164,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         n_inducing: Any = "auto",
         inducing: Any = "kmeans++",
         optimize_inducing: Any = True,

@@ -50,6 +50,12 @@ class IterativeGPRegressor(SolvedGPRegressor):
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
         starting at the scale of the data.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of the normalised target.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
@@ -195,6 +201,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,

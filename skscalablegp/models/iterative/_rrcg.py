@@ -32,6 +32,12 @@ class RRCGRegressor(SolvedGPRegressor):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None is that of
         :class:`IterativeGPRegressor`.
+    priors : dict of str to Prior, default=None
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target.
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="exponential"
         Distribution of the term at which a series is cut. Here of conjugate gradients' iterations.
@@ -172,6 +178,7 @@ class RRCGRegressor(SolvedGPRegressor):
         self,
         kernel: Any = None,
         *,
+        priors: Any = None,
         truncation: Any = "exponential",
         preconditioner: Any = "auto",
         n_probes: Any = 10,

@@ -1,0 +1,167 @@
+"""Priors of hyperparameters: densities that training adds to the likelihood."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.special import gammaln
+from sklearn.gaussian_process.kernels import Kernel
+
+
+@dataclass(frozen=True)
+class Prior(ABC):
+    """A distribution of a positive hyperparameter, as a density of its logarithm.
+
+    Its own numbers are positive; one for each element of the hyperparameter, or one for all.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = np.asarray(getattr(self, field.name), dtype=float)
+            if not (np.isfinite(value).all() and (value > 0).all()):
+                raise ValueError(
+                    f"{type(self).__name__} needs {field.name} > 0, got {value.tolist()}."
+                )
+
+    @abstractmethod
+    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+        """The log density of the logarithm, and its slope.
+
+        Parameters
+        ----------
+        log_value : array-like
+            Logarithms of values of the hyperparameter.
+
+        Returns
+        -------
+        log_density, slope : ndarray
+            Of the same shape.
+        """
+
+
+@dataclass(frozen=True)
+class LogNormal(Prior):
+    """The logarithm is normal.
+
+    Parameters
+    ----------
+    median : float or array-like, default=1.0
+        The most probable value, in the unit of the hyperparameter.
+    sigma : float or array-like, default=1.0
+        Standard deviation of the natural logarithm: 1 is a factor of 2.7 either way.
+    """
+
+    median: Any = 1.0
+    sigma: Any = 1.0
+
+    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+        sigma = np.asarray(self.sigma, dtype=float)
+        z = (np.asarray(log_value, dtype=float) - np.log(self.median)) / sigma
+        return -0.5 * z**2 - np.log(sigma) - 0.5 * math.log(2 * math.pi), -z / sigma
+
+
+@dataclass(frozen=True)
+class Gamma(Prior):
+    """A gamma distribution: large values are rare, small ones less so.
+
+    Parameters
+    ----------
+    shape : float or array-like, default=2.0
+        1 over the square of the relative standard deviation.
+    rate : float or array-like, default=1.0
+        The mean is shape / rate, which is also where the density of the logarithm is highest.
+    """
+
+    shape: Any = 2.0
+    rate: Any = 1.0
+
+    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+        t = np.asarray(log_value, dtype=float)
+        shape, rate = (np.asarray(a, dtype=float) for a in (self.shape, self.rate))
+        scaled = rate * np.exp(t)
+        return shape * (np.log(rate) + t) - scaled - gammaln(shape), shape - scaled
+
+
+@dataclass(frozen=True)
+class HalfCauchy(Prior):
+    """A half-Cauchy distribution, whose tails leave room for values of any size.
+
+    Parameters
+    ----------
+    scale : float or array-like, default=1.0
+        The median, which is also where the density of the logarithm is highest.
+    """
+
+    scale: Any = 1.0
+
+    def log_density(self, log_value: Any) -> tuple[Any, Any]:
+        u = np.asarray(log_value, dtype=float) - np.log(self.scale)
+        return math.log(2 / math.pi) - np.logaddexp(u, -u), -np.tanh(u)
+
+
+class ThetaPrior:
+    """The log density of theta, summed over the hyperparameters that have a prior.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Whose theta.
+    priors : mapping of str to Prior, or None
+        By the names in ``kernel.hyperparameters``.
+
+    Raises
+    ------
+    TypeError
+        For a prior that is none.
+    ValueError
+        For a name that the kernel does not have, or has fixed, or whose values are no logarithms
+        in theta; the message lists those that it has.
+    """
+
+    def __init__(self, kernel: Kernel, priors: Mapping[str, Any] | None):
+        self.parts: list[tuple[slice, Prior]] = []
+        if not priors:
+            return
+        start, places, fixed, params = 0, {}, [], kernel.get_params()
+        theta = np.asarray(kernel.theta, dtype=float)
+        for h in kernel.hyperparameters:
+            if h.fixed:
+                fixed.append(h.name)
+                continue
+            place = slice(start, start + h.n_elements)
+            start = place.stop
+            if np.allclose(np.exp(theta[place]), np.ravel(params[h.name])):
+                places[h.name] = place
+        for name, prior in priors.items():
+            if not isinstance(prior, Prior):
+                raise TypeError(f"priors[{name!r}] is {prior!r}: use one of skscalablegp.priors.")
+            if name not in places:
+                why = "is fixed" if name in fixed else "is none of the kernel's"
+                raise ValueError(
+                    f"priors has {name!r}, which {why}: the hyperparameters that can have a prior "
+                    f"are {list(places)}."
+                )
+            size = places[name].stop - places[name].start
+            if any(np.size(getattr(prior, f.name)) not in (1, size) for f in fields(prior)):
+                raise ValueError(
+                    f"priors[{name!r}] needs one number, or one for each of the {size} elements."
+                )
+            self.parts.append((places[name], prior))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __call__(self, theta: Float64[np.ndarray, " q"]) -> tuple[float, Float64[np.ndarray, " q"]]:
+        """The log density at theta and its gradient; what follows theta has none."""
+        value, grad = 0.0, np.zeros(len(theta))
+        for place, prior in self.parts:
+            density, slope = prior.log_density(theta[place])
+            value += float(np.sum(density))
+            grad[place] = slope
+        return value, grad
