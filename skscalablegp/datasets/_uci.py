@@ -15,61 +15,12 @@ from skscalablegp.datasets._download import check_sha256, fetch_file
 SOURCE = "https://raw.githubusercontent.com/treforevans/uci_datasets/master/uci_datasets"
 FILES = ("data.csv.gz", "test_mask.csv.gz")
 
-# SHA-256 of data.csv.gz and of test_mask.csv.gz, and rows x columns.
-CHECKSUMS = {
-    "airfoil": (
-        "1cce82516ac9e564fba52f55d817eb147fc39085f5d7b958ad15b92f4207f23e",
-        "dbba6121fb8f900350fe10d724b54faa2b67fcc7bfc3409cf7add717281609e4",
-    ),  # 1,503 x 5
-    "bike": (
-        "411f76ae426c0e348a2629dcf6b3b29102c7db465eae780a3454c39db1dfac4f",
-        "cf13dc25e80c03019cf2b01666f9cc29b03ea222f5c519536023ea56669bf337",
-    ),  # 17,379 x 17
-    "concrete": (
-        "542c5d9a0d301bdb47550280398dcbbe2fb8404631fc945de1ea6df9ade741c6",
-        "fae0926c655e4f9fb5669d0dbf2226bd8ff7daaadbd376adb8f32eac6f752e7e",
-    ),  # 1,030 x 8
-    "elevators": (
-        "e39bc18a80ec3611e4fd76d0f86ee377e96ba21b568b9997576d538dafe56b7b",
-        "9fe662eacca95ae2c9301cbc4c4134e55d58e903cb0cfb683771ffdd2d248eb5",
-    ),  # 16,599 x 18
-    "energy": (
-        "431b6df04243db782bbcd45e408373a654334496ebe5d9c9985ab2e826a39f51",
-        "217df2cd4cabf818390e26a65384ea113c95b75bd687787a37ed2f87f28c9bb8",
-    ),  # 768 x 8
-    "housing": (
-        "9f5b8a1cbc051465dcf10f4298aaccd8a596ea68de0db693159be6e7d07ccf12",
-        "4c114b259566dd04b92befc3f22709d77fe1d5a9048cebe2452c50d57056c1ac",
-    ),  # 506 x 13
-    "keggdirected": (
-        "51b7bb56e3f3eae36273cdd5a549c042bdf0ec10948a6f8e6b01a1d6912212cd",
-        "b8a7fc902444fdbc5866e8bf314e4778a303d675ef5267c83c5c25b70dacd357",
-    ),  # 48,827 x 20
-    "kin40k": (
-        "9bee7f2a9f39aa61a015f239378368601fb3978c5bb9a96433e88a55d40883ba",
-        "d15fd645d0e81a9a17ce2d0b8dde470bb2efba4d5f417459965abe4b237e2aea",
-    ),  # 40,000 x 8
-    "pol": (
-        "1c16126352954571e78f52d5a9d1b947a38655885d7cadd9407a4c9615fe4e04",
-        "c5540259aabe58f5c7a534ed6f5141f8c1157d5de592e45884b7fced6091e981",
-    ),  # 15,000 x 26
-    "protein": (
-        "f709d0107c3ee90ab019b9e5d77fc2ae182158958cb70b1903236a51334fd01b",
-        "22afe05e8d17c428558d78a77efeecc08d58004b6c95741d1c533c3207c69fe9",
-    ),  # 45,730 x 9
-    "yacht": (
-        "88ec8ea1a979ab0628a54392822c60b3699ea22541e912e83246f7d49f5adad1",
-        "2f6d6b091146887589db66073317b8485e853d27e664b99b8b402ad57ba4a936",
-    ),  # 308 x 6
-}
-
-DESCRIPTION = """\
-{name}: {n:,} rows, {d} columns, one real target.
-
-A regression set of the UCI machine learning repository with the ten splits, 90% of the rows for
-training and 10% for testing, of the repository treforevans/uci_datasets (MIT licence). The data
-are under CC BY 4.0. Column means are removed there already; scales are those of the source.
-"""
+HERE = Path(__file__).parent
+# SHA-256 of the data and of the test mask of each set, as ``sha256sum`` writes them.
+CHECKSUMS = {}
+for line in (HERE / "SHA256SUMS").read_text().splitlines():
+    expected, path = line.split()
+    CHECKSUMS.setdefault(path.partition("/")[0], []).append(expected)
 
 
 def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_missing=True):
@@ -158,7 +109,7 @@ def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_mi
         test_mask=test_mask,
         feature_names=[f"x{j}" for j in range(X.shape[1])],
         target_names=["y"],
-        DESCR=DESCRIPTION.format(name=name, n=len(X), d=X.shape[1]),
+        DESCR=(HERE / "uci.txt").read_text().format(name=name, n=len(X), d=X.shape[1]),
     )
     if split is None:
         return (X, y) if return_X_y else dataset
