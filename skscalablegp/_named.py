@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from sklearn.base import BaseEstimator
+
+
+def named(
+    what: str,
+    value: Any,
+    known: Mapping[str, Callable[..., Any]],
+    others: str,
+    *args: Any,
+    kinds: Any = object,
+    more: tuple[str, ...] = (),
+    **settings: Any,
+) -> Any:
+    """What a name in a table stands for; objects come back as they are.
+
+    Parameters
+    ----------
+    what : str
+        The parameter, for the message.
+    value : str or object
+        What a user may write.
+    known : mapping of str to callable
+        What makes an object of each name, given the further arguments.
+    others : str
+        What else may be written, for the message.
+    kinds : type
+        Of objects; others are refused.
+    more : tuple of str
+        Names that the caller resolves by itself, for the message.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name; the message lists the known ones.
+    """
+    if isinstance(value, str) and value in known:
+        return known[value](*args, **settings)
+    if isinstance(value, str) or not isinstance(value, kinds):
+        listed = ", ".join(repr(name) for name in (*more, *sorted(known)))
+        raise ValueError(f"Unknown {what} {value!r}: use one of {listed}, {others}.")
+    return value
 
 
 class NamedSettings(BaseEstimator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..._named import named
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 
@@ -35,12 +36,6 @@ def resolve_optimizer(
     ValueError
         For an unknown name; the message lists the known ones.
     """
-    if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZERS:
-            names = [*more, *sorted(OPTIMIZERS)]
-            raise ValueError(
-                f"Unknown optimizer {optimizer!r}: use one of {names}, None, a "
-                "callable with scikit-learn's signature, or an optimizer object."
-            )
-        return OPTIMIZERS[optimizer](learning_rate)
-    return CallableOptimizer(optimizer) if callable(optimizer) else optimizer
+    others = "None, a callable with scikit-learn's signature, or an optimizer object"
+    made = named("optimizer", optimizer, OPTIMIZERS, others, learning_rate, more=more)
+    return CallableOptimizer(made) if callable(made) else made

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ...features import PriorFeatures, sample_prior_features
 from ..operators import KernelOperator
-from ..preconditioners import IdentityPreconditioner, Preconditioner, resolve_preconditioner
+from ..preconditioners import Preconditioner, build_preconditioner
 from ..solvers import (
     MaxEpochs,
     MaxSeconds,
@@ -264,16 +264,6 @@ class PathwiseGradient(_IterativeGradient):
         return None if probes.features is None else probes
 
 
-def built_preconditioner(
-    preconditioner: Any, operator: KernelOperator, generator: Generator
-) -> Preconditioner:
-    """What the user wrote, built for this operator; None is the identity."""
-    config = resolve_preconditioner(preconditioner)
-    if config is None:
-        return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)
-    return config.build(operator, generator)
-
-
 def refreshed(
     kept: tuple[Any, Tensor] | None,
     preconditioner: Any,
@@ -288,7 +278,7 @@ def refreshed(
     if kept is not None and kept[0].rank < operator.shape[0]:
         if float((operator.theta - kept[1]).abs().max()) < refresh:
             return kept
-    built = built_preconditioner(preconditioner, operator, generator)
+    built = build_preconditioner(preconditioner, operator, generator)
     return built, operator.theta.detach().clone()
 
 

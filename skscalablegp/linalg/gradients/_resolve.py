@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._named import named
 from ._base import GradientEstimator
 from ._exact import ExactGradient
 from ._iterative import PathwiseGradient, StandardGradient
@@ -30,12 +31,5 @@ def resolve_gradient(gradient: Any, **settings: Any) -> GradientEstimator:
     ValueError
         For an unknown name; the message lists the known ones.
     """
-    if not isinstance(gradient, str):
-        return gradient
-    if gradient not in GRADIENTS:
-        known = ", ".join(repr(name) for name in GRADIENTS)
-        raise ValueError(
-            f"Unknown gradient {gradient!r}: use one of {known}, an object such as "
-            "PathwiseGradient(n_probes=32), or, in an estimator, 'auto'."
-        )
-    return GRADIENTS[gradient](**settings)
+    others = "an object such as PathwiseGradient(n_probes=32), or, in an estimator, 'auto'"
+    return named("gradient", gradient, GRADIENTS, others, **settings)

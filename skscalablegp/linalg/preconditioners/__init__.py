@@ -4,4 +4,4 @@ from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
 from ._low_rank import LowRankPreconditioner
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky
-from ._resolve import resolve_preconditioner
+from ._resolve import build_preconditioner, resolve_preconditioner

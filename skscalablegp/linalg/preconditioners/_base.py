@@ -35,10 +35,6 @@ class Preconditioner(ABC):
         """P^-1 R as a new tensor."""
 
     @abstractmethod
-    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """P V as a new tensor."""
-
-    @abstractmethod
     def log_det(self) -> float:
         """log|P|."""
 
@@ -91,9 +87,6 @@ class IdentityPreconditioner(Preconditioner):
 
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return R.clone()
-
-    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        return V.clone()
 
     def log_det(self) -> float:
         return 0.0

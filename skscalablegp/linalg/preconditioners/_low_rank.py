@@ -110,12 +110,6 @@ class LowRankPreconditioner(Preconditioner):
         Y.addmm_(U, shrunk.sub_(U.mT @ Y))
         return Y.div_(D)
 
-    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        U, D = self.basis, self.sqrt_noise[:, None]
-        Y = V * D
-        Y.addmm_(U, (U.mT @ Y).mul_(self.spectrum.to(U.dtype)[:, None]))
-        return Y.mul_(D)
-
     def log_det(self) -> float:
         return float(2 * self.sqrt_noise.double().log().sum() + self.spectrum.log1p().sum())
 

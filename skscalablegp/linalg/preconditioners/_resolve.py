@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from ._base import Preconditioner, PreconditionerConfig
+from torch import Generator
+
+from ..._named import named
+from ..operators import LinearOperator
+from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky
 
 PRECONDITIONERS = {
-    "pivoted_cholesky": lambda: PivotedCholesky(),
+    "pivoted_cholesky": PivotedCholesky,
     "rpcholesky": lambda: PivotedCholesky(randomized=True),
-    "nystrom": lambda: Nystrom(),
+    "nystrom": Nystrom,
 }
 
 
-def resolve_preconditioner(
-    preconditioner,
-) -> PreconditionerConfig | Preconditioner | None:
+def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditioner | None:
     """A name from the table becomes its settings; None and objects come back as they are.
 
     Parameters
@@ -23,15 +25,16 @@ def resolve_preconditioner(
     preconditioner : str, PreconditionerConfig, Preconditioner or None
         What a user may write.
     """
-    if preconditioner is None:
-        return None
-    if isinstance(preconditioner, str):
-        if preconditioner in PRECONDITIONERS:
-            return PRECONDITIONERS[preconditioner]()
-    elif isinstance(preconditioner, PreconditionerConfig | Preconditioner):
-        return preconditioner
-    known = ", ".join(repr(name) for name in sorted(PRECONDITIONERS))
-    raise ValueError(
-        f"Unknown preconditioner {preconditioner!r}: use one of {known}, None, or an object such "
-        "as PivotedCholesky(rank=200)."
-    )
+    others = "None, or an object such as PivotedCholesky(rank=200)"
+    kinds = PreconditionerConfig | Preconditioner | None
+    return named("preconditioner", preconditioner, PRECONDITIONERS, others, kinds=kinds)
+
+
+def build_preconditioner(
+    preconditioner, operator: LinearOperator, generator: Generator | None = None
+) -> Preconditioner:
+    """What a user may write, built for an operator; None is the identity."""
+    config = resolve_preconditioner(preconditioner)
+    if config is None:
+        return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)
+    return config.build(operator, generator)

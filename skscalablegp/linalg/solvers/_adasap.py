@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,6 @@ from torch import Generator, Tensor
 
 from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
-from ._base import give_up
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue
 
@@ -89,12 +89,7 @@ class ADASAP(RowSolver):
         idx: Int[Tensor, " b"],
         rows: Float[Tensor, "b n"],
     ) -> None:
-        try:
-            solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
-        except torch.linalg.LinAlgError as error:
-            state.stats["error"] = str(error)
-            give_up(state)
-            return
+        solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
         if not state.stride:
             self._pace(state, len(idx) / len(state.x), ratio)
         x, R, leader, leader_R = state.x, state.R, state.leader, state.leader_R
@@ -132,18 +127,18 @@ class ADASAP(RowSolver):
         if self.rank is None or self.rank >= len(idx):
             factor, jitter = cholesky_with_jitter(block.contiguous())
             state.stats["jitter"] = max(state.stats["jitter"], jitter)
-            if state.stride or state.ratio:
-                return (lambda V: torch.cholesky_solve(V, factor)), state.ratio
-            values = torch.linalg.eigvalsh(block.double())
-            left_out = max(float(values[len(values) // 2]) - noise, 0.0)
-            return (lambda V: torch.cholesky_solve(V, factor)), noise / (noise + left_out)
+            ratio = state.ratio
+            if not (state.stride or ratio):
+                values = torch.linalg.eigvalsh(block.double())
+                ratio = noise / (noise + max(float(values[len(values) // 2]) - noise, 0.0))
+            return (lambda V: torch.cholesky_solve(V, factor)), ratio
         basis, values = _nystrom(block.double(), noise, self.rank, state.generator)
         ridge = noise + float(values[-1])
-        inverse = _approximate_inverse(basis, values, ridge)
-        step = 1 / _largest_ratio(inverse, block.double(), state.generator)
-        U, shrink = basis.to(block.dtype), (1 - ridge / (values + ridge)).to(block.dtype)
-        factor = step / ridge
-        return (lambda V: (V - U @ (shrink[:, None] * (U.mT @ V))).mul_(factor)), noise / ridge
+        shrink = 1 - ridge / (values + ridge)
+        inverse = partial(_shrunk, U=basis, shrink=shrink, ridge=ridge)
+        factor = 1 / _largest_ratio(inverse, block.double(), state.generator) / ridge
+        U, shrink = basis.to(block.dtype), shrink.to(block.dtype)
+        return (lambda V: _shrunk(V, U, shrink).mul_(factor)), noise / ridge
 
     def check(self, operator: LinearOperator, state: ADASAPState) -> ADASAPState:
         drifted = state.R.clone()
@@ -177,12 +172,10 @@ def _nystrom(
     return U, (singular.square() - shift).clamp_min_(0)
 
 
-def _approximate_inverse(
-    basis: Float[Tensor, "b k"], values: Float[Tensor, " k"], ridge: float
-) -> Callable[[Tensor], Tensor]:
-    """V -> (U diag(values) U' + ridge I)^-1 V."""
-    shrink = (1 - ridge / (values + ridge))[:, None]
-    return lambda V: (V - basis @ (shrink * (basis.mT @ V))) / ridge
+def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: float | None = None) -> Tensor:
+    """(I - U diag(shrink) U') V, divided by the ridge."""
+    left = V - U @ (shrink[:, None] * (U.mT @ V))
+    return left if ridge is None else left / ridge
 
 
 def _largest_ratio(

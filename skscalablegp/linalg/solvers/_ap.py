@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
-from ._base import give_up
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, n_blocks
 
@@ -104,12 +103,7 @@ class AP(RowSolver):
         rows: Float[Tensor, "b n"],
     ) -> None:
         span = slice(int(idx[0]), int(idx[-1]) + 1)
-        try:
-            factor = self._factor(state, rows[:, span])
-        except torch.linalg.LinAlgError as error:
-            state.stats["error"] = str(error)
-            give_up(state)
-            return
+        factor = self._factor(state, rows[:, span])
         delta = torch.cholesky_solve(state.R[span], factor)
         state.x[span] += delta
         state.R.addmm_(rows.mT, delta, alpha=-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._validation import check_integer
 from ..operators import LinearOperator
-from ..preconditioners import IdentityPreconditioner, Preconditioner, resolve_preconditioner
+from ..preconditioners import Preconditioner, build_preconditioner
 from ._base import (
     Column,
     Solver,
@@ -106,7 +106,8 @@ class CG(Solver):
         preconditioner: Preconditioner | None = None,
     ) -> CGState:
         self._interval(operator.dtype)  # a wrong setting should fail before work starts
-        built = self._build(operator, preconditioner)
+        chosen = self.preconditioner if preconditioner is None else preconditioner
+        built = build_preconditioner(chosen, operator)
         fields = begin(operator, B, x0)
         norms = fields["residual_norms"]
         zeros = torch.zeros_like(norms)
@@ -184,15 +185,6 @@ class CG(Solver):
         if every == "auto":
             return None if dtype == torch.float64 else 25
         return every
-
-    def _build(
-        self, operator: LinearOperator, preconditioner: Preconditioner | None
-    ) -> Preconditioner:
-        chosen = self.preconditioner if preconditioner is None else preconditioner
-        chosen = resolve_preconditioner(chosen)
-        if chosen is None:
-            return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)
-        return chosen.build(operator)
 
 
 def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGState:

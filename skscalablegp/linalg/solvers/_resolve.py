@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..._named import named
 from ..preconditioners import (
     PivotedCholesky,
     Preconditioner,
@@ -22,13 +23,13 @@ _AUTO_RANK = 200
 
 # one row for each solver: the name and how to make it with its defaults
 SOLVERS = {
-    "cg": lambda: CG(),
-    "block_cg": lambda: BlockCG(),
-    "cholesky": lambda: Cholesky(),
-    "ap": lambda: AP(),
-    "sgd": lambda: SGD(),
-    "sdd": lambda: SDD(),
-    "adasap": lambda: ADASAP(),
+    "cg": CG,
+    "block_cg": BlockCG,
+    "cholesky": Cholesky,
+    "ap": AP,
+    "sgd": SGD,
+    "sdd": SDD,
+    "adasap": ADASAP,
 }
 
 
@@ -40,16 +41,9 @@ def resolve_solver(solver) -> Solver:
     solver : str or Solver
         What a user may write.
     """
-    if isinstance(solver, str):
-        if solver in SOLVERS:
-            return SOLVERS[solver]()
-    elif isinstance(solver, Solver):
-        return solver
-    known = ", ".join(repr(name) for name in sorted(SOLVERS))
-    raise ValueError(
-        f"Unknown solver {solver!r}: use one of {known}, an object such as "
-        "CG(preconditioner=PivotedCholesky(rank=200)), or, in an estimator, 'auto'."
-    )
+    made = "CG(preconditioner=PivotedCholesky(rank=200))"
+    others = f"an object such as {made}, or, in an estimator, 'auto'"
+    return named("solver", solver, SOLVERS, others, kinds=Solver)
 
 
 def preconditioner_for(

@@ -112,7 +112,11 @@ class RowSolver(Solver):
         state.intact = False
         idx = self._choose(state)
         rows = operator.rows(idx)
-        self._advance(operator, state, idx, rows)
+        try:
+            self._advance(operator, state, idx, rows)
+        except torch.linalg.LinAlgError as error:
+            state.stats["error"] = str(error)
+            give_up(state)
         state.iteration += 1
         norms = self._norms(state)
         if not _mean(norms) <= state.limit:

@@ -82,40 +82,34 @@ class RelativeResidual(StoppingRule):
 
 
 @dataclass(frozen=True)
-class MaxEpochs(StoppingRule):
-    """Budget: stop at the first look after ``limit`` epochs; the step that crosses is finished."""
-
+class _Budget(StoppingRule):
     limit: float
 
     def __post_init__(self):
-        _check_limit("MaxEpochs", self.limit)
+        name = type(self).__name__
+        if not self.limit >= 0:
+            raise ValueError(
+                f"{name} needs a limit of at least 0, for example {name}(50); got {self.limit!r}."
+            )
+
+
+class MaxEpochs(_Budget):
+    """Budget: stop at the first look after ``limit`` epochs; the step that crosses is finished."""
 
     def check(self, progress: Progress) -> Status | None:
         # the count is a ratio of integers: a step of b / n epochs may land a rounding short
         return Status.MAX_EPOCHS if progress.epochs >= self.limit * (1 - 1e-12) else None
 
 
-@dataclass(frozen=True)
-class MaxIterations(StoppingRule):
+class MaxIterations(_Budget):
     """Budget: stop after ``limit`` steps."""
-
-    limit: int
-
-    def __post_init__(self):
-        _check_limit("MaxIterations", self.limit)
 
     def check(self, progress: Progress) -> Status | None:
         return Status.MAX_ITER if progress.iteration >= self.limit else None
 
 
-@dataclass(frozen=True)
-class MaxSeconds(StoppingRule):
+class MaxSeconds(_Budget):
     """Budget: stop at the first look after ``limit`` seconds."""
-
-    limit: float
-
-    def __post_init__(self):
-        _check_limit("MaxSeconds", self.limit)
 
     def check(self, progress: Progress) -> Status | None:
         return Status.MAX_SECONDS if progress.seconds >= self.limit else None
@@ -148,10 +142,3 @@ def _prefer_success(left: Status | None, right: Status | None) -> Status | None:
     if Status.CONVERGED in (left, right):
         return Status.CONVERGED
     return right if left is None else left
-
-
-def _check_limit(name: str, limit: float) -> None:
-    if not limit >= 0:
-        raise ValueError(
-            f"{name} needs a limit of at least 0, for example {name}(50); got {limit!r}."
-        )

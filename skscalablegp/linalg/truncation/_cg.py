@@ -74,9 +74,6 @@ class _Reorthogonalizer(Preconditioner):
         self.basis.append((R * scale, Z * scale))
         return Z
 
-    def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        return self.inner.matmul(V)
-
     def log_det(self) -> float:
         return self.inner.log_det()
 

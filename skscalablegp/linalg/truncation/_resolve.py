@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._named import named
 from ._distributions import (
     ExponentialTruncation,
     FixedTruncation,
@@ -33,12 +34,5 @@ def resolve_truncation(truncation: Any) -> TruncationDistribution:
     ValueError
         For an unknown name; the message lists the known ones.
     """
-    if not isinstance(truncation, str):
-        return truncation
-    if truncation not in TRUNCATIONS:
-        known = ", ".join(repr(name) for name in TRUNCATIONS)
-        raise ValueError(
-            f"Unknown truncation {truncation!r}: use one of {known}, or an object such as "
-            "ExponentialTruncation(rate=0.1)."
-        )
-    return TRUNCATIONS[truncation]()
+    others = "or an object such as ExponentialTruncation(rate=0.1)"
+    return named("truncation", truncation, TRUNCATIONS, others)

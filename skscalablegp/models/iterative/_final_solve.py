@@ -14,11 +14,10 @@ from ...core.training import Monitor
 from ...linalg.gradients import (
     GPProblem,
     GradientState,
-    built_preconditioner,
     exact_marginal_likelihood,
 )
 from ...linalg.operators import KernelOperator
-from ...linalg.preconditioners import Preconditioner
+from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
     MaxSeconds,
     Solution,
@@ -99,7 +98,7 @@ def final_solve(
         else:
             probes = estimator.draw(problem, generator)
         B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
-    preconditioner = built_preconditioner(preconditioner_for(solves.solver), operator, generator)
+    preconditioner = build_preconditioner(preconditioner_for(solves.solver), operator, generator)
     stopping = estimator.stopping(t)
     if monitor.max_seconds is not None:
         stopping = stopping | MaxSeconds(max(monitor.seconds_left, 0.1 * monitor.max_seconds))
@@ -161,7 +160,7 @@ def _interruptible(
 def _of_variances(solves: Solves, operator: KernelOperator, generator: Generator) -> Preconditioner:
     """One for the quadrature: that of predictions, or the one that "auto" builds."""
     chosen = preconditioner_for(solves.variances) or default_preconditioner()
-    return built_preconditioner(chosen, operator, generator)
+    return build_preconditioner(chosen, operator, generator)
 
 
 def _estimate_likelihood(

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
 from ...features import PriorFeatures
-from ...linalg.gradients import built_preconditioner
 from ...linalg.operators import KernelOperator
-from ...linalg.preconditioners import Preconditioner
+from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import Solution, SolveSummary, preconditioner_for, solve
 
 
@@ -95,7 +94,7 @@ class IterativePosterior(KernelPosterior):
     def _built(self) -> Preconditioner:
         """The solver's preconditioner, from seed 0, so that it repeats."""
         chosen = preconditioner_for(self._solver)
-        return built_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
+        return build_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
 
     def _deviations(
         self,
