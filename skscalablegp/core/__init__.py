@@ -18,6 +18,7 @@ from ._stages import (
     fit_hyperparameters,
     report_training,
     report_untrained,
+    train_or_report,
     well_conditioned,
 )
 from ._subset import exact_start

@@ -315,6 +315,12 @@ class FitRun(Run):
             self._choices[parameter] = Choice(value, reason)
         return value
 
+    def computes_in_float64(self, reason: str) -> None:
+        """Say that nothing but double precision will do, whatever was asked for."""
+        self.estimator.dtype_ = self.chose("dtype", "float64", reason)
+        if self.estimator.dtype == "float32":
+            self.ignores("dtype", reason)
+
     def ignores(self, parameter: str, reason: str) -> None:
         """Report a parameter that has no effect in this fit, if the user has set it."""
         self._ignored[parameter] = reason

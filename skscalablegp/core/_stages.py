@@ -92,6 +92,18 @@ class StageSettings:
     factor_if_ill_conditioned: bool = False
     name: str = "full"
 
+    @classmethod
+    def of(cls, estimator: Any, n_restarts: int = 0, **more: Any) -> StageSettings:
+        """What the parameters of an estimator say."""
+        return cls(
+            optimizer=estimator.optimizer,
+            max_iter=estimator.max_iter,
+            learning_rate=estimator.learning_rate,
+            n_restarts=n_restarts,
+            n_iter_no_change=estimator.n_iter_no_change,
+            **more,
+        )
+
 
 def fit_hyperparameters(
     problem: GPProblem,
@@ -243,9 +255,36 @@ def _rate(settings: StageSettings, n: int) -> float:
     return adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
 
 
-def report_untrained(run: FitRun, why: str) -> None:
-    """Tell a run that the settings of training have no effect, where nothing is trained."""
-    for name in ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer"):
+def train_or_report(
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    settings: StageSettings,
+    run: FitRun,
+    unused: tuple[str, ...] = (),
+) -> TrainingResult:
+    """`fit_hyperparameters` from the kernel's own values, with every choice reported.
+
+    Parameters
+    ----------
+    unused : tuple of str
+        Parameters beside those of all training that have no effect where nothing is trained.
+    """
+    theta, n_params = problem.kernel.theta0.numpy(), problem.kernel.n_params
+    if settings.optimizer is None or n_params == 0:
+        report_untrained(run, n_params, unused)
+        return TrainingResult.untrained(theta, problem.X.dtype)
+    report_training(settings, estimator.exact, len(problem.X), run)
+    return fit_hyperparameters(problem, estimator, theta, settings, run)
+
+
+def report_untrained(run: FitRun, n_params: int = 1, unused: tuple[str, ...] = ()) -> None:
+    """Say of the settings of training that they have no effect: nothing is trained."""
+    why = "optimizer=None keeps the hyperparameters"
+    if n_params == 0:
+        why = "all hyperparameters are fixed"
+        run.ignores("optimizer", why)
+    settings = ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer")
+    for name in (*settings, *unused):
         run.ignores(name, why)
 
 

@@ -53,6 +53,11 @@ class TrainingResult:
     dtype: torch.dtype = torch.float64
     planned: bool = False
 
+    @classmethod
+    def untrained(cls, theta: np.ndarray, dtype: torch.dtype = torch.float64) -> TrainingResult:
+        """Where there is nothing to train."""
+        return cls(theta, float("nan"), GradientState(), 0, "converged", dtype=dtype)
+
 
 class _Run:
     """One start of the optimiser: keeps the best and the latest state whatever happens."""

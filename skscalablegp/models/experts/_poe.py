@@ -20,7 +20,7 @@ from ...core import (
     StageSettings,
     fit_hyperparameters,
     report_training,
-    report_untrained,
+    train_or_report,
 )
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
@@ -291,12 +291,9 @@ class PoERegressor(GPRegressorBase):
         """One random part's worth of rows initialises; then all parts, or each from its optimum."""
         size = max(len(part) for part in parts)
         start = len(parts) > 1 and self.share_hyperparameters
-        return StageSettings(
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            n_restarts=self.n_restarts_optimizer,
-            n_iter_no_change=self.n_iter_no_change,
+        return StageSettings.of(
+            self,
+            self.n_restarts_optimizer,
             subset_size=size if start else None,
             exact_rows=size,
         )
@@ -305,24 +302,17 @@ class PoERegressor(GPRegressorBase):
         self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """One theta for each part, and how training ended, with the experts' likelihood."""
-        theta = problem.kernel.theta0.numpy()
         settings = self._stage_settings(parts)
-        result = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
         if len(parts) == 1:
             for name in ("combination", "partition", "share_hyperparameters", "n_jobs"):
                 run.ignores(name, "there is one expert")
-        if self.optimizer is None or problem.kernel.n_params == 0:
-            if self.optimizer is not None:
-                run.ignores("optimizer", "there is nothing to train")
-            report_untrained(run, "there is nothing to train")
-        else:
+        trains = self.optimizer is not None and problem.kernel.n_params > 0
+        if trains and len(parts) > 1 and not self.share_hyperparameters:
             report_training(settings, True, len(problem.X), run)
-            if len(parts) > 1 and not self.share_hyperparameters:
-                return self._train_separately(problem, parts, settings, run)
-            gradient = ExpertsGradient(parts, self.n_jobs)
-            result = fit_hyperparameters(problem, gradient, theta, settings, run)
-            prior = problem.kernel.log_prior(result.theta)[0]
-            result = replace(result, value=result.value - prior)
+            return self._train_separately(problem, parts, settings, run)
+        result = train_or_report(problem, ExpertsGradient(parts, self.n_jobs), settings, run)
+        prior = problem.kernel.log_prior(result.theta)[0]
+        result = replace(result, value=result.value - prior)
         if not np.isfinite(result.value):
             result = replace(result, value=self._likelihood(problem, parts, result.theta))
         return [result.theta] * len(parts), result

@@ -11,8 +11,10 @@ from ...core import (
     LARGEST_FEATURE_SIGNAL,
     FitRun,
     GPRegressorBase,
+    StageSettings,
     to_numpy,
     to_torch,
+    train_or_report,
 )
 from ...core.posteriors import FeaturePosterior, FeatureWeights
 from ...features import PriorFeatures, sample_prior_features
@@ -20,7 +22,7 @@ from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
-from ._training import checked_pairs, report_dtype, train_on_all_rows
+from ._training import FLOAT64, checked_pairs
 
 # What n_components="auto" is.
 _COMPONENTS = 700
@@ -202,7 +204,7 @@ class RFFRegressor(GPRegressorBase):
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             table = table.centred(kernel)
-            report_dtype(run)
+            run.computes_in_float64(FLOAT64)
             m = self.n_components if self.n_components != "auto" else _COMPONENTS
             run.chose("n_components", m, "accurate enough for most tables, in seconds")
             pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
@@ -213,12 +215,11 @@ class RFFRegressor(GPRegressorBase):
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
             self._keep_table(table)
             # Frequencies go by the slots of the compiled kernel, which the trained one shares.
-            self._features, self.dtype_ = to_numpy(features), "float64"
+            self._features = to_numpy(features)
             self.n_samples_seen_ = len(table.X)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
-            result = train_on_all_rows(
-                self, problem, FeatureGradient(features), run, self.n_restarts_optimizer
-            )
+            settings = StageSettings.of(self, self.n_restarts_optimizer)
+            result = train_or_report(problem, FeatureGradient(features), settings, run)
             jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(

@@ -7,14 +7,17 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import FitRun, GPRegressorBase
+from ...core import FitRun, GPRegressorBase, StageSettings, train_or_report
 from ...core.posteriors import ExactPosterior, Posterior
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
-from ._training import checked_pairs, report_dtype, train_on_all_rows
+from ._training import FLOAT64, checked_pairs
+
+# What has no effect where nothing is trained.
+_OF_SERIES = ("min_components", "component_step", "truncation")
 
 
 class SSRFFRegressor(GPRegressorBase):
@@ -198,14 +201,14 @@ class SSRFFRegressor(GPRegressorBase):
             kernel = self._compile_kernel(table)
             table.check_separable(kernel)
             table = table.centred(kernel)
-            report_dtype(run)
+            run.computes_in_float64(FLOAT64)
             gradient = self._gradient(kernel, len(table.X), run)
             run.begin(table.X, table.y)
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
-            self.dtype_, self.n_samples_seen_ = "float64", len(table.X)
+            self.n_samples_seen_ = len(table.X)
             run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
-            result = train_on_all_rows(self, problem, gradient, run, n_restarts=0)
+            result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
             posterior, jitter = run.finish(
                 "factor", lambda: self._finish(kernel, result.theta, run.device)

@@ -26,7 +26,6 @@ from ...core import (
 from ...core.data import Table, known_noise
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import GradientState
 from ._gradient import GridGradient
 from ._grid import Grid
 from ._grid_kernel import GridKernel
@@ -257,14 +256,11 @@ class KISSGPRegressor(GPRegressorBase):
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
         if self.optimizer is None:
-            report_untrained(run, "optimizer=None keeps the hyperparameters")
+            report_untrained(run)
         else:
             report_training(self._settings(), True, n, run)
         run.device = torch.device("cpu")
-        self.dtype_ = "float64"
-        run.chose("dtype", "float64", "sums on a grid need it")
-        if self.dtype == "float32":
-            run.ignores("dtype", "sums on a grid are always in float64")
+        run.computes_in_float64("sums on a grid need it")
         if self.device not in ("auto", "cpu"):
             run.ignores("device", "a grid is worked on by the CPU")
         if self.feature_extractor is None:
@@ -320,19 +316,13 @@ class KISSGPRegressor(GPRegressorBase):
         run.chose("grid_size", sizes, f"a grid of {grid.n_points} points in all")
 
     def _settings(self) -> StageSettings:
-        return StageSettings(
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            n_restarts=self.n_restarts_optimizer,
-            n_iter_no_change=self.n_iter_no_change,
-        )
+        return StageSettings.of(self, self.n_restarts_optimizer)
 
     def _train(self, problem: GridProblem, on_features: bool, run: FitRun) -> TrainingResult:
         """Hyperparameters that maximise the marginal likelihood."""
         kernel = problem.kernel
         theta = kernel.theta0.numpy()
-        start = TrainingResult(theta, float("nan"), GradientState(), 0, "converged")
+        start = TrainingResult.untrained(theta)
         if self.optimizer is None or kernel.n_params == 0:
             return start
         try:

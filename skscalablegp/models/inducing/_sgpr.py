@@ -22,7 +22,7 @@ from ...core.training import (
     train,
 )
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import GPProblem, GradientState
+from ...linalg.gradients import GPProblem
 from ._base import planned_points
 from ._bound import NaturalBelief
 from ._collapsed import BLOCK_ROWS, check_noise, collapsed_bound, problem_blocks
@@ -230,12 +230,9 @@ class SGPRRegressor(TableRegressorBase):
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
             with torch.no_grad():
                 check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
-            run.chose("dtype", "float64", "the bound is a difference of large numbers")
-            if self.dtype == "float32":
-                run.ignores("dtype", "the bound is a difference of large numbers: float64")
+            run.computes_in_float64("the bound is a difference of large numbers")
             run.begin(table.X, table.y)
             self._keep_table(table)
-            self.dtype_ = "float64"
             start = self._start(problem, m, run)
             theta = torch.as_tensor(start.theta)
             gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
@@ -284,7 +281,7 @@ class SGPRRegressor(TableRegressorBase):
         """Where training starts: for the default kernel the exact optimum of some rows."""
         kernel, n = problem.kernel, len(problem.X)
         if self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS:
-            return _untrained(kernel.theta0.numpy())
+            return TrainingResult.untrained(kernel.theta0.numpy())
         rows = random_rows(n, START_ROWS, run.generator)
         some = problem.subset(rows.to(problem.X.device))
 
@@ -330,7 +327,7 @@ class SGPRRegressor(TableRegressorBase):
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([theta.numpy(), moving])
-        best, n_iter = _untrained(first), 0
+        best, n_iter = TrainingResult.untrained(first), 0
         if optimizer is None or not len(first):
             return best
         patient = optimizer.patient
@@ -426,7 +423,3 @@ class SGPRRegressor(TableRegressorBase):
         Z = torch.tensor(self.inducing_points_, device=device)
         bound = collapsed_bound(kernel, theta, Z, problem_blocks(problem), eval_gradient)
         return bound.value, bound.grad
-
-
-def _untrained(theta: np.ndarray) -> TrainingResult:
-    return TrainingResult(theta, float("nan"), GradientState(), 0, "converged")

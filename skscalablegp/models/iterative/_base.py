@@ -14,10 +14,10 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
-    fit_hyperparameters,
     report_training,
     to_numpy,
     to_torch,
+    train_or_report,
     well_conditioned,
 )
 from ...core.data import Table, n_columns
@@ -136,12 +136,9 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _stage_settings(self, plan: Plan) -> StageSettings:
         sizes = plan.sizes
-        return StageSettings(
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            max_iter=self.max_iter,
-            n_restarts=plan.n_restarts,
-            n_iter_no_change=self.n_iter_no_change,
+        return StageSettings.of(
+            self,
+            plan.n_restarts,
             max_epochs=self.training_max_epochs,
             subset_size=sizes.subset_size,
             n_subsets=sizes.n_subsets,
@@ -152,16 +149,9 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _train(self, problem: GPProblem, plan: Plan, run: FitRun) -> TrainingResult:
         """The trained hyperparameters; the kernel's own where there is nothing to train."""
-        theta = problem.kernel.theta0.numpy()
-        if self.optimizer is None or problem.kernel.n_params == 0:
-            why = "there is nothing to train"
-            for name in (*_OF_TRAINING, "n_restarts_optimizer", "gradient"):
-                run.ignores(name, why)
-            state, dtype = GradientState(), problem.X.dtype
-            return TrainingResult(theta, float("nan"), state, 0, "converged", dtype=dtype)
+        unused = ("training_max_epochs", "subset_size", "gradient")
         settings = self._stage_settings(plan)
-        report_training(settings, plan.gradient.exact, len(problem.X), run)
-        return fit_hyperparameters(problem, plan.gradient, theta, settings, run)
+        return train_or_report(problem, plan.gradient, settings, run, unused)
 
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
         """How training and the last solve ended."""
@@ -253,16 +243,6 @@ class SolvedGPRegressor(GPRegressorBase):
             solver=self._solves.variances,
             stopping=self._solves.stopping(operator),
         )
-
-
-# Parameters that only training has.
-_OF_TRAINING = (
-    "learning_rate",
-    "max_iter",
-    "n_iter_no_change",
-    "training_max_epochs",
-    "subset_size",
-)
 
 
 def has_spectral_density(kernel: TorchKernel, posterior: str) -> bool:
