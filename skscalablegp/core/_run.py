@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import cached_property, partial
@@ -321,9 +321,10 @@ class FitRun(Run):
         if self.estimator.dtype == "float32":
             self.ignores("dtype", reason)
 
-    def ignores(self, parameter: str, reason: str) -> None:
-        """Report a parameter that has no effect in this fit, if the user has set it."""
-        self._ignored[parameter] = reason
+    def ignores(self, parameters: str | Iterable[str], reason: str) -> None:
+        """Report one parameter, or several, that has no effect in this fit."""
+        names = [parameters] if isinstance(parameters, str) else parameters
+        self._ignored |= dict.fromkeys(names, reason)
 
     def reports(self, **facts: Any) -> None:
         """Further entries of the report: jitter, epochs, summary and what a model adds."""

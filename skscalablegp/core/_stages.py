@@ -284,8 +284,7 @@ def report_untrained(run: FitRun, n_params: int = 1, unused: tuple[str, ...] = (
         why = "all hyperparameters are fixed"
         run.ignores("optimizer", why)
     settings = ("learning_rate", "max_iter", "n_iter_no_change", "n_restarts_optimizer")
-    for name in (*settings, *unused):
-        run.ignores(name, why)
+    run.ignores((*settings, *unused), why)
 
 
 def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -> None:

@@ -219,8 +219,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
                 "A frozen regressor has seen its noise: pass noise_variance where it is "
                 "fitted, not to LOVEPredictor.fit."
             )
-        for name in ("device", "dtype"):
-            run.ignores(name, "a frozen regressor stays what it is")
+        run.ignores(("device", "dtype"), "a frozen regressor stays what it is")
         return inner
 
     def _fitted(

@@ -157,15 +157,18 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 features, tensors = self._trained(plan.dtype)
                 kernel = compile_kernel(self.kernel_, features.network.n_features)
                 noise = self.noise_variance_
-                for name in ("kernel", "feature_extractor", "activation", "n_components"):
-                    run.ignores(name, "the first chunk has set the features")
+                run.ignores(
+                    ("kernel", "feature_extractor", "activation", "n_components"),
+                    "the first chunk has set the features",
+                )
                 run.ignores("normalize_y", "the first chunk has set the units")
             kept = sampled(self._kept if seen else None, X, Y, seen, random_state)
             sample = replace(source, X=kept[0], Y=kept[1], _resident=None)
             n = seen + len(X)
-            for name in ("max_epochs", "early_stopping", "validation_fraction", "tol",
-                         "n_iter_no_change"):  # fmt: skip
-                run.ignores(name, "partial_fit takes one pass over its rows")
+            run.ignores(
+                ("max_epochs", "early_stopping", "validation_fraction", "tol", "n_iter_no_change"),
+                "partial_fit takes one pass over its rows",
+            )
             run.begin(X, Y, seen)
             stepper = self._stepper(
                 features, tensors, noise, source, plan, run, generator, scored_rows=sample, n=n

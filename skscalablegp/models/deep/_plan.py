@@ -102,8 +102,7 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
     plan = Plan(optimizer, int(size), int(epochs), float(rate), dtype)
     run.chose("dtype", plan.dtype_name, f"{n} rows; float32 above {_SMALL_TABLE:,}")
     if optimizer is None:
-        for name in _OF_TRAINING:
-            run.ignores(name, "optimizer=None trains nothing")
+        run.ignores(_OF_TRAINING, "optimizer=None trains nothing")
     elif est.n_iter_no_change is None:
         run.ignores("tol", "n_iter_no_change=None never ends training early")
     return plan

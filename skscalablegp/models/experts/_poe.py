@@ -304,8 +304,10 @@ class PoERegressor(GPRegressorBase):
         """One theta for each part, and how training ended, with the experts' likelihood."""
         settings = self._stage_settings(parts)
         if len(parts) == 1:
-            for name in ("combination", "partition", "share_hyperparameters", "n_jobs"):
-                run.ignores(name, "there is one expert")
+            run.ignores(
+                ("combination", "partition", "share_hyperparameters", "n_jobs"),
+                "there is one expert",
+            )
         trains = self.optimizer is not None and problem.kernel.n_params > 0
         if trains and len(parts) > 1 and not self.share_hyperparameters:
             report_training(settings, True, len(problem.X), run)

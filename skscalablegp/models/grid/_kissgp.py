@@ -264,8 +264,7 @@ class KISSGPRegressor(GPRegressorBase):
         if self.device not in ("auto", "cpu"):
             run.ignores("device", "a grid is worked on by the CPU")
         if self.feature_extractor is None:
-            for name in ("activation", "max_epochs"):
-                run.ignores(name, "there is no network")
+            run.ignores(("activation", "max_epochs"), "there is no network")
         elif callable(self.feature_extractor):
             run.ignores("activation", "a module has its own")
 

@@ -194,25 +194,24 @@ class SparseMixin:
     ) -> None:
         natural = settings.variational_optimizer == "natural"
         closed = natural and model.likelihood.conjugate
-        unused: dict[str, str] = {}
         if self.optimizer is None:
-            unused |= dict.fromkeys(
-                ("learning_rate", "optimize_inducing"), "optimizer=None keeps kernel and points"
-            )
+            names = ("learning_rate", "optimize_inducing")
+            run.ignores(names, "optimizer=None keeps kernel and points")
             if closed:
-                unused |= dict.fromkeys(
-                    ("batch_size", "max_iter", "variational_learning_rate"),
-                    "the best belief is known in closed form",
-                )
+                names = ("batch_size", "max_iter", "variational_learning_rate")
+                run.ignores(names, "the best belief is known in closed form")
         if closed and settings.batch_size == n:
-            unused["variational_learning_rate"] = "a step sees all rows and finds the best belief"
+            why = "a step sees all rows and finds the best belief"
+            run.ignores("variational_learning_rate", why)
         if whole:
-            unused |= dict.fromkeys(
-                ("learning_rate", "variational_learning_rate", "batch_size", "optimize_inducing"),
-                "all rows are inducing points: their exact likelihood is maximised",
+            names = (
+                "learning_rate",
+                "variational_learning_rate",
+                "batch_size",
+                "optimize_inducing",
             )
-        for name, reason in unused.items():
-            run.ignores(name, reason)
+            why = "all rows are inducing points: their exact likelihood is maximised"
+            run.ignores(names, why)
 
     def _new_network(self, d: int, run: FitRun) -> Network | None:
         if self.feature_extractor is None or callable(self.feature_extractor):

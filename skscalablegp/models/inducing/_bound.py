@@ -162,41 +162,6 @@ class Whitening:
 
 
 @dataclass(frozen=True, eq=False)
-class KernelGradients:
-    """Gradients of a bound in what the kernel returned.
-
-    Attributes
-    ----------
-    cross, inducing, diag, noise : Tensor
-        In k(Z, X), k(Z, Z), the diagonal of k(X, X) and the noise variances.
-    """
-
-    cross: Float[Tensor, "m b"]
-    inducing: Float[Tensor, "m m"] | None
-    diag: Float[Tensor, " b"]
-    noise: Float[Tensor, " b"]
-
-
-@dataclass(frozen=True, eq=False)
-class BoundEvaluation:
-    """The bound on some rows, scaled to all of them.
-
-    Attributes
-    ----------
-    value : float
-        Expected log likelihood less the divergence.
-    rows : RowStatistics
-        What moves the belief.
-    grad : KernelGradients or None
-        What moves everything else.
-    """
-
-    value: float
-    rows: RowStatistics
-    grad: KernelGradients | None
-
-
-@dataclass(frozen=True, eq=False)
 class KernelValues:
     """The kernel at inducing points and rows.
 
@@ -212,21 +177,35 @@ class KernelValues:
     diag: Float[Tensor, " b"]
     noise: Float[Tensor, " b"]
 
-    def backward(self, grad: KernelGradients) -> None:
+    def backward(self, grad: KernelValues) -> None:
         """Add the gradient of the negative bound to every leaf that the values depend on."""
         pairs = [
-            (value, -g.to(value))
-            for value, g in (
-                (self.inducing, grad.inducing),
-                (self.cross, grad.cross),
-                (self.diag, grad.diag),
-                (self.noise, grad.noise),
-            )
+            (value, -getattr(grad, name).to(value))
+            for name, value in vars(self).items()
             if value is not None and value.requires_grad
         ]
         if pairs:
             values, grads = zip(*pairs, strict=True)
             torch.autograd.backward(values, grads)
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEvaluation:
+    """The bound on some rows, scaled to all of them.
+
+    Attributes
+    ----------
+    value : float
+        Expected log likelihood less the divergence.
+    rows : RowStatistics
+        What moves the belief.
+    grad : KernelValues or None
+        Its gradients in what the kernel returned, which move everything else.
+    """
+
+    value: float
+    rows: RowStatistics
+    grad: KernelValues | None
 
 
 @torch.no_grad()
@@ -290,12 +269,8 @@ def variational_bound(
     cross = (white.inverse.T @ belief.mean).to(A) @ g_mean.T
     for T_s, g_s in zip(T, g_var.T, strict=True):
         cross.addcmul_(T_s, g_s, value=2)
-    grad = KernelGradients(
-        cross,
-        inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0)),
-        g_var.sum(1),
-        weight * terms.d_noise,
-    )
+    inducing = inducing_gradient(white, belief.mean @ d_mean.T + (excess @ weighted).sum(0))
+    grad = KernelValues(inducing, cross, g_var.sum(1), weight * terms.d_noise)
     return BoundEvaluation(value, rows, grad)
 
 

@@ -13,14 +13,7 @@ from torch import Tensor
 from ...core.likelihoods import Gaussian
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
-from ._bound import (
-    KernelGradients,
-    KernelValues,
-    NaturalBelief,
-    WhitenedBelief,
-    Whitening,
-    inducing_gradient,
-)
+from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, inducing_gradient
 
 # Rows whose k(Z, X) is held at a time.
 BLOCK_ROWS = 2048
@@ -155,7 +148,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             terms = Gaussian().expected(Y, K.cross.T @ alpha.to(X), variance, K.noise)
             cross = alpha.to(X) @ terms.d_mean.T
             cross.addcmul_(T, terms.d_variance[:, 0], value=2)
-        K.backward(KernelGradients(cross, None, terms.d_variance[:, 0], terms.d_noise))
+        K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
     inducing = kernel.cross(theta, Z.double(), Z.double())
     # At the optimum the gradient of the likelihood in the belief's mean is that of the prior.
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)

@@ -258,8 +258,7 @@ class SGPRRegressor(TableRegressorBase):
         """What trains the model, and a report of the parameters that it has or has not."""
         if self.optimizer is None:
             unused = ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing")
-            for name in (*unused, "n_restarts_optimizer"):
-                run.ignores(name, "optimizer=None keeps kernel and points")
+            run.ignores((*unused, "n_restarts_optimizer"), "optimizer=None keeps kernel and points")
             return None
         rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
         optimizer = resolve_optimizer(self.optimizer, rate)

@@ -121,8 +121,9 @@ class SolvedGPRegressor(GPRegressorBase):
             run.chose(name, value, _ILL_CONDITIONED)
         if plan.sizes.posterior == "exact":
             settings = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs")
-            for name in (*settings, "solver_warm_start"):
-                run.ignores(name, "training and predictions factorise the matrix")
+            run.ignores(
+                (*settings, "solver_warm_start"), "training and predictions factorise the matrix"
+            )
 
     def _keep_plan(self, plan: Plan, run: FitRun) -> None:
         """What predictions need to know of the settings of their fit."""

@@ -397,10 +397,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
     ) -> None:
         if gradient.exact and sizes.posterior == "exact":
             names = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs")
-            for name in (*names, "solver_warm_start"):
-                run.ignores(name, "training and predictions factorise the matrix")
+            run.ignores(
+                (*names, "solver_warm_start"), "training and predictions factorise the matrix"
+            )
         elif sizes.posterior == "exact" and not solves.solver.takes_preconditioner:
             run.ignores("preconditioner", f"{solver_name(solves.solver)!r} takes none")
         elif gradient.exact and sizes.posterior == "solve":
-            for name in ("n_probes", "solver_warm_start"):
-                run.ignores(name, "training factorises the matrix")
+            run.ignores(("n_probes", "solver_warm_start"), "training factorises the matrix")

@@ -241,8 +241,10 @@ class RRCGRegressor(SolvedGPRegressor):
         )
         gradient.bound(n)
         if sizes.posterior == "exact":
-            for name in ("solver_tol", "solver_max_epochs"):
-                run.ignores(name, "predictions factorise the matrix, training has no tolerance")
+            run.ignores(
+                ("solver_tol", "solver_max_epochs"),
+                "predictions factorise the matrix, training has no tolerance",
+            )
         return Plan(
             # Training never factorises, whatever the conditioning.
             replace(sizes, factor_if_ill_conditioned=False),

@@ -176,7 +176,6 @@ def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> d
     for name in _OF_GRADIENTS:
         if name in own:
             _check(name, params, defaults, own[name], gradient)
-            run.chose(name, own[name], "the gradient object says so")
             run.ignores(name, f"the gradient object has its own {name}={own[name]!r}")
             merged[name] = own[name]
     return merged

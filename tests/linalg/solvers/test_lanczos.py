@@ -30,8 +30,8 @@ def test_preconditioned_matrix_matches_the_square_root():
     problem = kernel_problem(n=40, heteroscedastic=True)
     operator = problem.operator()
     P = PivotedCholesky(8).build(operator)
-    values, vectors = torch.linalg.eigh(P.matmul(torch.eye(40, dtype=torch.float64)))
-    root = vectors @ torch.diag(values.rsqrt()) @ vectors.T
+    values, vectors = torch.linalg.eigh(P.solve(torch.eye(40, dtype=torch.float64)))
+    root = vectors @ torch.diag(values.sqrt()) @ vectors.T
     expected = lanczos(DenseOperator(root @ problem.H @ root), root @ problem.B, 12)
     result = lanczos(operator, problem.B, 12, preconditioner=P)
     torch.testing.assert_close(result.matrix(), expected.matrix(), rtol=1e-7, atol=1e-7)
