@@ -17,7 +17,7 @@ from ..._compat import fit_context
 from ...core import FitRun, MinibatchGPRegressorBase, to_numpy, to_torch
 from ...core.data import RowSource, Scaling, column_moments
 from ...core.posteriors import FeaturePosterior, FeatureWeights
-from ...core.training import StepsResult, train_steps
+from ...core.training import train_steps
 from ...features import check_features, make_network, network_from_numpy, network_to_numpy
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ._batch import BatchGradient
@@ -97,19 +97,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 schedule=cosine(steps, run.monitor.spent),
                 held_out=held_out,
             )
-
-            def keep(model: DeepKernelRegressorBase) -> float:
-                return model._keep(stepper, kernel, source, len(source))
-
-            run.preview = lambda model, step: keep(model)
+            final = {"kernel": kernel, "rows": source, "n": len(source)}
             scores = min(_SCORES, _SCORES_PER_EPOCH * plan.max_epochs)
-            result = self._train(stepper, steps, scores, plan, run)
-            run.reports(jitter=run.finish("posterior", lambda: keep(self)))
+            self._learn(stepper, final, steps, scores, plan, run)
             kept = np.arange(len(X))
             if len(X) > KEPT_ROWS:
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
             self._kept, self._stream = (np.array(X[kept]), np.array(Y[kept])), 0
-            self._report(result, stepper, plan, run)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -173,16 +167,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             stepper = self._stepper(
                 features, tensors, noise, source, plan, run, generator, scored_rows=sample, n=n
             )
-
-            def keep(model: DeepKernelRegressorBase) -> float:
-                return model._keep(stepper, kernel, sample, n)
-
-            run.preview = lambda model, step: keep(model)
+            final = {"kernel": kernel, "rows": sample, "n": n}
             steps = plan.steps_per_epoch(len(X))
-            result = self._train(stepper, steps, _SCORES, plan, run, keep_best=False)
-            run.reports(jitter=run.finish("posterior", lambda: keep(self)))
+            self._learn(stepper, final, steps, _SCORES, plan, run, keep_best=False)
             self._kept = kept
-            self._report(result, stepper, plan, run)
         return self
 
     def _seeds(self, seen: int, run: FitRun) -> tuple[np.random.RandomState, torch.Generator]:
@@ -298,15 +286,18 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             **more,
         )
 
-    def _train(
+    def _learn(
         self,
         stepper: WeightSpaceStepper,
+        final: dict[str, Any],
         steps: int,
         scores: int,
         plan: Plan,
         run: FitRun,
         keep_best: bool = True,
-    ) -> StepsResult:
+    ) -> None:
+        """Train, and keep what predictions need after an exact pass, which `final` describes."""
+        run.preview = lambda model, step: model._keep(stepper, **final)
         steps = 0 if plan.optimizer is None else steps
         every = max(1, math.ceil(steps / scores))
         run.monitor.begin("batches", math.ceil(steps / every) + 1, stepper.objective_name)
@@ -325,7 +316,20 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 "No parameters had a finite likelihood, not even the first ones. Check the columns "
                 "and the target for extreme values, or use dtype='float64'."
             )
-        return result
+        run.reports(jitter=run.finish("posterior", lambda: self._keep(stepper, **final)))
+        run.reports(
+            epochs=result.n_steps / plan.steps_per_epoch(len(stepper.source)),
+            summary=f"{stepper.features.n_features} features, batches of {plan.batch_size}, "
+            f"learning rate {plan.learning_rate:g}, {plan.dtype_name} on {run.device}",
+        )
+        if plan.optimizer is None:
+            return
+        reason, values = result.stop_reason, stepper.likelihoods
+        if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
+            # Finite, since an exact pass repairs the weights, and yet worse than no training. Rows
+            # held out may prefer the start for another reason: a network that overfits.
+            reason = "diverged"
+        run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
     def _keep(
         self, stepper: WeightSpaceStepper, kernel: TorchKernel, rows: RowSource, n: int
@@ -345,23 +349,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self._keep_scaling(rows.scaling)
         self.dtype_ = str(stepper.source.dtype).removeprefix("torch.")
         return settled.evaluation.jitter
-
-    def _report(
-        self, result: StepsResult, stepper: WeightSpaceStepper, plan: Plan, run: FitRun
-    ) -> None:
-        run.reports(
-            epochs=result.n_steps / plan.steps_per_epoch(len(stepper.source)),
-            summary=f"{stepper.features.n_features} features, batches of {plan.batch_size}, "
-            f"learning rate {plan.learning_rate:g}, {plan.dtype_name} on {run.device}",
-        )
-        if plan.optimizer is None:
-            return
-        reason, values = result.stop_reason, stepper.likelihoods
-        if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
-            # Finite, since an exact pass repairs the weights, and yet worse than no training. Rows
-            # held out may prefer the start for another reason: a network that overfits.
-            reason = "diverged"
-        run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
     # ------------------------------------------------------------------ after training
 

@@ -453,5 +453,5 @@ def test_the_report_says_what_training_did():
 
 def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
     monkeypatch.setattr(_experts, "KMeans", None)
-    with pytest.raises(ValueError, match="Unknown optimizer 'sgd': use one of .'auto', 'adam'"):
+    with pytest.raises(ValueError, match="Unknown optimizer 'sgd': use one of 'auto', 'adam'"):
         poe(optimizer="sgd", partition="kmeans").fit(*table()[:2])
