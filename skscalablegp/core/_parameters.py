@@ -50,7 +50,8 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "alpha": Parameter(
         [_NOT_NEGATIVE, "array-like"],
-        "Known noise variance, added to the diagonal, in squared units of the normalised target.",
+        "Known noise variance, added to the diagonal, in squared units of y; of the normalised "
+        "target with normalize_y=True.",
     ),
     "min_noise": Parameter(
         [Interval(Real, 0, 10, closed="neither")],

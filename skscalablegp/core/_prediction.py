@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._validation import (
     check_coverage,
     check_memory,
+    check_noise,
     check_noise_variance,
     check_return_flags,
     check_share,
@@ -25,6 +26,8 @@ from .posteriors import Posterior
 
 # Bytes of k(X_new, X_train) evaluated at a time.
 _CHUNK_BYTES = 2**27
+# That of `alpha`: a jitter relative to the target's variance, whatever its units.
+_DEFAULT_ALPHA = 1e-10
 # Models whose users know that predictions leave known noise out.
 _TOLD: WeakSet[Posterior] = WeakSet()
 
@@ -42,6 +45,23 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     def _n_outputs(self) -> int:
         """t, the number of targets."""
         return np.size(self._y_train_mean)
+
+    def _alpha_in_y_units(self) -> bool:
+        """Whether `alpha` is in squared units of y although the fit may normalise y.
+
+        "auto" normalises without being asked to, and must not change what a given alpha means.
+        """
+        return self.normalize_y == "auto" and not np.array_equal(self.alpha, _DEFAULT_ALPHA)
+
+    def _shares_scale(self, noise_variance: Any) -> bool:
+        """Whether targets are divided by one number, as noise known in the units of y needs it."""
+        known = noise_variance is not None or self._alpha_in_y_units()
+        return self.normalize_y == "auto" and known
+
+    def _own_noise(self, n: int, y_std: np.ndarray) -> np.ndarray:
+        """`alpha` of n rows in normalised units, (n,); the targets then share their scale."""
+        unit = np.ravel(y_std)[0] if self._alpha_in_y_units() else 1.0
+        return check_noise(self.alpha, n) / np.square(unit)
 
     def _has_low_rank_form(self) -> bool:
         """Whether the posterior will have a ``low_rank_form``, known before a fit."""

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._validation import check_memory, check_n_targets, check_noise
+from .._validation import check_memory, check_n_targets
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
@@ -62,10 +62,10 @@ class TableRegressorBase(GPPredictionBase):
         return Table.read(
             X.copy() if copy else X,
             y,
-            check_noise(self.alpha, len(X)),
+            lambda y_std: self._own_noise(len(X), y_std),
             noise_variance,
             run.normalizes(y),
-            shared=self.normalize_y == "auto",
+            shared=self._shares_scale(noise_variance),
         )
 
     def _compile_kernel(self, table: Table) -> TorchKernel:

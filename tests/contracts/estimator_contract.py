@@ -442,6 +442,23 @@ class EstimatorContract:
         small, big = model.predict(X_new), (large.predict(X_new) - 1e4) / 1e3
         assert_allclose(big, small, rtol=0, atol=max(1e-5, row.unit_atol) * y.std())
 
+    def test_alpha_is_in_units_of_y_unless_normalising_was_asked_for(self, row):
+        row.needs("noise_variance")
+        row.accepts("alpha")
+        X, y, X_new = table()
+        y, noise = 5 + 10 * y, np.linspace(1.0, 30.0, N)
+        known = row.new(kernel=None, normalize_y="auto").fit(X, y, noise_variance=noise)
+        settings = [
+            dict(alpha=noise, normalize_y="auto"),
+            dict(alpha=noise / y.var(), normalize_y=True),
+        ]
+        for given in (row.new(kernel=None, **params).fit(X, y) for params in settings):
+            atol = row.unit_atol * y.std()
+            assert_allclose(given.predict(X_new), known.predict(X_new), rtol=0, atol=atol)
+            ours = given.predict_std(X_new)
+            theirs = known.predict_std(X_new, noise_variance=0.0)
+            assert_allclose(ours, theirs, rtol=0, atol=atol)
+
     def test_a_target_far_from_a_given_prior_is_warned_of(self, row):
         row.regressor_only()
         row.accepts("kernel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,20 +44,20 @@ class Table:
         cls,
         X: np.ndarray,
         y: np.ndarray,
-        alpha: np.ndarray,
+        alpha: Callable[[np.ndarray], np.ndarray],
         noise_variance: Any,
         normalize_y: bool,
         shared: bool = False,
     ) -> Table:
         """Normalise the target, and express known noise in its units.
 
-        With `shared` all targets are divided by the same number, where noise is known in y's units.
+        `alpha` gives the noise of every row, known the scales of the targets. With `shared` all of
+        them are divided by the same number, as noise in y's units needs it.
         """
         y = y.astype(np.float64)
-        shared = shared and noise_variance is not None
         moments = target_moments(y.reshape(len(y), -1), normalize_y, shared)
         mean, std = (moment.reshape(y.shape[1:]) for moment in moments)
-        noise = alpha + known_noise(noise_variance, len(X), std)
+        noise = alpha(std) + known_noise(noise_variance, len(X), std)
         return cls(X, (y - mean) / std, mean, std, noise)
 
     @property

@@ -72,7 +72,8 @@ class PoERegressor(GPRegressorBase):
         Experts that are worked on at a time, as in joblib. Any of its backends will do; None is 1
         unless in a :class:`joblib.parallel_config` context. Predictions use one process.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton
         method with exact values and gradients.

@@ -54,7 +54,8 @@ class RFFRegressor(GPRegressorBase):
         which has at least one frequency; the exact columns of DotProduct and of constants come on
         top. "auto" is 700.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : {"auto", "bfgs", "lbfgs", "adam"}, callable, object or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is BFGS: the frequencies
         are drawn once, and values and gradients are exact for them. "fmin_l_bfgs_b" is

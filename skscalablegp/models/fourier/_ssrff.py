@@ -51,7 +51,8 @@ class SSRFFRegressor(GPRegressorBase):
         Distribution of the term at which a series is cut. Terms are counted in units of
         `component_step` functions.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : "adam", object or None, default="adam"
         What moves the hyperparameters; None keeps them as they are. Methods that need exact values
         are refused.

@@ -13,7 +13,7 @@ import torch
 from sklearn.utils.validation import validate_data
 
 from ..._compat import fit_context
-from ..._validation import check_memory, check_n_targets, check_noise
+from ..._validation import check_memory, check_n_targets
 from ...core import (
     FitRun,
     GPRegressorBase,
@@ -84,7 +84,8 @@ class KISSGPRegressor(GPRegressorBase):
         Passes of training over the rows. They count for the network, whose learning rates fall to
         zero at their end; "auto" is 2,600 steps of 256 rows, or of all where there are fewer.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton method
         with exact values and gradients. A network is trained whatever this is.
@@ -391,7 +392,7 @@ class KISSGPRegressor(GPRegressorBase):
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
             )
             check_n_targets(self._n_outputs(), y)
-            known = check_noise(self.alpha, len(X))
+            known = self._own_noise(len(X), self._y_train_std)
             known = known + known_noise(noise_variance, len(X), self._y_train_std)
             self._noise_given |= noise_variance is not None
             run.begin(X, y, self.n_samples_seen_)

@@ -65,7 +65,8 @@ class SGPRRegressor(TableRegressorBase):
     optimize_inducing : bool, default=False
         Whether training moves the inducing points. They then move with the hyperparameters.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : {"lbfgs", "fmin_l_bfgs_b", "bfgs", "adam"}, callable, object or None, \
             default="lbfgs"
         What moves the hyperparameters; None keeps them as they are. Values and gradients are exact.

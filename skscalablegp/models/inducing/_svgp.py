@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_duplicates, check_noise
+from ..._validation import check_duplicates
 from ...core import FitRun, MinibatchGPRegressorBase, input_scaling
 from ...core.likelihoods import resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
@@ -80,7 +80,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Most steps of training. "auto" is 8 passes over the rows, between 80 (30 up to 200 rows)
         and 400 steps; for `partial_fit`, 30 passes over the new rows.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     normalize_y : bool or "auto", default="auto"
         Centre the target and divide it by its standard deviation before training. "auto" does
         unless a kernel is given, which is then a prior for y in its own units.
@@ -223,10 +224,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             asked = self.normalize_y not in ("auto", False)
             likelihood = resolve_likelihood(self.likelihood, t, normalize_y=asked)
             normalize = run.normalizes(Y, likelihood.additive)
-            shared = self.normalize_y == "auto" and noise_variance is not None
-            scaling = input_scaling(X, Y, normalize, shared)
+            scaling = input_scaling(X, Y, normalize, self._shares_scale(noise_variance))
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
-            noise = check_noise(self.alpha, len(X)) + known
+            noise = self._own_noise(len(X), scaling.y_scale) + known
             plan = self._plan(X, Y, noise, scaling, likelihood, t, run)
             run.begin(X, Y)
             self._train(plan, run)
@@ -270,7 +270,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             run.ignores("normalize_y", "the first rows have set the units")
             scaling, likelihood = self._scaling, self.likelihood_
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
-            self._absorb(X, Y, check_noise(self.alpha, len(X)) + known, t, run)
+            noise = self._own_noise(len(X), scaling.y_scale) + known
+            self._absorb(X, Y, noise, t, run)
         return self
 
     def __sklearn_tags__(self):

@@ -57,7 +57,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is quasi-Newton where
         values and gradients are exact or a subset gave the curvature, and Adam elsewhere (above

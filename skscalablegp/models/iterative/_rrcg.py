@@ -58,7 +58,8 @@ class RRCGRegressor(SolvedGPRegressor):
     reorthogonalize : bool, default=False
         Keep conjugate gradients' residuals orthogonal by force.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of the normalised target.
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
     optimizer : "adam", object or None, default="adam"
         What moves the hyperparameters; None keeps them as they are. Unbiased, but noisy gradients
         rule out those that need exact ones.
