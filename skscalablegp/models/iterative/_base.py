@@ -177,8 +177,9 @@ class SolvedGPRegressor(GPRegressorBase):
         monitor: Monitor,
     ) -> tuple[FinalSolve | None, float]:
         """The attributes that predictions are made of; the last solve, and the jitter."""
-        theta = torch.as_tensor(theta)
-        self.kernel_ = kernel.to_sklearn(theta)
+        self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
+        # As it will be read when the posterior is made again: it has been rounded as exp(theta).
+        theta = torch.tensor(self.kernel_.theta)
         self._pathwise = None
         if plan.sizes.posterior == "exact":
             return None, self._factorise(theta)
