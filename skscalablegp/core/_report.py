@@ -62,8 +62,9 @@ class FitReport(Bunch):
         Linear solves that ended above their tolerance.
     jitter : float
         What had to be added to a diagonal before it could be factorised.
-    at_bounds : list of str
-        A sentence for each trained hyperparameter that ended at a bound.
+    at_bounds : dict of str to str
+        A sentence for each trained hyperparameter that ended at a bound, such as
+        "k1__length_scale 0", the number that of the column.
     summary : str
         The method in words.
     failures : tuple of str
@@ -93,19 +94,22 @@ class FitReport(Bunch):
             lines.append(f"log prior {self.log_prior:.5g}, log posterior {self.log_posterior:.5g}")
         if self.jitter:
             lines.append(f"jitter {self.jitter:.1e}")
-        return "\n".join([*lines, *self.at_bounds])
+        return "\n".join([*lines, *self.at_bounds.values()])
 
 
-def at_bounds(kernel: Kernel) -> list[str]:
-    """A sentence for each hyperparameter at a bound, in scikit-learn's words and by its rule."""
+def at_bounds(kernel: Kernel) -> dict[str, str]:
+    """A sentence for each hyperparameter at a bound, in scikit-learn's words and by its rule.
+
+    Their keys are what it calls them, such as "k1__length_scale 0".
+    """
     near = np.isclose(kernel.bounds, np.atleast_2d(kernel.theta).T)
     free = [h for h in kernel.hyperparameters if not h.fixed]
     places = [(h.name, k, bounds) for h in free for k, bounds in enumerate(h.bounds)]
-    sentences = []
+    sentences = {}
     for (name, k, bounds), (lower, upper) in zip(places, near, strict=True):
         if lower or upper:
             side, verb = ("lower", "Decreasing") if lower else ("upper", "Increasing")
-            sentences.append(
+            sentences[f"{name} {k}"] = (
                 f"The optimal value found for dimension {k} of parameter {name} is close to the "
                 f"specified {side} bound {bounds[0 if lower else 1]}. {verb} the bound and calling "
                 "fit again may find a better value."

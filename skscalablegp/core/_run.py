@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._compat import FitEvents, callbacks_under_way
@@ -495,12 +496,10 @@ class FitRun(Run):
         }
         facts |= self._facts | self.estimator.prior_facts()
         settings = self.estimator.get_params(deep=False)
-        kernel, ends = getattr(self.estimator, "kernel_", None), []
-        if self._n_iter and kernel is not None and settings.get("optimizer", "auto") is not None:
+        kernel, ends = getattr(self.estimator, "kernel_", None), {}
+        if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:
             ends = at_bounds(kernel)
-        # Nobody has specified the bounds of the default kernel. They are part of it: a length scale
-        # at its bound is how it leaves out a column.
-        self._ends = [] if settings.get("kernel") is None else ends
+        self._ends = [ends[name] for name in ends if _specified(name, settings.get("kernel"))]
         return FitReport(
             status=status,
             stop_reason=reason,
@@ -522,6 +521,17 @@ class FitRun(Run):
 def budget_of(memory_budget: Any) -> float | None:
     """`memory_budget` as bytes, None for what the machine has."""
     return None if memory_budget == "auto" else float(memory_budget)
+
+
+def _specified(name: str, kernel: Kernel | None) -> bool:
+    """Whether a user has specified the bounds of a trained hyperparameter.
+
+    Those of the default kernel are part of it: a length scale at its bound is how it leaves out a
+    column. Some models add noise to a kernel that has none.
+    """
+    names = [] if kernel is None else [h.name for h in kernel.hyperparameters]
+    name = name.split()[0]
+    return name in names or name.removeprefix("k1__") in names
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:

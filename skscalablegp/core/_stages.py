@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ._run import FitRun, Run
 from .data import centroid_subsets
 from .training import (
+    LBFGS,
     Optimizer,
     QuasiNewton,
     TrainingResult,
@@ -39,6 +41,8 @@ _SUBSET_TOL = {True: 1e-4, False: 1e-5}
 # Of all rows; up to so many a step costs so little that the optimum is found to scikit-learn's
 # precision.
 _TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
+# Up to so many rows the likelihood's many local optima matter more than time.
+_TWICE_ROWS = 500
 # In nats a row: a predicted gain below it is not worth another step on the rows at hand.
 _GAIN_PER_ROW = 1e-4
 # Each random subset is so many times larger than the one before.
@@ -76,6 +80,8 @@ class StageSettings:
         Whether such a problem is then trained by Cholesky whatever the estimator.
     name : str
         Of the stage on all rows.
+    as_scikit_learn : bool
+        Whether a small table is also trained by scikit-learn's steps, from every start.
     """
 
     optimizer: Any
@@ -91,6 +97,12 @@ class StageSettings:
     adapt_dtype: bool = False
     factor_if_ill_conditioned: bool = False
     name: str = "full"
+    as_scikit_learn: bool = False
+
+    def twice(self, n: int) -> bool:
+        """Whether there are two ways from every start, of which the better one counts."""
+        named = isinstance(self.optimizer, str) and self.optimizer in ("auto", "fmin_l_bfgs_b")
+        return named and self.as_scikit_learn and n <= _TWICE_ROWS
 
     @classmethod
     def of(cls, estimator: Any, n_restarts: int = 0, **more: Any) -> StageSettings:
@@ -141,11 +153,14 @@ def fit_hyperparameters(
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()
         starts += restart_points(bounds, settings.n_restarts, run.restarts)
+    ways = [settings]
+    if estimator.exact and settings.twice(len(problem.X)):
+        ways.append(replace(settings, optimizer=LBFGS(scaled=False), learning_rate="auto"))
     best = start
-    for k, point in enumerate(starts):
+    for k, (point, way) in enumerate(product(starts, ways)):
         try:
             at = metric if k == 0 else None
-            result = _train_all_rows(problem, estimator, point, settings, run, at)
+            result = _train_all_rows(problem, estimator, point, way, run, at)
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -153,13 +168,14 @@ def fit_hyperparameters(
         except torch.linalg.LinAlgError:
             if k == 0:
                 raise
-            run.monitor.failures.append(f"restart {k}: no Cholesky factor at its start")
+            failure = "no Cholesky factor at its start"
+            run.monitor.failures.append(f"restart {k // len(ways)}: {failure}")
             continue
         n_iter += result.n_iter
         if k == 0 or result.value > best.value:
             best = result
         if result.stop_reason == "diverged" and k > 0:
-            run.monitor.failures.append(f"restart {k}: training diverged")
+            run.monitor.failures.append(f"restart {k // len(ways)}: training diverged")
         elif result.stop_reason not in _DONE:
             break
     return replace(best, n_iter=n_iter)
@@ -306,6 +322,8 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     why = "a subset gives no curvature, and gradients are estimates"
     if exact or has_metric:
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
+    if exact and settings.twice(n):
+        why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
     run.chose("optimizer", "adam" if patient else "bfgs", why)
     steps = _default_steps(optimizer, exact, initialised)
     run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")

@@ -76,10 +76,15 @@ class NumpyKernel(Node):
     def __init__(self, kernel: sk.Kernel, entries: slice):
         self.kernel, self.entries, self.label = kernel, entries, type(kernel).__name__
 
+    @property
+    def free(self) -> bool:
+        """Whether theta has a part of it."""
+        return self.entries.stop > self.entries.start
+
     def at(self, theta: Tensor) -> sk.Kernel:
         """The kernel at theta."""
         own = theta.detach().double().cpu().numpy()[self.entries]
-        return self.kernel.clone_with_theta(own) if own.size else self.kernel
+        return self.kernel.clone_with_theta(own) if self.free else self.kernel
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         return _Values.apply(theta, self, X, Z)
@@ -103,6 +108,8 @@ class _Values(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         theta, node, X, Z = ctx.inputs
+        if not node.free:
+            return None, None, None, None
         left, right = _array(X), _array(Z)
         # scikit-learn's kernels give gradients between the rows of one table only.
         rows, start = (left, 0) if X is Z else (np.concatenate([left, right]), len(left))
@@ -124,6 +131,8 @@ class _Diagonal(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         theta, node, X = ctx.inputs
+        if not node.free:
+            return None, None, None
         rows, kernel, blocks = _array(X), node.at(theta), []
         for start in range(0, len(rows), _BLOCK):
             _, gradient = kernel(rows[start : start + _BLOCK], eval_gradient=True)

@@ -138,12 +138,15 @@ class LBFGS(BaseEstimator, Optimizer):
     ----------
     tol : float, default=2.2e-9
         Relative improvement of the objective at which it ends (SciPy's ``ftol``).
+    scaled : bool, default=True
+        False leaves the objective as it is: the steps are then those of scikit-learn.
     """
 
     exact_only = True
 
-    def __init__(self, tol: float = 2.2e-9):
+    def __init__(self, tol: float = 2.2e-9, *, scaled: bool = True):
         self.tol = tol
+        self.scaled = scaled
 
     def maximize(
         self,
@@ -155,7 +158,7 @@ class LBFGS(BaseEstimator, Optimizer):
     ) -> Optimum:
         first_value, first_grad = evaluate(theta)
         size = max(abs(first_value), 1.0)
-        scale = max(5.0 * float(np.linalg.norm(first_grad)), 1.0)
+        scale = max(5.0 * float(np.linalg.norm(first_grad)), 1.0) if self.scaled else 1.0
 
         def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
             if np.array_equal(point, theta):

@@ -27,7 +27,7 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ._final_solve import FinalSolve, final_solve
-from ._plan import Plan
+from ._plan import Plan, numpy_cost
 from ._posterior import IterativePosterior
 
 # Why a fit departs from what it had planned.
@@ -110,7 +110,7 @@ class SolvedGPRegressor(GPRegressorBase):
             if self.dtype == "auto" and self.dtype_ != planned:
                 run.chose("dtype", self.dtype_, _ILL_CONDITIONED)
             self._report(result, final, run)
-            summary = plan.describe(n, self.dtype_, run.device)
+            summary = plan.describe(n, self.dtype_, run.device) + numpy_cost(kernel, n)
             run.reports(jitter=jitter, summary=summary, **result.state.extra)
         return self
 
@@ -145,6 +145,7 @@ class SolvedGPRegressor(GPRegressorBase):
             n_subsets=sizes.n_subsets,
             exact_rows=sizes.exact_subset_rows,
             adapt_dtype=self.dtype == "auto",
+            as_scikit_learn=self.kernel is not None,
             factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
         )
 

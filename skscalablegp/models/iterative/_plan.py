@@ -9,6 +9,7 @@ import torch
 
 from ..._validation import available_memory, format_bytes, resolve_dtype
 from ...core import FitRun
+from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator
 from ...linalg.solvers import Cholesky, resolve_solver
 from ._solves import Solves, solver_name
@@ -118,6 +119,16 @@ class Plan:
             f"({kept} products, H is {format_bytes(n * n * getattr(torch, dtype).itemsize)}), "
             f"{sizes.posterior} posterior"
         )
+
+
+def numpy_cost(kernel: TorchKernel, n: int) -> str:
+    """What kernels without a compiled form cost, to end a sentence with."""
+    if not kernel.numpy_code:
+        return ""
+    return (
+        f"; {' and '.join(kernel.numpy_code)} by NumPy code of its own, which is asked for about "
+        f"{n * n:,} entries in each evaluation of H and up to twice as many in each gradient"
+    )
 
 
 def decide_sizes(
