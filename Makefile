@@ -1,5 +1,6 @@
 # make demo   set up what is needed, then run the main job (a picture lands in demo_output/)
 # make test   set up what is needed, then run the test suite
+# make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
 #
 # Variables:
 #   PYTHON       interpreter that creates the environment (3.11 or newer)
@@ -8,6 +9,7 @@
 #                along; to be spared them, name torch's own index of CPU builds here with
 #                --extra-index-url (the version stays the one in constraints.txt).
 #   WORKERS      test processes; each uses THREADS threads
+#   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -17,6 +19,8 @@ PIP_ARGS ?=
 WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
+CASES ?= 5000
+SEED ?= 0
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
 
 BIN := $(VENV)/bin
@@ -28,12 +32,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test fuzz doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test lint format doc bench clean
+.PHONY: help demo test fuzz lint format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -55,6 +59,10 @@ demo: $(VENV)/.installed-examples
 test: $(VENV)/.installed-test
 	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed-test
+	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+		$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

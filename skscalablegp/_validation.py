@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_array
+from sklearn import config_context
+from sklearn.utils.validation import check_array, validate_data
 
 __all__ = [
     "available_memory",
     "check_coverage",
     "check_duplicates",
+    "check_magnitude",
     "check_inducing",
     "check_integer",
     "check_memory",
@@ -33,7 +35,82 @@ __all__ = [
     "format_bytes",
     "resolve_device",
     "resolve_dtype",
+    "validated",
 ]
+
+# Magnitudes within the range of single precision, in which some models compute, and whose ratios
+# double precision can square.
+_LARGEST, _SMALLEST = 1e30, 1e-30
+
+
+# ---------------------------------------------------------------- tables
+
+
+def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation", **rules: Any):
+    """scikit-learn's ``validate_data`` with NumPy arrays as its results, of workable magnitude.
+
+    Arrays of other libraries are converted, also where scikit-learn's array API dispatch is on: it
+    would hand them through, and this package computes in torch from NumPy arrays.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X, y : array-like
+    **rules
+        Of ``validate_data``.
+
+    Raises
+    ------
+    ValueError
+        Where scikit-learn refuses the table, or numbers are too large or too small to square.
+    """
+    with config_context(array_api_dispatch=False):
+        checked = validate_data(estimator, X, y, **rules)
+    if not rules.get("skip_check_array"):
+        parts = checked if isinstance(checked, tuple) else (checked,)
+        if rules.get("y_numeric") and parts[-1].dtype.kind not in "fiub":
+            raise ValueError(
+                f"y must hold numbers for {type(estimator).__name__}, got {parts[-1].flat[0]!r}: "
+                "convert it, or use a classifier for labels."
+            )
+        for name, part in zip(("X", "y"), parts, strict=False):
+            check_magnitude(name, part, smallest=rules.get("reset", True))
+    return checked
+
+
+def check_magnitude(name: str, values: Any, smallest: bool = True) -> None:
+    """Refuse numbers that are too large, or columns that are too small, to compute with.
+
+    Parameters
+    ----------
+    name : str
+        In the error: "X".
+    values : ndarray
+        Checked where it holds floating-point numbers.
+    smallest : bool, default=True
+        Whether columns may be too small: new rows may lie as near to zero as they like.
+
+    Raises
+    ------
+    ValueError
+        For an absolute value above 1e30, or a column that is not zero and has none above 1e-30.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or not values.size:
+        return
+    largest = np.maximum(values.max(axis=0), -values.min(axis=0))
+    if np.max(largest) > _LARGEST:
+        raise ValueError(
+            f"{name} has values of up to {np.max(largest):.1e}, which are too large to compute "
+            f"with: divide {name}, or that column, by a constant so that it stays below "
+            f"{_LARGEST:g}."
+        )
+    small = (largest > 0) & (largest < _SMALLEST)
+    if smallest and np.any(small):
+        least = np.min(largest[small]) if largest.ndim else largest
+        raise ValueError(
+            f"{name} has a column whose largest value is {least:.1e}, which is too small to "
+            f"compute with: multiply it by a constant so that it reaches {_SMALLEST:g}."
+        )
 
 
 # ---------------------------------------------------------------- noise
@@ -100,7 +177,12 @@ def _per_row(value: Any, n: int, name: str) -> np.ndarray:
             f"{name} must be a scalar or an array with same number of entries as y. "
             f"({array.size} != {n})"
         )
-    for wrong, rule in ((~np.isfinite(array), "finite"), (array < 0, "non-negative")):
+    rules = (
+        (~np.isfinite(array), "finite"),
+        (array < 0, "non-negative"),
+        (array > _LARGEST, f"at most {_LARGEST:g}"),
+    )
+    for wrong, rule in rules:
         if np.any(wrong):
             raise ValueError(f"{name} must be {rule}, got {_first_wrong(array, wrong)}.")
     return np.full(n, array.item()) if array.size == 1 else array

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from .._validation import check_n_targets
+from .._validation import check_n_targets, validated
+from ._edge import answers
 from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
@@ -35,7 +36,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
     def _read_rows(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Validated X and (n, t) targets; neither is copied where it is floating point already."""
-        X, y = validate_data(
+        X, y = validated(
             self,
             X,
             y,
@@ -76,7 +77,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
-        return validate_data(self, X, dtype=_KEPT, reset=False)
+        return validated(self, X, dtype=_KEPT, reset=False)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         posterior = self._posterior()
@@ -96,7 +97,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         ValueError
             For a single class, or for labels that `classes_` does not have.
         """
-        X, y = validate_data(self, X, y, dtype=_KEPT, ensure_min_samples=1, reset=reset)
+        X, y = validated(self, X, y, dtype=_KEPT, ensure_min_samples=1, reset=reset)
         check_classification_targets(y)
         if reset:
             known = np.unique(y if classes is None else np.asarray(classes))
@@ -127,10 +128,11 @@ class GPClassifierBase(ClassifierMixin, GPModel):
     def _by_blocks(self, X: Any, answer: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Validated rows, a block at a time."""
         check_is_fitted(self, "n_iter_")
-        X = validate_data(self, X, dtype=_KEPT, reset=False)
+        X = validated(self, X, dtype=_KEPT, reset=False)
         blocks = [answer(X[start : start + BLOCK_ROWS]) for start in range(0, len(X), BLOCK_ROWS)]
         return np.concatenate(blocks)
 
+    @answers
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, the uncertainty of the latent functions integrated out.
 

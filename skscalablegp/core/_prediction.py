@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .._validation import (
     check_coverage,
@@ -19,7 +19,9 @@ from .._validation import (
     check_noise_variance,
     check_return_flags,
     check_share,
+    validated,
 )
+from ._edge import answers
 from ._model import GPModel
 from ._run import budget_of, warn_once
 from .posteriors import Posterior
@@ -69,7 +71,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return validated(self, X, dtype=np.float64, reset=False)
 
     def _answering(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
         """The model that predictions come from, and validated rows.
@@ -192,6 +194,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
                 ]
             )
 
+    @answers
     def predict(
         self,
         X: Any,
@@ -249,6 +252,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             return mean, model._covariance(X, known)
         return mean
 
+    @answers
     def predict_std(
         self, X: Any, include_noise: bool = True, noise_variance: Any = None
     ) -> np.ndarray:
@@ -279,6 +283,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         model, X = self._answering(X)
         return model._std(X, include_noise, model._new_noise(noise_variance, X, include_noise))
 
+    @answers
     def predict_quantiles(
         self, X: Any, q: Any, include_noise: bool = True, noise_variance: Any = None
     ) -> np.ndarray:
@@ -321,6 +326,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         out = out[:, 0] if out.shape[1] == 1 else out
         return out if q.ndim else out[..., 0]
 
+    @answers
     def predict_interval(
         self,
         X: Any,
@@ -385,6 +391,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             np.einsum("iit->it", covariance)[...] += known
         return squeeze(covariance)
 
+    @answers
     def sample_y(
         self,
         X: Any,

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from .._validation import check_memory, check_n_targets
+from .._validation import check_memory, check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
+from ._edge import answers
 from ._prediction import GPPredictionBase
 from ._run import FitRun, budget_of
 from .data import Table, n_columns
@@ -38,7 +39,7 @@ class TableRegressorBase(GPPredictionBase):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
-        return validate_data(self, X, reset=False, **self._accepted_rows(self.kernel_))
+        return validated(self, X, reset=False, **self._accepted_rows(self.kernel_))
 
     def _read_table(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
@@ -48,7 +49,7 @@ class TableRegressorBase(GPPredictionBase):
         It is copied where `copy`, by default `copy_X_train`, says so.
         """
         copy = self.copy_X_train if copy is None else copy
-        X, y = validate_data(
+        X, y = validated(
             self,
             X,
             y,
@@ -134,6 +135,7 @@ class TableRegressorBase(GPPredictionBase):
 class GPRegressorBase(TableRegressorBase):
     """A model that keeps its table and has a log marginal likelihood."""
 
+    @answers
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True
     ):

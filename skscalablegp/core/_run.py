@@ -34,6 +34,7 @@ from sklearn.utils import check_random_state
 from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
+from ._edge import ours
 from ._report import STATUSES, Choice, FitReport, at_bounds
 from .posteriors import forget, remember
 from .training import Monitor, StopTraining, TrainingStep
@@ -155,6 +156,9 @@ class FitRun(Run):
                 f"{type(self.estimator).__name__}: {error} ended the fit before there was anything "
                 "to keep: raise max_seconds, or let the callback wait."
             ) from error
+        translated = ours(error, self.estimator)
+        if translated is not None:
+            raise translated from error
         return False
 
     @property

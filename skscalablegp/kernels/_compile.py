@@ -58,6 +58,7 @@ class TorchKernel:
     ):
         if not isinstance(kernel, Kernel):
             raise TypeError(f"{kernel!r} is no kernel: pass an object of scikit-learn's Kernel.")
+        _check_values(kernel)
         layout = Layout(int(n_features), any_kernel)
         self.kernel = clone(kernel)
         self.n_features = layout.n_features
@@ -207,6 +208,29 @@ def default_kernel(
     matern = Matern(length_scale=scale, length_scale_bounds=bounds, nu=1.5)
     signal = ConstantKernel(variance, (1e-5 * variance, 1e5 * variance))
     return signal * matern + WhiteKernel(variance, (1e-4 * variance, 1e5 * variance))
+
+
+# What hyperparameters may be: lengths are divided by in single precision, too.
+_VARIANCES, _LENGTHS = (1e-100, 1e100), (1e-36, 1e36)
+_CHECKED = ("constant_value", "noise_level", "sigma_0", "length_scale", "periodicity")
+
+
+def _check_values(kernel: Kernel) -> None:
+    """Refuse hyperparameters that no kernel can have; fixed variances may be zero."""
+    values = kernel.get_params()
+    for parameter in kernel.hyperparameters:
+        leaf = parameter.name.rpartition("__")[2]
+        if leaf not in _CHECKED:
+            continue
+        value = np.asarray(values[parameter.name], dtype=float)
+        variance = leaf in ("constant_value", "noise_level")
+        zero = parameter.fixed and (variance or leaf == "sigma_0")
+        low, high = _VARIANCES if variance else _LENGTHS
+        if not np.all(((value >= low) & (value <= high)) | (zero & (value == 0))):
+            raise ValueError(
+                f"kernel has {parameter.name}={values[parameter.name]!r}, but it must be "
+                f"{'zero or ' if zero else ''}between {low:g} and {high:g}."
+            )
 
 
 def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ class Periodic(Node):
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         length_scale = self.length_scale.value_like(theta, X)
-        angle = math.pi * distance(X, Z) / self.periodicity.value_like(theta, X)
+        # The sine of an infinite angle is no number.
+        turns = distance(X, Z) / self.periodicity.value_like(theta, X)
+        angle = math.pi * turns.clamp(max=1e30)
         return torch.exp(-2 * (torch.sin(angle) / length_scale) ** 2)
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from ._nodes import Node
 from ._registry import Layout
 from ._slots import Slot
 
+# Length scales from the rows' mean at which coordinates end, by precision.
+_FAR = {torch.float32: 1e15, torch.float64: 1e70}
+
 
 class Profile(ABC):
     """A stationary family: k = f(u), ``u = factor * |(x - z) / length_scale|^2``, f(0) = 1.
@@ -136,7 +139,9 @@ class Stationary(Node):
         X, Z = self.seen(X), self.seen(Z)
         scale = self.profile.factor**0.5 / self.length_scale.value_like(theta, X)
         X, Z = centre(X, Z)
-        X, Z = X * scale, Z * scale
+        # So far away every profile is zero; squares of more would be infinite.
+        far = _FAR[X.dtype]
+        X, Z = (X * scale).clamp(-far, far), (Z * scale).clamp(-far, far)
         # A kink feels the rounding of a product form, and so does its derivative.
         apart = distance(X, Z) if self.profile.kink else squared_distance(X, Z)
         shape = [slot.value(theta) for slot in self.shape]

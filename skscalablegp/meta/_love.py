@@ -12,9 +12,10 @@ from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .._compat import fit_context
+from .._validation import validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import LowRank, LowRankForm, Posterior
 from ..core.training import StopTraining, TrainingStep
@@ -188,7 +189,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            checked, targets = validate_data(
+            checked, targets = validated(
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64
             )
             run.begin(checked, targets)
@@ -213,7 +214,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         inner = self.estimator.estimator
         _check_ours(inner)
         check_is_fitted(inner, "n_iter_")
-        validate_data(inner, X, skip_check_array=True, reset=False)
+        validated(inner, X, skip_check_array=True, reset=False)
         if noise_variance is not None:
             raise ValueError(
                 "A frozen regressor has seen its noise: pass noise_variance where it is "

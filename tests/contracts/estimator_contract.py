@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import array_api_strict
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 import scipy.sparse
 import sklearn
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtri
 from sklearn.base import BaseEstimator, clone
@@ -339,6 +341,22 @@ class EstimatorContract:
             rtol=row.batch_rtol,
             atol=row.batch_rtol,
         )
+
+    @pytest.mark.parametrize("library", ["torch", "array_api_strict"])
+    @pytest.mark.parametrize("dispatch", [False, True])
+    def test_arrays_of_other_libraries(self, row, library, dispatch):
+        if not row.scikit_learn_checks:
+            pytest.skip("another row has this class")
+        array = torch.tensor if library == "torch" else array_api_strict.asarray
+        X, y, X_new = table()
+        y = row.target(y)
+        expected = row.everything(row.new().fit(X, y), X_new)
+        with sklearn.config_context(array_api_dispatch=dispatch):
+            model = row.new().fit(array(X), array(y))
+            seen = row.everything(model, array(X_new))
+            score = model.score(array(X), array(y))
+        assert_all_equal(seen, expected)
+        assert score == model.score(X, y)
 
     def test_frames(self, row):
         X, y, X_new = table()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from sklearn.base import BaseEstimator
 
@@ -163,10 +165,12 @@ def _search(evaluate, theta, value, predicted, step, bounds):
 def _update(B: np.ndarray, s: np.ndarray, y: np.ndarray, fresh: bool) -> np.ndarray:
     """The BFGS update of the inverse Hessian of the negative objective."""
     curvature = float(s @ y)
-    if curvature <= 1e-10 * float(np.linalg.norm(s) * np.linalg.norm(y)):
+    square = float(y @ y)
+    # Slopes whose square is zero say nothing about the curvature.
+    if square == 0 or curvature <= 1e-10 * float(np.linalg.norm(s)) * math.sqrt(square):
         return B
     if fresh:
-        B = np.eye(len(s)) * (curvature / float(y @ y))
+        B = np.eye(len(s)) * (curvature / square)
     rho = 1.0 / curvature
     left = np.eye(len(s)) - rho * np.outer(s, y)
     return left @ B @ left.T + rho * np.outer(s, s)

@@ -91,6 +91,10 @@ class StationaryRows:
 # matrix product of a few columns, against exp over the whole tile.
 _SINGLE_PRECISION_NORM = 32.0
 
+# Length scales from the centre at which coordinates end: every profile is zero there, and squares
+# stay finite in single precision.
+_FAR = 1e15
+
 # A product of more kernels is cheaper as autograd has it, which raises powers of one of them.
 _MAX_FACTORS = 3
 
@@ -138,6 +142,7 @@ class StationaryKernel(BoundKernel):
         for leaf, scale in zip(self.leaves, self.scales, strict=True):
             center = self.center[list(leaf.seen_columns(len(self.center)))].to(scale.dtype)
             A = (leaf.seen(X.to(scale.dtype)) - center) * scale
+            A = A.clamp_(-_FAR, _FAR)
             q = A.square().sum(1, keepdim=True)
             one = torch.ones_like(q)
             left.append(torch.cat([A, q, one], 1))

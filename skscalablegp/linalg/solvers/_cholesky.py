@@ -137,7 +137,7 @@ def cholesky_with_jitter(
         if fraction >= max_jitter or not 0 < mean < float("inf"):
             raise torch.linalg.LinAlgError(
                 f"No Cholesky factor with a jitter of {fraction * mean:.3g}: the matrix is not "
-                "numerically positive definite. Increase the noise (alpha), or max_jitter."
+                "numerically positive definite. Increase the noise."
             )
         fraction = min(max(10 * torch.finfo(H.dtype).eps, 10 * fraction), max_jitter)
         H = H if rebuild is None else rebuild()

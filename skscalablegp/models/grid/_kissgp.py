@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import validate_data
 
 from ..._compat import fit_context
-from ..._validation import check_memory, check_n_targets
+from ..._validation import check_memory, check_n_targets, validated
 from ...core import (
     FitRun,
     GPRegressorBase,
@@ -388,7 +387,7 @@ class KISSGPRegressor(GPRegressorBase):
             return self.fit(X, y, noise_variance)
         with FitRun(self) as run:
             run.device = torch.device("cpu")
-            X, y = validate_data(
+            X, y = validated(
                 self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
             )
             check_n_targets(self._n_outputs(), y)

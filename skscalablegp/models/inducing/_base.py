@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from ..._validation import check_inducing, resolve_dtype
+from ..._validation import check_inducing, resolve_dtype, validated
 from ...core import FitRun, exact_start, random_rows
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
@@ -384,7 +384,7 @@ class SparseMixin:
             Before `fit`.
         """
         check_is_fitted(self, "n_iter_")
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        X = validated(self, X, dtype=[np.float64, np.float32], reset=False)
         if self._network is None:
             return X
         rows = self._scaling.inputs(X, torch.float64, torch.device("cpu"))

@@ -106,4 +106,5 @@ def _by_variance(
         factor[k] = row / left[z].sqrt()
         left = (left - factor[k].square()).clamp_min(0)
         left[z] = 0
-    return torch.tensor(chosen)
+    # A kernel of noise alone leaves nothing to explain: any row will do.
+    return torch.tensor(chosen or [0])

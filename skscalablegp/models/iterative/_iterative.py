@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils import Tags
-from sklearn.utils.validation import validate_data
 
+from ..._validation import validated
 from ...core import FitRun, GPPredictionBase
 from ...core.data import Table, n_columns
 from ...core.posteriors import ExactPosterior
@@ -246,7 +246,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         """The prior is the posterior given no rows: a copy that was fitted to none of X."""
         self._validate_params()
         model = copy(self)
-        X = validate_data(model, X, **self._accepted_rows(self.kernel))
+        X = validated(model, X, **self._accepted_rows(self.kernel))
         t, d = self.n_targets or 1, n_columns(X)
         table = Table(X[:0], np.zeros((0, t)), np.zeros(t), np.ones(t), np.zeros(0))
         kernel = model._own_kernel(X)

@@ -120,7 +120,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     mean, precision = batch.mean, batch.precision
     # Of the prior; a Gaussian likelihood does not ask.
     std = phi.new_zeros(len(phi), 1) if site.gaussian else _std(phi, _factor(precision))
-    unit = float(std.max())
+    unit = float(std.max()) or 1.0
     for step in range(1, max_iter + 1):
         f = phi @ mean
         curvature = -2 * site.terms(Y, f, std.square()).d_variance / Y.shape[1]

@@ -107,6 +107,11 @@ def starting_point(
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
     kernel = starting_kernel(settings.kernel, X, targets)
     compiled = compile_kernel(kernel, X.shape[1])
+    if not compiled.node.products():
+        raise ValueError(
+            f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
+            "RBF() to it."
+        )
     trains = settings.optimizer is not None and settings.subset_size is not None
     if not (trains and compiled.n_params and len(X) > 1 and np.ptp(targets) > 0):
         return Start(kernel, rows, X, Y)
