@@ -23,6 +23,7 @@ from skscalablegp import (
     KISSGPRegressor,
     PoERegressor,
     RFFRegressor,
+    SCGDDKLRegressor,
     SGPRRegressor,
     SVGPRegressor,
 )
@@ -378,6 +379,7 @@ KNOWN_NOISE = [
     PoERegressor(expert_size=60, random_state=0),
     RFFRegressor(n_components=100, max_iter=15, random_state=0),
     KISSGPRegressor(grid_size=20, max_iter=15, random_state=0),
+    SCGDDKLRegressor(feature_extractor=(16,), max_epochs=20, random_state=0),
 ]
 
 

@@ -815,7 +815,6 @@ class EstimatorContract:
     def test_noise_per_target_is_shared(self, row):
         row.needs("noise_variance")
         row.needs("multi_output")
-        row.accepts("max_iter")
         X, y, _ = table()
         with pytest.raises(ValueError, match="gives the targets different noise"):
             noise = np.column_stack([np.full(N, 0.1), np.full(N, 0.2)])

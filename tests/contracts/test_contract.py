@@ -238,7 +238,6 @@ ROWS = [
     Row(
         "scgd",
         SCGDDKLRegressor(feature_extractor=(16,), max_epochs=12),
-        noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"averaging": [0.1, 0.9]},
         columns="none",
@@ -246,7 +245,6 @@ ROWS = [
     Row(
         "minimax",
         MinimaxDKLRegressor(feature_extractor=(16,), max_epochs=12),
-        noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"penalty": [1.0, 2.0]},
         columns="none",
@@ -254,7 +252,6 @@ ROWS = [
     Row(
         "bsgd",
         BSGDDKLRegressor(feature_extractor=(16,), max_epochs=12),
-        noise_variance=False,
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"batches": ["random", "neighbours"]},
         columns="none",

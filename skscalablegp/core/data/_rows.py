@@ -92,6 +92,8 @@ class RowSource:
     dtype : torch.dtype
         Of the tensors handed out.
     device : torch.device
+    noise : ndarray of shape (n,), optional
+        Known noise variances in the model's units.
     """
 
     X: np.ndarray
@@ -99,6 +101,7 @@ class RowSource:
     scaling: Scaling
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
+    noise: np.ndarray | None = None
     _resident: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -113,7 +116,8 @@ class RowSource:
 
     def subset(self, index: np.ndarray) -> RowSource:
         """Some of the rows, in the same units."""
-        return replace(self, X=self.X[index], Y=self.Y[index], _resident=None)
+        noise = None if self.noise is None else self.noise[index]
+        return replace(self, X=self.X[index], Y=self.Y[index], noise=noise, _resident=None)
 
     def rows(self, index: np.ndarray | Tensor | slice) -> tuple[Tensor, Tensor]:
         """Scaled inputs (m, d) and targets (m, t) of some rows."""
@@ -129,6 +133,12 @@ class RowSource:
         X = torch.as_tensor(_scaled(self.X[index], s.x_mean, s.x_scale))
         Y = torch.as_tensor(_scaled(self.Y[index], s.y_mean, s.y_scale))
         return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
+
+    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
+        """Known noise variances of some rows."""
+        if isinstance(index, Tensor):
+            index = index.cpu().numpy()
+        return torch.as_tensor(self.noise[index]).to(self.device, self.dtype)
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows in order, `size` at a time."""

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..._compat import fit_context
 from ...core import FitRun, MinibatchGPRegressorBase, to_numpy, to_torch
 from ...core.data import RowSource, Scaling, column_moments
+from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeaturePosterior, FeatureWeights
 from ...core.training import train_steps
 from ...features import check_features, make_network, network_from_numpy, network_to_numpy
@@ -56,7 +57,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any):
+    def fit(self, X: Any, y: Any, noise_variance: Any = None):
         """Train the features, then take the weights' exact posterior in one pass over the rows.
 
         Parameters
@@ -65,6 +66,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             Rows; a large `np.memmap` of floats is read a batch at a time and not copied.
         y : array-like of shape (n,) or (n, t)
             Targets, which share the features.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared, on top of
+            `noise_variance_`, which is learned. Split by cross-validation when metadata routing is
+            on.
 
         Returns
         -------
@@ -80,7 +85,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             plan = make_plan(self, len(X), run)
-            source = self._new_source(X, Y, plan, run)
+            source = self._new_source(X, Y, noise_variance, plan, run)
             features = self._new_features(source, run, run.generator)
             kernel = self._compiled(features.network.n_features)
             train, held_out = self._split(source, run)
@@ -103,11 +108,12 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             kept = np.arange(len(X))
             if len(X) > KEPT_ROWS:
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
-            self._kept, self._stream = (np.array(X[kept]), np.array(Y[kept])), 0
+            self._kept = tuple(np.array(part[kept]) for part in (X, Y, _noise_of(source)))
+            self._stream = 0
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any):
+    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None):
         """Train on one more chunk of a stream: a pass of random batches over it.
 
         The first chunk sets the units, so it should look like the others. The posterior is that of
@@ -120,6 +126,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             Rows of the chunk.
         y : array-like of shape (n,) or (n, t)
             Their targets.
+        noise_variance : float or array-like of shape (n,), optional
+            As in `fit`.
 
         Returns
         -------
@@ -142,12 +150,12 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             plan = make_plan(self, len(X), run)
             random_state, generator = self._seeds(seen, run)
             if not seen:
-                source = self._new_source(X, Y, plan, run)
+                source = self._new_source(X, Y, noise_variance, plan, run)
                 features = self._new_features(source, run, generator)
                 kernel = self._compiled(features.network.n_features)
                 tensors, noise = features.initial(generator, plan.dtype), self._first_noise
             else:
-                source = _resident(RowSource(X, Y, self._scaling, plan.dtype, run.device))
+                source = self._source(X, Y, noise_variance, self._scaling, plan, run, reset=False)
                 features, tensors = self._trained(plan.dtype)
                 kernel = compile_kernel(self.kernel_, features.network.n_features)
                 noise = self.noise_variance_
@@ -156,8 +164,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                     "the first chunk has set the features",
                 )
                 run.ignores("normalize_y", "the first chunk has set the units")
-            kept = sampled(self._kept if seen else None, X, Y, seen, random_state)
-            sample = replace(source, X=kept[0], Y=kept[1], _resident=None)
+            rows = X, Y, _noise_of(source)
+            kept = sampled(self._kept if seen else None, rows, seen, random_state)
+            noises = kept[2] if kept[2].any() else None
+            sample = replace(source, X=kept[0], Y=kept[1], noise=noises, _resident=None)
             n = seen + len(X)
             run.ignores(
                 ("max_epochs", "early_stopping", "validation_fraction", "tol", "n_iter_no_change"),
@@ -189,15 +199,34 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """A tenth of the target's variance, or what min_noise allows."""
         return max(0.1, self.min_noise**2)
 
-    def _new_source(self, X: np.ndarray, Y: np.ndarray, plan: Plan, run: FitRun) -> RowSource:
+    def _new_source(
+        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, plan: Plan, run: FitRun
+    ) -> RowSource:
         """Rows in units of their own standard deviations; without normalize_y the mean stays 0."""
         y_mean, y_scale = column_moments(Y)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
             y_scale = np.sqrt(np.square(Y).mean(0))
             y_scale = np.where(y_scale > 0, y_scale, 1.0)
+        if noise_variance is not None and self.normalize_y is not True:
+            # Noise that is known in the units of y needs one divisor for all targets.
+            y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
         scaling = Scaling(*column_moments(X), y_mean, y_scale)
-        return _resident(RowSource(X, Y, scaling, plan.dtype, run.device))
+        return self._source(X, Y, noise_variance, scaling, plan, run, reset=True)
+
+    def _source(
+        self,
+        X: np.ndarray,
+        Y: np.ndarray,
+        noise_variance: Any,
+        scaling: Scaling,
+        plan: Plan,
+        run: FitRun,
+        reset: bool,
+    ) -> RowSource:
+        known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset)
+        noise = known if known.any() else None
+        return _resident(RowSource(X, Y, scaling, plan.dtype, run.device, noise))
 
     def _new_features(
         self, source: RowSource, run: FitRun, generator: torch.Generator
@@ -415,6 +444,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 "rows. Call log_marginal_likelihood() without arguments."
             )
         return self.log_marginal_likelihood_value_
+
+
+def _noise_of(source: RowSource) -> np.ndarray:
+    """Known noise of every row, zeros where none is known."""
+    return np.zeros(len(source)) if source.noise is None else source.noise
 
 
 def _resident(source: RowSource) -> RowSource:

@@ -83,7 +83,7 @@ class BatchGradient(BaseEstimator, ABC):
         PZ = P @ phi.T
         inner = k * (phi @ PZ)
         inner.diagonal().add_(1)
-        residual = torch.linalg.solve(inner, phi @ w - batch.Y)
+        residual = torch.linalg.solve(inner, phi @ w - batch.Y.detach())
         w.sub_(rate * noise * (P @ w)).sub_(PZ @ residual, alpha=k)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,40 +38,52 @@ class FeatureMoments:
         tr(Y'Y).
     n : int
         Rows.
+    log_scale : float
+        Sum of log a_i, where rows of noise variance s2 / a_i^2 were multiplied by a_i.
     """
 
     gram: Float64[Tensor, "m m"]
     cross: Float64[Tensor, "m t"]
     square: float
     n: int
+    log_scale: float = 0.0
 
     def scaled(self, variance: float) -> FeatureMoments:
         """The moments of features that are sqrt(variance) times as large."""
-        return FeatureMoments(self.gram * variance, self.cross * variance**0.5, self.square, self.n)
+        return replace(self, gram=self.gram * variance, cross=self.cross * variance**0.5)
 
     def extended(self, n: int) -> FeatureMoments:
         """What n rows would have, of which these are a random part."""
         factor = n / self.n
-        return FeatureMoments(self.gram * factor, self.cross * factor, self.square * factor, n)
+        return FeatureMoments(
+            self.gram * factor,
+            self.cross * factor,
+            self.square * factor,
+            n,
+            self.log_scale * factor,
+        )
 
 
 def feature_moments(
-    blocks: Iterable[tuple[Tensor, Tensor]], evaluate: Callable[[Tensor], Tensor]
+    blocks: Iterable[tuple[Tensor, ...]], evaluate: Callable[[Tensor], Tensor]
 ) -> FeatureMoments:
     """One pass over the rows; O(n m^2) time, O(m^2) memory beside a block.
 
     Parameters
     ----------
-    blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t))
-        Inputs and targets.
+    blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t)[, Tensor of shape (b,)])
+        Inputs, targets, and what rows of unequal noise are multiplied by (see `row_scale`).
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
     """
     gram = cross = None
-    square, n = 0.0, 0
+    square, n, log_scale = 0.0, 0, 0.0
     with torch.no_grad():
-        for X, Y in blocks:
+        for X, Y, *scale in blocks:
             phi, Y = evaluate(X).double(), Y.double()
+            for a in scale:
+                phi, Y = phi * a.double()[:, None], Y * a.double()[:, None]
+                log_scale += float(a.double().log().sum())
             if gram is None:
                 gram = phi.new_zeros(phi.shape[1], phi.shape[1])
                 cross = phi.new_zeros(phi.shape[1], Y.shape[1])
@@ -80,7 +92,15 @@ def feature_moments(
             square, n = square + float(Y.square().sum()), n + len(Y)
     if gram is None:
         raise ValueError("feature_moments needs at least one block of rows.")
-    return FeatureMoments(gram, cross, square, n)
+    return FeatureMoments(gram, cross, square, n, log_scale)
+
+
+def row_scale(noise: Tensor | float, known: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """a_i = sqrt(s2 / (s2 + c_i)): rows times a_i have the noise s2 in the place of s2 + c_i.
+
+    Their likelihood is larger by sum_i log a_i for each target; features and weights are the same.
+    """
+    return (noise / (noise + known)).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +138,7 @@ def weight_space_likelihood(moments: FeatureMoments, noise: float) -> WeightSpac
     w = torch.cholesky_solve(moments.cross, L)
     quadratic = (moments.square - float((moments.cross * w).sum())) / noise
     log_det = 2 * float(L.diagonal().log().sum()) + (n - m) * math.log(noise)
-    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi)) + t * moments.log_scale
     return WeightSpaceEvaluation(value, w, L, jitter)
 
 
@@ -127,6 +147,7 @@ def held_out_noise(
     Z: Float64[Tensor, "h m"],
     Y: Float64[Tensor, "h t"],
     noise_bounds: tuple[float, float],
+    known: Float[Tensor, " h"] | float = 0.0,
 ) -> tuple[float, float]:
     """The noise variance under which rows that training has not seen are likeliest.
 
@@ -141,6 +162,8 @@ def held_out_noise(
     Y : Tensor of shape (h, t)
     noise_bounds : tuple of float
         Of s2.
+    known : Tensor of shape (h,), optional
+        Known noise variances of the held-out rows, on top of s2.
 
     Returns
     -------
@@ -160,11 +183,13 @@ def held_out_noise(
     def density(log_noise: float) -> float:
         s2 = math.exp(log_noise)
         inverse = 1 / (lam + s2)
-        variance = (s2 * (1 + squares @ inverse))[:, None]
+        variance = (s2 * (1 + squares @ inverse) + known)[:, None]
         error = (B @ (inverse[:, None] * rotated) - Y).square()
         return float((error / variance + torch.log(variance)).mean())
 
     low, high = (math.log(bound) for bound in noise_bounds)
+    if low == high:
+        return noise_bounds[0], 0.5 * (density(low) + math.log(2 * math.pi))
     grid = np.linspace(low, high, 25)
     best = grid[int(np.argmin([density(g) for g in grid]))]
     step = grid[1] - grid[0]

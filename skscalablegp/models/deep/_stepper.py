@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
@@ -22,6 +23,7 @@ from ._objective import (
     best_scales,
     feature_moments,
     held_out_noise,
+    row_scale,
     weight_space_likelihood,
 )
 
@@ -33,6 +35,9 @@ _SLOWEST_WEIGHTS = 0.1
 _LONGEST = 100.0
 # Steps from one change of the learning rate to the next.
 _SCHEDULE_STEPS = 10
+# Rows of a search for the noise beside the known one, and how far later searches go, in logs.
+_SEARCH_ROWS = 8192
+_SEARCH_WIDTH = 2.0
 
 
 def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[int], float]:
@@ -156,7 +161,7 @@ class WeightSpaceStepper(Stepper):
         self._schedule, self._t = schedule, 0
         self._batches, self._others = batches(), batches()
         self._state: Any = None
-        self._failed = False
+        self._failed, self._searches = False, 0
         self.objective_name = (
             "log marginal likelihood a row" if held_out is None else "held-out log density a row"
         )
@@ -172,16 +177,25 @@ class WeightSpaceStepper(Stepper):
     def step(self) -> None:
         if self._failed:
             return
-        X, Y = self.source.rows(next(self._batches))
-        other = None
+        chosen, other, gained = next(self._batches), None, 0.0
+        X, Y = self.source.rows(chosen)
         if self.rule.needs_independent_batch:
             with torch.no_grad():
-                other = self.features(self.tensors, self.source.rows(next(self._others))[0])
+                others = next(self._others)
+                other = self.features(self.tensors, self.source.rows(others)[0])
         phi = self.features(self.tensors, X)
+        if self.source.noise is not None:
+            s2 = torch.exp(self.log_noise)
+            scale = row_scale(s2, self.source.known(chosen))
+            phi, Y = phi * scale[:, None], Y * scale[:, None]
+            gained = 2 * Y.shape[1] * scale.log().mean()
+            if other is not None:
+                other = other * row_scale(s2.detach(), self.source.known(others))[:, None]
         batch = FeatureBatch(phi, Y, self.weights, self.log_noise, self.n, other)
         before, factor = self._state, 1.0 if self._schedule is None else self._schedule(self._t)
         try:
             loss, self._state = self.rule.estimate(batch, before)
+            loss = loss - gained
         except torch.linalg.LinAlgError:
             # Features that overflow or cancel: the next score says so.
             self._failed = True
@@ -216,15 +230,14 @@ class WeightSpaceStepper(Stepper):
         if self._failed or not self._finite():
             return math.inf
         try:
-            moments = self._moments(self.tensors, self.scored_rows, self.n, self.source.dtype)
-            if not bool(moments.gram.isfinite().all()):
+            settled = self._settle(self.tensors, self.scored_rows, self.n, self.source.dtype)
+            if settled is None:
                 return math.inf
-            settled = self._settle(self.tensors, moments)
             self._adopt(settled.tensors, settled.noise, settled.evaluation)
-            density = None if self.held_out is None else self._unseen(settled.moments)
-            self._state = self.rule.start(
-                settled.moments, self.noise, self.batch_size, self.source.dtype
-            )
+            moments, density = settled.moments, None
+            if self.held_out is not None:
+                moments, density = self._unseen(moments)
+            self._state = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
         except torch.linalg.LinAlgError:
             return math.inf
         rows = moments.n * moments.cross.shape[1]
@@ -235,21 +248,34 @@ class WeightSpaceStepper(Stepper):
         return all(bool(t.isfinite().all()) for t in [*self._trained, self.weights])
 
     def _moments(
-        self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype
+        self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype, noise: float
     ) -> FeatureMoments:
-        """The exact moments of the rows, as of n; products in float64."""
-        moments = feature_moments(
-            rows.blocks(_PASS_ROWS), lambda X: self.features(tensors, X.to(dtype))
-        )
+        """The exact moments of the rows at a noise variance, as of n; products in float64."""
+        blocks = rows.blocks(_PASS_ROWS)
+        if rows.noise is not None:
+            scales = row_scale(noise, rows.known(slice(None)).double()).split(_PASS_ROWS)
+            blocks = ((*block, scale) for block, scale in zip(blocks, scales, strict=True))
+        moments = feature_moments(blocks, lambda X: self.features(tensors, X.to(dtype)))
         return moments if moments.n == n else moments.extended(n)
 
-    def _settle(self, tensors: list[Tensor], moments: FeatureMoments) -> Settled:
-        """Noise, amplitude and weights at their optimum for these features."""
-        noise, amplitude = self.noise, 1.0
+    def _settle(
+        self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype
+    ) -> Settled | None:
+        """Noise, amplitude and weights at their optimum for these features; None if not finite."""
+        noise, amplitude, bounds = self.noise, 1.0, self.noise_bounds
+        moments = self._moments(tensors, rows, n, dtype, noise)
+        if not bool(moments.gram.isfinite().all()):
+            return None
         if not self._frozen:
-            noise, amplitude = best_scales(
-                moments, noise, self.noise_bounds, self._amplitude_bounds()
-            )
+            if rows.noise is not None:
+                # Rows that are held out choose the noise later.
+                if self.held_out is None:
+                    noise = self._searched(
+                        rows, lambda s, few: -self._value(tensors, few, dtype, s)
+                    )
+                    moments = self._moments(tensors, rows, n, dtype, noise)
+                bounds = (noise, noise)
+            noise, amplitude = best_scales(moments, noise, bounds, self._amplitude_bounds())
         moments = moments.scaled(amplitude)
         k, at = self.features.theta_at, self.features.amplitude_at
         tensors = list(tensors)
@@ -257,6 +283,36 @@ class WeightSpaceStepper(Stepper):
             tensors[k] = tensors[k].detach().clone()
             tensors[k][at] += math.log(amplitude)
         return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
+
+    def _value(
+        self, tensors: list[Tensor], rows: RowSource, dtype: torch.dtype, noise: float
+    ) -> float:
+        """The rows' log marginal likelihood at a noise variance and the amplitude best for it."""
+        moments = self._moments(tensors, rows, self.n, dtype, noise)
+        _, amplitude = best_scales(moments, noise, (noise, noise), self._amplitude_bounds())
+        return weight_space_likelihood(moments.scaled(amplitude), noise).value
+
+    def _searched(self, rows: RowSource, loss: Callable[[float, RowSource], float]) -> float:
+        """The noise variance beside the known one whose loss on some rows is least.
+
+        Every evaluation is a pass over at most `_SEARCH_ROWS` rows, since moments do not only scale
+        with the noise where rows have their own.
+        """
+        if len(rows) > _SEARCH_ROWS:
+            rows = rows.subset(np.linspace(0, len(rows) - 1, _SEARCH_ROWS).astype(int))
+        low, high = (math.log(bound) for bound in self.noise_bounds)
+        if self._searches:
+            # Later searches begin where the last one ended.
+            now = math.log(self.noise)
+            low, high = max(low, now - _SEARCH_WIDTH), min(high, now + _SEARCH_WIDTH)
+        found = minimize_scalar(
+            lambda g: loss(math.exp(g), rows),
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": 0.02, "maxiter": 12 if self._searches else 25},
+        )
+        self._searches += 1
+        return math.exp(found.x)
 
     def _amplitude_bounds(self) -> tuple[float, float]:
         """How far the kernel's own constant may still go."""
@@ -270,8 +326,11 @@ class WeightSpaceStepper(Stepper):
         nearest = min(max(0.0, low - now), high - now)
         return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
-    def _unseen(self, moments: FeatureMoments) -> float:
-        """The held-out rows' mean negative log density, at the noise that they ask for."""
+    def _unseen(self, moments: FeatureMoments) -> tuple[FeatureMoments, float]:
+        """The held-out rows' mean negative log density, at the noise that they ask for.
+
+        Also the training rows' moments there.
+        """
         with torch.no_grad():
             blocks = [
                 (self.features(self.tensors, X).double(), Y.double())
@@ -279,9 +338,24 @@ class WeightSpaceStepper(Stepper):
             ]
         Z, Y = (torch.cat(part) for part in zip(*blocks, strict=True))
         bounds = (self.noise, self.noise) if self._frozen else self.noise_bounds
-        noise, density = held_out_noise(moments, Z, Y, bounds)
+        if self.held_out.noise is None:
+            noise, density = held_out_noise(moments, Z, Y, bounds)
+        else:
+            known, noise = self.held_out.known(slice(None)).double(), self.noise
+
+            def unseen(s2: float, rows: RowSource) -> float:
+                there = self._moments(self.tensors, rows, self.n, self.source.dtype, s2)
+                return held_out_noise(there, Z, Y, (s2, s2), known)[1]
+
+            if not self._frozen:
+                noise = self._searched(self.scored_rows, unseen)
+            rows, dtype = self.scored_rows, self.source.dtype
+            moments, density = (
+                self._moments(self.tensors, rows, self.n, dtype, noise),
+                unseen(noise, rows),
+            )
         self._adopt(self.tensors, noise, weight_space_likelihood(moments, noise))
-        return density
+        return moments, density
 
     def _adopt(
         self, tensors: list[Tensor], noise: float, evaluation: WeightSpaceEvaluation
@@ -301,9 +375,9 @@ class WeightSpaceStepper(Stepper):
         tensors = [
             t.detach().double() if t.is_floating_point() else t.clone() for t in self.tensors
         ]
-        moments = self._moments(tensors, rows, n, torch.float64)
         if self.held_out is None:
-            return self._settle(tensors, moments)
+            return self._settle(tensors, rows, n, torch.float64)
+        moments = self._moments(tensors, rows, n, torch.float64, self.noise)
         return Settled(tensors, self.noise, moments, weight_space_likelihood(moments, self.noise))
 
     # ------------------------------------------------------------------ for the driver

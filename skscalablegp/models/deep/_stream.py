@@ -9,31 +9,31 @@ KEPT_ROWS = 8192
 
 
 def sampled(
-    kept: tuple[np.ndarray, np.ndarray] | None,
-    X: np.ndarray,
-    Y: np.ndarray,
+    kept: tuple[np.ndarray, ...] | None,
+    rows: tuple[np.ndarray, ...],
     seen: int,
     random_state: np.random.RandomState,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """A uniform sample of all rows so far (reservoir sampling, Vitter 1985, algorithm R).
 
     Parameters
     ----------
     kept : tuple of ndarray or None
         The sample of the `seen` rows before these.
-    X, Y : ndarray of shape (n, d), (n, t)
-        Further rows.
+    rows : tuple of ndarray
+        Further rows: inputs, targets and known noise.
     seen : int
     random_state : RandomState
     """
+    n = len(rows[0])
     if kept is None:
-        kept = X[:0], Y[:0]
-    kept_X, kept_Y = np.array(kept[0]), np.array(kept[1])
-    room = max(0, KEPT_ROWS - len(kept_X)) if seen <= len(kept_X) else 0
-    kept_X = np.concatenate([kept_X, X[:room]])
-    kept_Y = np.concatenate([kept_Y, Y[:room]])
-    later = np.arange(min(room, len(X)), len(X))
+        kept = tuple(part[:0] for part in rows)
+    room = max(0, KEPT_ROWS - len(kept[0])) if seen <= len(kept[0]) else 0
+    kept = tuple(np.concatenate([a, b[:room]]) for a, b in zip(kept, rows, strict=True))
+    later = np.arange(min(room, n), n)
     places = random_state.randint(0, seen + later + 1) if len(later) else later
-    for i, place in zip(later[places < len(kept_X)], places[places < len(kept_X)], strict=True):
-        kept_X[place], kept_Y[place] = X[i], Y[i]
-    return kept_X, kept_Y
+    stays = places < len(kept[0])
+    for i, place in zip(later[stays], places[stays], strict=True):
+        for part, new in zip(kept, rows, strict=True):
+            part[place] = new[i]
+    return kept

@@ -505,7 +505,7 @@ def test_longer_streams_keep_a_uniform_sample():
     random_state = np.random.RandomState(0)
     for _ in range(12):
         rows = np.arange(seen, seen + 2000.0)[:, None]
-        kept = stream.sampled(kept, rows, rows, seen, random_state)
+        kept = stream.sampled(kept, (rows, rows), seen, random_state)
         seen += 2000
     sample = kept[0][:, 0]
     assert len(sample) == len(np.unique(sample)) == stream.KEPT_ROWS
