@@ -431,12 +431,9 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         model._check_joint_memory(X, "sample_y")
         posterior = model._posterior()
         rows = model._inputs(X)
-        random_state = check_random_state(random_state)
-        if known is None:
-            draws = posterior.sample(rows, n_samples, random_state)
-        else:
+        if known is not None:
             known = known / np.square(model._y_train_std)
-            draws = posterior.sample_noisy(rows, known, n_samples, random_state)
+        draws = posterior.sample_noisy(rows, known, n_samples, check_random_state(random_state))
         # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
         draws = draws.cpu().double().numpy()
         model._warn_of_solves()

@@ -5,9 +5,10 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from skscalablegp import SVGPRegressor
+from skscalablegp import LOVEPredictor, QSGPRegressor, SVGPRegressor
 from skscalablegp.core.posteriors import additive_quantiles
 from skscalablegp.likelihoods import Gaussian, Laplace, Likelihood, StudentT
 
@@ -114,13 +115,30 @@ def test_intervals_of_a_model_with_such_noise(likelihood, normalize_y):
     )
 
 
-def test_samples_have_the_noise_of_the_likelihood():
-    """Known noise is Student's too: one variable of the whole variance, not a sum of two."""
+@pytest.mark.parametrize(
+    "model",
+    [
+        SVGPRegressor(
+            RBF() + WhiteKernel(0.05), likelihood=StudentT(3.0), optimizer=None, n_inducing=15,
+            max_iter=20, random_state=0,
+        ),
+        LOVEPredictor(
+            SVGPRegressor(
+                RBF() + WhiteKernel(0.05), likelihood=StudentT(3.0), optimizer=None, n_inducing=15,
+                max_iter=20,
+            ),
+            random_state=0,
+        ),
+        QSGPRegressor(
+            RBF() + WhiteKernel(0.05), likelihood="laplace", optimizer=None, random_state=0
+        ),
+    ],
+    ids=lambda model: type(model).__name__,
+)  # fmt: skip
+def test_samples_have_the_noise_of_the_likelihood(model):
+    """Known noise is of its kind too: one variable of the whole variance, not a sum of two."""
     X, y = table()
-    model = SVGPRegressor(
-        RBF() + WhiteKernel(0.05), likelihood=StudentT(3.0), optimizer=None, n_inducing=15,
-        max_iter=20, random_state=0,
-    ).fit(X, y)  # fmt: skip
+    model = clone(model).fit(X, y)
     draws = model.sample_y(X[:1], 20_000, random_state=0, noise_variance=5.0)[0]
     q = np.array([0.005, 0.1, 0.5, 0.9, 0.995])
     below = (draws[:, None] <= model.predict_quantiles(X[:1], q, noise_variance=5.0)).mean(0)

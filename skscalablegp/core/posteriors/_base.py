@@ -74,14 +74,29 @@ class Posterior(ABC):
     def sample_noisy(
         self,
         X: Float[Tensor, "m d"],
-        known: Float[np.ndarray, "m t"],
+        known: Float[np.ndarray, "m t"] | None,
         n_samples: int,
         random_state: np.random.RandomState,
     ) -> Float[Tensor, "m t s"]:
-        """As `sample`, with known noise variances beside the kernel's white noise."""
-        draws = self.sample(X, n_samples, random_state).cpu().double()
-        white = random_state.standard_normal(draws.shape)
-        return draws.add_(torch.as_tensor(np.sqrt(known)[:, :, None] * white))
+        """Joint draws of observations, with known noise variances beside the kernel's white noise.
+
+        O(m^3) where noise is not Gaussian: it is then drawn by the likelihood.
+        """
+        if self.likelihood.conjugate:
+            draws = self.sample(X, n_samples, random_state)
+            if known is None:
+                return draws
+            white = random_state.standard_normal(draws.shape)
+            return draws.cpu().double().add_(torch.as_tensor(np.sqrt(known)[:, :, None] * white))
+        covariance = self.covariance(X).cpu().double().numpy()
+        means, noise = (part.cpu().double().numpy() for part in (self.mean(X), self.noise(X)))
+        size = (means.shape[1], n_samples)
+        f = random_state.multivariate_normal(np.zeros(len(means)), covariance, size)
+        f = means[:, :, None] + f.transpose(2, 0, 1)
+        scale = (
+            noise[:, None] + (0 if known is None else known)
+        ) / self.likelihood.variance_factor()
+        return torch.as_tensor(self.likelihood.draw(f, scale[:, :, None], random_state))
 
     def quantiles(
         self,

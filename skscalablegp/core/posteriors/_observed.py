@@ -24,7 +24,10 @@ def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
         Of the latent function.
     likelihood : Likelihood
     """
-    return posterior if likelihood.additive else ObservedPosterior(posterior, likelihood)
+    if not likelihood.additive:
+        return ObservedPosterior(posterior, likelihood)
+    posterior.likelihood = likelihood
+    return posterior
 
 
 class ObservedPosterior(Posterior):
@@ -93,6 +96,15 @@ class ObservedPosterior(Posterior):
         # A mean that falls in f has its low quantiles where those of f are high.
         turned = (rising - falling) * (q - 0.5) < 0
         return np.where(turned, falling, rising)
+
+    def sample_noisy(
+        self,
+        X: Float[Tensor, "m d"],
+        known: Float[np.ndarray, "m t"] | None,
+        n_samples: int,
+        random_state: np.random.RandomState,
+    ) -> Float[Tensor, "m 1 s"]:
+        return self.sample(X, n_samples, random_state)
 
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState

@@ -10,7 +10,13 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...core.likelihoods import Gaussian, Likelihood
-from ...core.posteriors import MeanAndVariance, Posterior, WeightForm, reported_variance
+from ...core.posteriors import (
+    MeanAndVariance,
+    Posterior,
+    WeightForm,
+    joint_normal,
+    reported_variance,
+)
 from ...kernels import TorchKernel
 from ._bound import WhitenedBelief, Whitening
 
@@ -113,21 +119,4 @@ class InducingPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "b d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "b t s"]:
-        """Joint draws of f, and noise of the likelihood's own kind; O(b^3)."""
-        return self.sample_noisy(X, np.zeros((1, 1)), n_samples, random_state)
-
-    def sample_noisy(
-        self,
-        X: Float[Tensor, "b d"],
-        known: Float[np.ndarray, "#b #t"],
-        n_samples: int,
-        random_state: np.random.RandomState,
-    ) -> Float[Tensor, "b t s"]:
-        covariance = self.covariance(X).cpu().numpy()
-        zero = np.zeros(len(covariance))
-        means = self.mean(X).cpu().numpy()
-        f = random_state.multivariate_normal(zero, covariance, (means.shape[1], n_samples))
-        f = means[:, :, None] + f.transpose(2, 0, 1)
-        scale = self._scale(self._seen(X)).cpu().numpy()[:, None]
-        scale = scale + known / self.likelihood.variance_factor()
-        return torch.as_tensor(self.likelihood.draw(f, scale[:, :, None], random_state))
+        return joint_normal(self, X, n_samples, random_state)
