@@ -35,8 +35,6 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
     the dict that the function passed to ``step`` returns (attribute name to value); the function
     is called only if some callback takes ``fitted_estimator``. A callback that raises, an
     interrupt included, is torn down by ``fit_context``; nothing is left to clean up here.
-    scikit-learn counts steps for its progress bar if it is told how many there are at most
-    (``max_steps``); going past that number is an error there, so leave None when in doubt.
 
 Metadata routing needs nothing private: ``fit(self, X, y, noise_variance=None)`` alone gives the
 class ``set_fit_request(noise_variance=...)``; ``validate_data`` is public since 1.6.
@@ -108,26 +106,14 @@ class FitEvents:
         The estimator being fitted; its ``fit`` is decorated with ``fit_context``.
     X, y : ndarray
         The validated training table and targets.
-    metadata : dict or None
-        What else ``fit`` was given, per row (``{"noise_variance": ...}``).
-    max_steps : int or None
-        No more than this many calls of `step` follow; None if that is not known.
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        X: Any,
-        y: Any,
-        *,
-        metadata: dict[str, Any] | None = None,
-        max_steps: int | None = None,
-    ):
+    def __init__(self, estimator: Any, X: Any, y: Any):
         self._estimator = estimator
-        self._data = {"X": X, "y": y, "metadata": metadata}
+        self._data = {"X": X, "y": y}
         self._root = None
         if HAS_CALLBACKS and isinstance(estimator, CallbackMixin):
-            self._root = estimator._init_callback_context(max_subtasks=max_steps)
+            self._root = estimator._init_callback_context(max_subtasks=None)
             self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
         # Tasks form a tree that is kept while fit runs: no leaves where nobody listens.
         self._listening = self._root is not None and hasattr(estimator, "_skl_callbacks")

@@ -12,7 +12,7 @@ from ._parameters import PARAMETERS
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
-from ._run import FitRun, Run, budget_of, warn_once
+from ._run import FitRun, Run, warn_once
 from ._stages import (
     StageSettings,
     fit_hyperparameters,

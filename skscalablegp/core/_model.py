@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -14,10 +15,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
 from .._named import NamedSettings
+from .._validation import check_memory
 from ..kernels import ThetaPrior, check_no_columns, compile_kernel, with_column_numbers
 from ._parameters import PARAMETERS
 from .data import n_columns
-from .posteriors import Posterior, forget, remember, remembered
+from .posteriors import Posterior
+
+# Posteriors hold torch tensors, which must not be in __dict__ nor pickled.
+_POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
 
 
 class GPModel(CallbackMixin, NamedSettings, ABC):
@@ -101,18 +106,30 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
 
     def _posterior(self) -> Posterior:
         check_is_fitted(self, "n_iter_")
-        posterior = remembered(self)
+        posterior = self._remembered()
         if posterior is None:
             posterior = self._build_posterior()
-            remember(self, posterior)
+            self._remember(posterior)
         return posterior
 
+    def _remembered(self) -> Posterior | None:
+        """The posterior that was kept, if there is one."""
+        return _POSTERIORS.get(self)
+
     def _remember(self, posterior: Posterior | None) -> None:
-        """Keep what fit has computed already; None forgets it."""
+        """Keep what fit has computed already, for as long as the model lives; None forgets it."""
         if posterior is None:
-            forget(self)
+            _POSTERIORS.pop(self, None)
         else:
-            remember(self, posterior)
+            _POSTERIORS[self] = posterior
+
+    def _budget(self) -> float | None:
+        """Bytes that matrices may take, None where the machine says how many."""
+        return None if self.memory_budget == "auto" else float(self.memory_budget)
+
+    def _check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
+        """As ``FitRun.check_memory``, after a fit."""
+        check_memory(need_bytes, what, remedy, self._budget(), device=self._fit_device())
 
     def _fit_device(self) -> torch.device:
         """The device of the fit where there still is one, else the CPU."""

@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._validation import (
     check_coverage,
-    check_memory,
     check_noise,
     check_noise_variance,
     check_return_flags,
@@ -23,7 +22,7 @@ from .._validation import (
 )
 from ._edge import answers
 from ._model import GPModel
-from ._run import budget_of, warn_once
+from ._run import warn_once
 from .posteriors import Posterior
 
 # Bytes of k(X_new, X_train) evaluated at a time.
@@ -371,12 +370,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Refuse m x m and m x n blocks that do not fit, before any work."""
         m, n = len(X), self._posterior().width
-        check_memory(
+        self._check_memory(
             8 * m * (3 * m + 2 * n),
             f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
             "ask for fewer rows at a time, or for return_std, which works in chunks",
-            budget_of(self.memory_budget),
-            device=self._fit_device(),
         )
 
     def _covariance(self, X: np.ndarray, known: np.ndarray | None) -> np.ndarray:

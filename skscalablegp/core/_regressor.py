@@ -10,13 +10,13 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
-from .._validation import check_memory, check_n_targets, validated
+from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._edge import answers
 from ._prediction import GPPredictionBase
-from ._run import FitRun, budget_of
+from ._run import FitRun
 from .data import Table, n_columns
 
 
@@ -190,13 +190,11 @@ class GPRegressorBase(TableRegressorBase):
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)
-        check_memory(
+        self._check_memory(
             copies * 8 * n * n,
             f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
             "evaluate it on fewer rows, or read log_marginal_likelihood_value_, which needs no "
             "matrix",
-            budget_of(self.memory_budget),
-            device=self._fit_device(),
         )
 
     def _max_jitter(self) -> float:

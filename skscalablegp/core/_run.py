@@ -36,7 +36,6 @@ from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._edge import ours
 from ._report import STATUSES, Choice, FitReport, at_bounds
-from .posteriors import forget, remember
 from .training import Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
@@ -131,7 +130,8 @@ class FitRun(Run):
     def __enter__(self) -> FitRun:
         est = self.estimator
         self._before = dict(vars(est))
-        self._old_posterior = forget(est)
+        self._old_posterior = est._remembered()
+        est._remember(None)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
@@ -168,8 +168,7 @@ class FitRun(Run):
     def _restore(self) -> None:
         """The estimator as it was, in one assignment; callbacks are still to be torn down."""
         self.estimator.__dict__ = self._before | callbacks_under_way(self.estimator)
-        if self._old_posterior is not None:
-            remember(self.estimator, self._old_posterior)
+        self.estimator._remember(self._old_posterior)
 
     def _commit(self) -> None:
         est = self.estimator
@@ -207,7 +206,7 @@ class FitRun(Run):
     @property
     def memory_budget(self) -> float | None:
         """In bytes; None is what the machine has."""
-        return budget_of(self.estimator.memory_budget)
+        return self.estimator._budget()
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Refuse work that does not fit on the fit's device, before it starts.
@@ -520,11 +519,6 @@ class FitRun(Run):
         for sentence in self._ends:
             warn_once([sentence])
         warn_once(self._messages)
-
-
-def budget_of(memory_budget: Any) -> float | None:
-    """`memory_budget` as bytes, None for what the machine has."""
-    return None if memory_budget == "auto" else float(memory_budget)
 
 
 def _specified(name: str, kernel: Kernel | None) -> bool:

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skscalablegp._compat import HAS_CALLBACKS, fit_context
 from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
-from skscalablegp.core.posteriors import Posterior, remember, remembered
+from skscalablegp.core.posteriors import Posterior
 from skscalablegp.core.training import StopTraining
 from skscalablegp.linalg.solvers import SolveSummary, Status
 
@@ -104,11 +104,11 @@ def failing(error):
 def test_a_failed_refit_leaves_the_old_model_whole(error):
     model = Model().fit(1)
     old = Constant()
-    remember(model, old)
+    model._remember(old)
     before = dict(vars(model))
     with pytest.raises(type(error)):
         model.fit(2, failing(error))
-    assert vars(model) == before and remembered(model) is old
+    assert vars(model) == before and model._remembered() is old
 
 
 def test_a_failed_first_fit_leaves_nothing():
@@ -136,9 +136,9 @@ def test_the_device_is_known_during_the_fit():
 
 def test_a_refit_forgets_the_old_posterior():
     model = Model().fit(1)
-    remember(model, Constant())
+    model._remember(Constant())
     model.fit(2)
-    assert remembered(model) is None and model.value_ == 2
+    assert model._remembered() is None and model.value_ == 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Frozen objects that answer predictions."""
 
 from ._base import KernelPosterior, MeanAndVariance, Posterior, joint_normal, reported_variance
-from ._cache import forget, remember, remembered
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights
 from ._krylov import explained_weights

@@ -9,6 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
+def slope(value: Float[Tensor, ""], theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """The gradient of a value that need not depend on theta."""
+    if not value.requires_grad:
+        return torch.zeros_like(theta)
+    return torch.autograd.grad(value, theta, materialize_grads=True)[0]
+
+
 class LinearOperator(ABC):
     """H = K(theta) + diag(noise), seen only through products and a few of its entries.
 

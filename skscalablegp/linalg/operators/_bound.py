@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...kernels import Stationary, Term, TorchKernel
+from ._base import slope
 
 
 class BoundKernel(ABC):
@@ -55,11 +56,7 @@ class AutodiffKernel(BoundKernel):
     def tile_grad(self, left: Tensor, right: Tensor, W: Tensor) -> Float[Tensor, " p"]:
         with torch.enable_grad():
             theta = self.theta.detach().clone().requires_grad_(True)
-            value = (self.kernel.cross(theta, left, right) * W).sum()
-            if not value.requires_grad:
-                return torch.zeros_like(theta)
-            (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
-        return torch.zeros_like(theta) if grad is None else grad.double()
+            return slope((self.kernel.cross(theta, left, right) * W).sum(), theta).double()
 
 
 class StationaryRows:

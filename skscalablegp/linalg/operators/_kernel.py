@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ._base import LinearOperator
+from ._base import LinearOperator, slope
 from ._bound import BoundKernel, bind
 
 # Two float32 tiles of this shape fit the level-2 cache of two cores; measured with
@@ -186,11 +186,7 @@ class KernelOperator(LinearOperator):
         with torch.enable_grad():
             theta = self.theta.clone().requires_grad_(True)
             diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
-            value = (diagonal * weights).sum()
-            if not value.requires_grad:
-                return torch.zeros_like(self.theta)
-            (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
-        return torch.zeros_like(self.theta) if grad is None else grad
+            return slope((diagonal * weights).sum(), theta)
 
     def to_dense(self) -> Float[Tensor, "n n"]:
         self._count(self.shape[0] ** 2)

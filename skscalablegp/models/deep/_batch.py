@@ -11,7 +11,7 @@ from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from ._objective import FeatureMoments
+from ._objective import FeatureMoments, data_fit, log_det_direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,20 @@ class BatchGradient(BaseEstimator, ABC):
         inner.diagonal().add_(1)
         residual = torch.linalg.solve(inner, phi @ w - batch.Y.detach())
         w.sub_(rate * noise * (P @ w)).sub_(PZ @ residual, alpha=k)
+
+
+def weight_space_loss(
+    batch: FeatureBatch, P: Float[Tensor, "m m"], trace: Float[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """An unbiased loss of a batch: the data's fit, and a linear log determinant of slope P."""
+    direction = log_det_direction(batch.phi, P, trace, batch.log_noise, batch.n)
+    fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
+    return fit + batch.Y.shape[1] * direction
+
+
+def averaging_rate(given: Any, batch_size: int, m: int) -> float:
+    """What the user gave, or the automatic rate."""
+    return automatic_rate(batch_size, m) if isinstance(given, str) else float(given)
 
 
 def automatic_rate(batch_size: int, m: int) -> float:

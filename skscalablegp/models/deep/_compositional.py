@@ -10,8 +10,14 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
-from ._objective import FeatureMoments, data_fit, log_det_direction
+from ._batch import (
+    BatchGradient,
+    FeatureBatch,
+    averaging_rate,
+    steps_between,
+    weight_space_loss,
+)
+from ._objective import FeatureMoments
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +75,7 @@ class CompositionalGradient(BatchGradient):
     def start(
         self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any
     ) -> RunningGram:
-        auto = isinstance(self.averaging, str)
-        rate = automatic_rate(batch_size, len(moments.gram)) if auto else float(self.averaging)
+        rate = averaging_rate(self.averaging, batch_size, len(moments.gram))
         gram = moments.gram / moments.n
         P = _inverse(gram, moments.n, noise).to(dtype)
         return RunningGram(gram, P, P.diagonal().sum(), (), 0, rate)
@@ -81,11 +86,8 @@ class CompositionalGradient(BatchGradient):
     def estimate(
         self, batch: FeatureBatch, state: RunningGram
     ) -> tuple[Float[Tensor, ""], RunningGram]:
-        direction = log_det_direction(
-            batch.phi, state.inverse, state.trace, batch.log_noise, batch.n
-        )
-        fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
-        return fit + batch.Y.shape[1] * direction, self._follow(batch, state)
+        loss = weight_space_loss(batch, state.inverse, state.trace)
+        return loss, self._follow(batch, state)
 
     def _follow(self, batch: FeatureBatch, state: RunningGram) -> RunningGram:
         """Average the batch in; factorise again when a tenth of the window has passed."""

@@ -11,8 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._batch import BatchGradient, FeatureBatch, automatic_rate, steps_between
-from ._objective import FeatureMoments, data_fit, log_det_direction
+from ._batch import (
+    BatchGradient,
+    FeatureBatch,
+    averaging_rate,
+    steps_between,
+    weight_space_loss,
+)
+from ._objective import FeatureMoments
 
 # Curvature of the proximal term's smoothed penalty; log|A| has curvature 1 relative to F, and the
 # saddle is stable above that.
@@ -95,8 +101,7 @@ class MinimaxGradient(BatchGradient):
         self.rate = rate
 
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Saddle:
-        auto = isinstance(self.rate, str)
-        rate = automatic_rate(batch_size, len(moments.gram)) if auto else float(self.rate)
+        rate = averaging_rate(self.rate, batch_size, len(moments.gram))
         F = moments.gram.clone()
         F.diagonal().add_(noise)
         L, _ = cholesky_with_jitter(F)
@@ -112,9 +117,7 @@ class MinimaxGradient(BatchGradient):
         return state.inverse
 
     def estimate(self, batch: FeatureBatch, state: Saddle) -> tuple[Float[Tensor, ""], Saddle]:
-        direction = log_det_direction(batch.phi, state.slope, state.trace, batch.log_noise, batch.n)
-        fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
-        return fit + batch.Y.shape[1] * direction, self._follow(batch, state)
+        return weight_space_loss(batch, state.slope, state.trace), self._follow(batch, state)
 
     def mu(self, t: int) -> float:
         """The penalty at a step."""

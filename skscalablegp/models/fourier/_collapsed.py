@@ -13,6 +13,7 @@ from torch import Tensor
 from ...core.posteriors import FeatureWeights
 from ...features import PriorFeatures
 from ...linalg.gradients import GPProblem
+from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 
 # Rows whose features are held at a time.
@@ -225,10 +226,7 @@ def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
     with torch.enable_grad():
         theta = theta.clone().requires_grad_(True)
         for phi, Y, noise in batches(theta):
-            value = part(phi, Y, noise)
-            if value.requires_grad:
-                (share,) = torch.autograd.grad(value, theta, allow_unused=True)
-                grad += 0 if share is None else share
+            grad += slope(part(phi, Y, noise), theta)
     return grad
 
 

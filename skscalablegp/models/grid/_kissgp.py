@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_memory, check_n_targets, validated
+from ..._validation import check_n_targets, validated
 from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
-    budget_of,
     fit_hyperparameters,
     report_training,
     report_untrained,
@@ -290,7 +289,7 @@ class KISSGPRegressor(GPRegressorBase):
         self, table: Table, features: GridFeatures | None, held: np.ndarray | None
     ) -> GridFit:
         """The rows, or what a network makes of them, summed on a grid."""
-        budget = budget_of(self.memory_budget)
+        budget = self._budget()
         if features is None:
             kernel = self._own_kernel(table.X)
         else:
@@ -300,7 +299,7 @@ class KISSGPRegressor(GPRegressorBase):
         return GridFit.make(table, grid, kernel, features, held, budget, self._priors())
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
-        X, budget = table.X, budget_of(self.memory_budget)
+        X, budget = table.X, self._budget()
         if on_features:
             # All that features can be is in (-1, 1): no row will ever lie outside.
             ends = np.ones((1, X.shape[1]))
@@ -468,7 +467,7 @@ class KISSGPRegressor(GPRegressorBase):
             return float(kernel.noise(theta)), float(kernel.prior(theta))
 
     def _problem(self) -> GridProblem:
-        kernel = GridKernel(self._compiled(), self.grid_, budget_of(self.memory_budget))
+        kernel = GridKernel(self._compiled(), self.grid_, self._budget())
         return GridProblem.make(kernel.kernel, kernel, self._kept, self._kept.moments.n)
 
     def _build_posterior(self) -> GridPosterior:
@@ -488,11 +487,10 @@ class KISSGPRegressor(GPRegressorBase):
             # The singular values of the covariance, too.
             need += 48.0 * m * m
             remedy = "ask for fewer rows at a time, or for rows inside the grid only"
-        check_memory(
+        self._check_memory(
             need,
             f"{what} for {m} rows, {outside} of them outside the grid (an {m} x {m} covariance)",
             remedy,
-            budget_of(self.memory_budget),
         )
 
     def _likelihood_at(

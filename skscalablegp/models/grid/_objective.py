@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
+from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
 from ._grid_kernel import GridFactor, GridKernel
@@ -362,17 +363,8 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
         # Raised noise moves with the prior variance, no longer with the white noise.
         raised = _SMALLEST_NOISE * kernel.prior(theta) if jitter > 0 else kernel.noise(theta)
         surrogate = d_noise * raised - 0.5 * t * kernel.trace_with(theta, moments.sums)
-        grad = _slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
+        grad = slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
         # Block by block: autograd keeps several copies of what it is given.
         for block in explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1):
-            grad += _slope(0.5 * t * kernel.quadratic(theta, block), theta)
+            grad += slope(0.5 * t * kernel.quadratic(theta, block), theta)
     return grad
-
-
-def _slope(value: Float[Tensor, ""], theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-    """The gradient of a value that need not depend on theta."""
-    zero = torch.zeros_like(theta).detach()
-    if not value.requires_grad:
-        return zero
-    (grad,) = torch.autograd.grad(value, theta, allow_unused=True)
-    return zero if grad is None else grad
