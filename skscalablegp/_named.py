@@ -8,6 +8,13 @@ from typing import Any, ClassVar
 from sklearn.base import BaseEstimator
 
 
+def keep_settings(settings: Any, arguments: dict[str, Any]) -> None:
+    """Keep a constructor's arguments, its ``locals()``, under their own names."""
+    for name, value in arguments.items():
+        if name not in ("self", "__class__"):
+            setattr(settings, name, value)
+
+
 def named(
     what: str,
     value: Any,

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
-from .._named import NamedSettings
+from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
 from ..kernels import ThetaPrior, check_no_columns, compile_kernel, with_column_numbers
 from ._parameters import PARAMETERS
@@ -45,10 +45,8 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
             cls._parameter_constraints = {name: rules[name] for name in names if name in rules}
 
     def _set(self, arguments: dict[str, Any]) -> None:
-        """Keep a constructor's arguments, its ``locals()``, under their own names."""
-        for name, value in arguments.items():
-            if name not in ("self", "__class__"):
-                setattr(self, name, value)
+        """Keep a constructor's arguments, its ``locals()``."""
+        keep_settings(self, arguments)
 
     def _own_kernel(self, X: np.ndarray) -> Kernel | None:
         """A copy of `kernel` with column numbers in place of names; None where there is none.

@@ -139,17 +139,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         max_seconds: Any = None,
         verbose: Any = 0,
     ):
-        self.estimator = estimator
-        self.variance_rank = variance_rank
-        self.max_variance_rank = max_variance_rank
-        self.variance_tol = variance_tol
-        self.random_state = random_state
-        self.memory_budget = memory_budget
-        self.device = device
-        self.dtype = dtype
-        self.callbacks = callbacks
-        self.max_seconds = max_seconds
-        self.verbose = verbose
+        self._set(locals())
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

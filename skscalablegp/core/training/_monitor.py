@@ -160,27 +160,18 @@ class Monitor:
 
     def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
         """Append one value of what is maximised; raises StopTraining as `record` does."""
-        self._announce(theta, np.empty(0), float(objective), 0.0, epochs)
+        none = np.empty(0)
+        self._announce(theta, grad=none, objective=float(objective), residual=0.0, epochs=epochs)
 
-    def _announce(
-        self,
-        theta: np.ndarray,
-        grad: np.ndarray,
-        objective: float,
-        residual: float,
-        epochs: float,
-    ) -> None:
+    def _announce(self, theta: np.ndarray, **facts: Any) -> None:
         self._iteration += 1
         step = TrainingStep(
             stage=self._stage or "full",
             iteration=self._iteration,
             theta=np.array(theta),
-            grad=grad,
-            objective=objective,
             objective_name=self._objective,
-            residual=residual,
-            epochs=epochs,
             seconds=self.seconds,
+            **facts,
         )
         if self._bar is not None:
             self._bar.set_postfix(_summary(step), refresh=False)

@@ -10,6 +10,8 @@ import scipy.optimize
 import scipy.special
 from sklearn.base import BaseEstimator
 
+from ..._named import keep_settings
+
 # theta -> (log marginal likelihood or NaN, its gradient)
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -75,9 +77,7 @@ class Adam(BaseEstimator, Optimizer):
     patient = True
 
     def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0, transform: str = "log"):
-        self.learning_rate = learning_rate
-        self.decay = decay
-        self.transform = transform
+        keep_settings(self, locals())
 
     def maximize(
         self,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._named import keep_settings
 from ...features import PriorFeatures, sample_prior_features
 from ..operators import KernelOperator
 from ..preconditioners import Preconditioner, build_preconditioner
@@ -46,13 +47,7 @@ class _IterativeGradient(GradientEstimator):
         solver_warm_start: bool = True,
         refresh: float = REFRESH,
     ):
-        self.solver = solver
-        self.preconditioner = preconditioner
-        self.n_probes = n_probes
-        self.solver_tol = solver_tol
-        self.solver_max_epochs = solver_max_epochs
-        self.solver_warm_start = solver_warm_start
-        self.refresh = refresh
+        keep_settings(self, locals())
 
     @abstractmethod
     def draw(self, problem: GPProblem, generator: Generator) -> Any:
@@ -222,17 +217,7 @@ class PathwiseGradient(_IterativeGradient):
         n_pairs: int = 1000,
         prior: str = "fourier",
     ):
-        super().__init__(
-            solver,
-            preconditioner=preconditioner,
-            n_probes=n_probes,
-            solver_tol=solver_tol,
-            solver_max_epochs=solver_max_epochs,
-            solver_warm_start=solver_warm_start,
-            refresh=refresh,
-        )
-        self.n_pairs = n_pairs
-        self.prior = prior
+        keep_settings(self, locals())
 
     def draw(self, problem: GPProblem, generator: Generator) -> PathwiseProbes:
         n, d = problem.X.shape

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._named import keep_settings
 from ..solvers import Solution, Status
 from ..truncation import (
     Truncation,
@@ -73,12 +74,7 @@ class TruncatedGradient(GradientEstimator):
         probes: str = "rademacher",
         reorthogonalize: bool = False,
     ):
-        self.truncation = truncation
-        self.preconditioner = preconditioner
-        self.refresh = refresh
-        self.n_probes = n_probes
-        self.probes = probes
-        self.reorthogonalize = reorthogonalize
+        keep_settings(self, locals())
 
     def bound(self, n: int) -> Truncation:
         """The distribution of the number of steps for n rows; wrong settings fail here."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer
 from ..operators import LinearOperator
 from ._base import PreconditionerConfig, pick_generator
@@ -34,9 +35,7 @@ class PivotedCholesky(PreconditionerConfig):
     """
 
     def __init__(self, rank=100, randomized=False, random_state=None):
-        self.rank = rank
-        self.randomized = randomized
-        self.random_state = random_state
+        keep_settings(self, locals())
 
     def build(
         self, operator: LinearOperator, generator: torch.Generator | None = None

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
 from ._cholesky import cholesky_with_jitter
@@ -67,10 +68,7 @@ class ADASAP(RowSolver):
     _state_class = ADASAPState
 
     def __init__(self, block_size=1000, *, rank=100, strength="auto", random_state=None):
-        self.block_size = block_size
-        self.rank = rank
-        self.strength = strength
-        self.random_state = random_state
+        keep_settings(self, locals())
 
     def _check_settings(self) -> None:
         check_integer("block_size", self.block_size)

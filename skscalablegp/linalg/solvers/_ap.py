@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
 from ._cholesky import cholesky_with_jitter
@@ -66,9 +67,7 @@ class AP(RowSolver):
     _can_diverge = False
 
     def __init__(self, block_size=1000, *, factor_memory=1e9, max_jitter=1e-3):
-        self.block_size = block_size
-        self.factor_memory = factor_memory
-        self.max_jitter = max_jitter
+        keep_settings(self, locals())
 
     def _check_settings(self) -> None:
         check_integer("block_size", self.block_size)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_number
 from ..operators import LinearOperator
 from ._rows import RowSolver, RowState, draw_rows
@@ -69,11 +70,7 @@ class SDD(RowSolver):
         averaging_epochs=2.0,
         random_state=None,
     ):
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.step_size = step_size
-        self.averaging_epochs = averaging_epochs
-        self.random_state = random_state
+        keep_settings(self, locals())
 
     def _check_settings(self) -> None:
         check_descent(self)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ..operators import LinearOperator
 from ._base import give_up, relative_norms
@@ -60,10 +61,7 @@ class SGD(RowSolver):
     _state_class = SGDState
 
     def __init__(self, batch_size=500, *, momentum=0.9, step_size="auto", random_state=None):
-        self.batch_size = batch_size
-        self.momentum = momentum
-        self.step_size = step_size
-        self.random_state = random_state
+        keep_settings(self, locals())
 
     def _check_settings(self) -> None:
         check_descent(self)

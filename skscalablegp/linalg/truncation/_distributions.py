@@ -13,6 +13,7 @@ from jaxtyping import Float64, Int
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 
 # "auto" computes so many terms with weight 1: their increments are the largest.
@@ -111,10 +112,7 @@ class ExponentialTruncation(TruncationDistribution):
         expected_iter: Any = None,
         max_iter: Any = None,
     ):
-        self.rate = rate
-        self.min_iter = min_iter
-        self.expected_iter = expected_iter
-        self.max_iter = max_iter
+        keep_settings(self, locals())
 
     def on(self, n: int, start: int = 1) -> Truncation:
         rate = self._decay()
@@ -181,10 +179,7 @@ class GeometricTruncation(ExponentialTruncation):
         expected_iter: Any = None,
         max_iter: Any = None,
     ):
-        self.probability = probability
-        self.min_iter = min_iter
-        self.expected_iter = expected_iter
-        self.max_iter = max_iter
+        keep_settings(self, locals())
 
     def _decay(self) -> float:
         p = check_number("probability", self.probability, positive=True, below=1, example=0.05)
@@ -206,8 +201,7 @@ class ReciprocalTruncation(TruncationDistribution):
     """
 
     def __init__(self, *, min_iter: Any = "auto", max_iter: Any = None):
-        self.min_iter = min_iter
-        self.max_iter = max_iter
+        keep_settings(self, locals())
 
     def on(self, n: int, start: int = 1) -> Truncation:
         high = _highest(self.max_iter, n, start)

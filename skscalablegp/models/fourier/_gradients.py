@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._named import keep_settings
 from ...core.training import StopTraining
 from ...features import PriorFeatures
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
@@ -68,9 +69,7 @@ class SingleSampleGradient(GradientEstimator):
         min_components: int = 500,
         component_step: int = 100,
     ):
-        self.truncation = truncation
-        self.min_components = min_components
-        self.component_step = component_step
+        keep_settings(self, locals())
 
     def levels(self, n: int) -> FeatureLevels:
         """The series for n rows; wrong settings fail here."""
