@@ -28,10 +28,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TEST_ROWS = 1000
-ROWS = (30, 60, 120, 250, 500)
+ROWS = (30, 60, 120, 180, 250, 500)
 UCI = ("airfoil", "concrete", "energy", "housing", "protein")
 SETS = ("drawn-2", "drawn-8", "friedman", "diabetes", "breast-cancer", *UCI)
-CANDIDATES = ("none", "lengths", "wide lengths", "noise", "all", "wide all", "half-Cauchy")
+CANDIDATES = (
+    "none",
+    "lengths",
+    "wide lengths",
+    "noise",
+    "all",
+    "wide all",
+    "half-Cauchy",
+    "long",
+    "weak noise",
+)
 CLEAR = 0.02
 
 
@@ -53,9 +63,11 @@ def priors(name, X):
         "lengths": lengths,
         "wide lengths": wide,
         "noise": noise,
+        "weak noise": {"k2__noise_level": LogNormal(0.1, 2.5)},
         "all": lengths | noise | signal,
         "wide all": wide | noise | signal,
         "half-Cauchy": {"k1__k2__length_scale": HalfCauchy(typical)} | noise,
+        "long": {"k1__k2__length_scale": HalfCauchy(10 * typical)} | noise,
     }[name]
 
 

