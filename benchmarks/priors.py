@@ -5,9 +5,9 @@
     python benchmarks/priors.py --sets friedman --rows 60 --prior none lengths
     python benchmarks/priors.py --report                 # only the summary
 
-IterativeGPRegressor with its default kernel is fitted to 30 to 500 rows of ten sets: functions
-drawn from Gaussian processes, Friedman's function, two of scikit-learn's bundled sets and five UCI
-sets. Rows are drawn anew for each of the `--draws`; up to 1,000 others are for the test. nll is
+IterativeGPRegressor with its default kernel is fitted to 30 to 500 rows of twelve sets: functions
+drawn from Gaussian processes, with noise and (exact-2, exact-5) without, Friedman's function, two
+of scikit-learn's bundled sets and five UCI sets. Rows are drawn anew for each of the `--draws`; up to 1,000 others are for the test. nll is
 the mean negative log density of noisy test targets and rmse their error, for targets in units of
 their standard deviation; both are means over the draws, as is the share inside 95 % intervals.
 
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 TEST_ROWS = 1000
 ROWS = (30, 60, 120, 180, 250, 500)
 UCI = ("airfoil", "concrete", "energy", "housing", "protein")
-SETS = ("drawn-2", "drawn-8", "friedman", "diabetes", "breast-cancer", *UCI)
+SETS = ("drawn-2", "drawn-8", "exact-2", "exact-5", "friedman", "diabetes", "breast-cancer", *UCI)
 CANDIDATES = (
     "none",
     "lengths",
@@ -79,11 +79,12 @@ def table(name, n, draw):
 
     rng = np.random.default_rng([draw, *name.encode()])
     total = n + TEST_ROWS
-    if name.startswith("drawn"):
-        d = int(name.removeprefix("drawn-"))
+    kind, _, columns = name.partition("-")
+    if kind in ("drawn", "exact"):
+        d = int(columns)
         X = rng.uniform(-2, 2, (total, d))
         y = drawn_function(rng, d)(X)
-        y = y + 0.2 * y.std() * rng.standard_normal(total)
+        y = y + (0.2 if kind == "drawn" else 0.0) * y.std() * rng.standard_normal(total)
     elif name == "friedman":
         X, y = datasets.make_friedman1(total, 10, noise=1.0, random_state=draw)
     elif name == "diabetes":
