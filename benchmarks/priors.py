@@ -7,9 +7,10 @@
 
 IterativeGPRegressor with its default kernel is fitted to 30 to 500 rows of twelve sets: functions
 drawn from Gaussian processes, with noise and (exact-2, exact-5) without, Friedman's function, two
-of scikit-learn's bundled sets and five UCI sets. Rows are drawn anew for each of the `--draws`; up to 1,000 others are for the test. nll is
-the mean negative log density of noisy test targets and rmse their error, for targets in units of
-their standard deviation; both are means over the draws, as is the share inside 95 % intervals.
+of scikit-learn's bundled sets and five UCI sets. Rows are drawn anew for each of the `--draws`; up
+to 1,000 others are for the test. nll is the mean negative log density of test targets and rmse
+their error, for targets in units of their standard deviation; both are means over the draws, as is
+the share inside 95 % intervals.
 
 The priors are those of CANDIDATES, in units of the columns' standard deviations (length scales)
 and of the target's variance. The summary has, by prior and number of rows, the mean difference of
