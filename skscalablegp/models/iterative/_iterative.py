@@ -42,14 +42,16 @@ class IterativeGPRegressor(SolvedGPRegressor):
     A drop-in replacement of :class:`sklearn.gaussian_process.GaussianProcessRegressor`. Small
     tables are trained exactly; larger ones are initialised on a subset and refined on all rows,
     above some 8,000 of them with gradients from preconditioned conjugate gradients, without ever
-    inverting a matrix.
+    inverting a matrix. Before a fit, predictions are those of the prior.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
-        starting at the scale of the data.
+        starting at the scale of the data, or at 1 before a fit and with ``optimizer=None``. Any
+        kernel will do; those without a compiled form are evaluated by their own NumPy code, and
+        may take rows that are no vectors, such as strings.
     priors : dict of str to Prior, default=None
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
@@ -62,7 +64,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is quasi-Newton where
         values and gradients are exact or a subset gave the curvature, and Adam elsewhere (above
-        50,000 rows, or with ``subset_size=None``). A callable has scikit-learn's signature.
+        50,000 rows, or with ``subset_size=None``). A callable has scikit-learn's signature. Up to
+        500 rows and with a given kernel, "auto" and "fmin_l_bfgs_b" also take scikit-learn's steps
+        from every start, and the better optimum counts.
     n_restarts_optimizer : int, default=0
         Further starts of the optimiser, drawn uniformly within the bounds. Only where values are
         exact.
@@ -169,7 +173,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
-        Columns of X.
+        Columns of X; missing where rows are no vectors.
     feature_names_in_ : ndarray of shape (d,)
         Their names where X had any.
 
