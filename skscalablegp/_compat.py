@@ -47,16 +47,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import sklearn
 from scipy.stats import qmc
 from sklearn.base import _fit_context as fit_context
 from sklearn.utils._param_validation import (
     HasMethods,
     Interval,
-    InvalidParameterError,
     StrOptions,
 )
-from sklearn.utils.fixes import parse_version
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackMixin
@@ -66,21 +63,6 @@ except ImportError:  # scikit-learn < 1.9
         """Stands where scikit-learn has no callbacks yet."""
 
 
-__all__ = [
-    "HAS_CALLBACKS",
-    "SKLEARN_VERSION",
-    "CallbackMixin",
-    "FitEvents",
-    "HasMethods",
-    "Interval",
-    "InvalidParameterError",
-    "StrOptions",
-    "callbacks_under_way",
-    "fit_context",
-    "sobol",
-]
-
-SKLEARN_VERSION = parse_version(sklearn.__version__)
 HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
 
 

@@ -18,26 +18,6 @@ import torch
 from sklearn import config_context
 from sklearn.utils.validation import check_array, validate_data
 
-__all__ = [
-    "available_memory",
-    "check_coverage",
-    "check_duplicates",
-    "check_magnitude",
-    "check_inducing",
-    "check_integer",
-    "check_memory",
-    "check_n_targets",
-    "check_noise",
-    "check_noise_variance",
-    "check_number",
-    "check_return_flags",
-    "check_share",
-    "format_bytes",
-    "resolve_device",
-    "resolve_dtype",
-    "validated",
-]
-
 # Magnitudes within the range of single precision, in which some models compute, and whose ratios
 # double precision can square.
 _LARGEST, _SMALLEST = 1e30, 1e-30

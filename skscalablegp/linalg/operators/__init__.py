@@ -4,5 +4,3 @@ from ._base import LinearOperator, slope
 from ._bound import bind
 from ._dense import DenseOperator
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
-from ._kronecker import Kronecker
-from ._toeplitz import Toeplitz

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..._validation import check_memory
 from ...kernels import MAX_POWER, Node, Term, TorchKernel
-from ...linalg.operators import Kronecker, Toeplitz
 from ._grid import Grid, keys_weights
+from ._toeplitz import kronecker, kronecker_matmul, toeplitz
 
 # Pairs of rows whose covariances are worked out at a time.
 _BLOCK_PAIRS = 2**18
@@ -148,10 +148,7 @@ class GridKernel:
 
     def to_dense(self, theta: Float[Tensor, " p"]) -> Tensor:
         """Kuu, m^2 numbers."""
-        blocks = [
-            sum(Kronecker([Toeplitz(c) for c in values]).to_dense() for values in terms)
-            for terms in self.columns(theta)
-        ]
+        blocks = [sum(kronecker(values) for values in terms) for terms in self.columns(theta)]
         return torch.block_diag(*blocks)
 
     def factor(self, theta: Float[Tensor, " p"], tol: float) -> GridFactor:
@@ -291,7 +288,7 @@ def _apply(columns: list, grid: Grid, V: Tensor) -> Tensor:
     out = []
     for terms, shape, start in zip(columns, grid.shapes, grid.starts, strict=True):
         part = V[start : start + math.prod(shape)]
-        out.append(sum(Kronecker([Toeplitz(c) for c in values]).matmul(part) for values in terms))
+        out.append(sum(kronecker_matmul(values, part) for values in terms))
     return torch.cat(out)
 
 
@@ -299,7 +296,7 @@ class _Cut:
     """One term's largest eigenpairs, products over axes, without the tail that adds up to `tol`."""
 
     def __init__(self, columns: list[Tensor], tol: float):
-        self._pairs = [torch.linalg.eigh(Toeplitz(c).to_dense()) for c in columns]
+        self._pairs = [torch.linalg.eigh(toeplitz(c)) for c in columns]
         self._places, self._values = _kept([values for values, _ in self._pairs], tol)
         self.rank = len(self._places)
 
