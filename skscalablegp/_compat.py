@@ -7,7 +7,7 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
 ``fit_context``
     The decorator of ``fit``: validates ``_parameter_constraints`` and, from 1.9 on, tears the
     callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
-``Interval``, ``StrOptions``, ``HasMethods``, ``InvalidParameterError``
+``Interval``, ``StrOptions``, ``HasMethods``
     The vocabulary of ``_parameter_constraints``.
 ``CallbackMixin``
     ``sklearn.callback.CallbackSupportMixin`` from scikit-learn 1.9 on, which brings

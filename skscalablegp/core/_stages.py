@@ -196,7 +196,7 @@ def _train_all_rows(
             # Iterative solvers would need thousands of epochs; a factorisation does not care.
             estimator = ExactGradient()
     optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
-    enough = _default_steps(optimizer, estimator.exact, initialised)
+    enough = _default_steps(optimizer, initialised)
     steps = enough if settings.max_iter == "auto" else settings.max_iter
     result = _stage(
         settings.name, problem, estimator, optimizer, theta, settings, run, steps, metric
@@ -325,7 +325,7 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     if exact and settings.twice(n):
         why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
     run.chose("optimizer", "adam" if patient else "bfgs", why)
-    steps = _default_steps(optimizer, exact, initialised)
+    steps = _default_steps(optimizer, initialised)
     run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
     if initialised:
         around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
@@ -361,7 +361,7 @@ def _worthwhile(n: int) -> float:
     return max(0.5, _GAIN_PER_ROW * n)
 
 
-def _default_steps(optimizer: Optimizer, exact: bool, initialised: bool) -> int:
+def _default_steps(optimizer: Optimizer, initialised: bool) -> int:
     if optimizer.patient:
         return _REFINING_ADAM_STEPS if initialised else _ADAM_STEPS
     return _REFINING_STEPS if initialised else _EXACT_STEPS

@@ -131,7 +131,7 @@ def train_steps(
         if run.kept is None:
             raise
         reason = "interrupted"
-    run.finish(done * epochs_per_step, reason)
+    run.finish(reason)
     return StepsResult(run.best, done, monitor.end(reason))
 
 
@@ -172,7 +172,7 @@ class _Run:
             raise StopTraining("diverged")
         return True
 
-    def finish(self, epochs: float, reason: str) -> None:
+    def finish(self, reason: str) -> None:
         """Score what a budget or an interrupt left behind, then go back to the best."""
         if reason in ("max_seconds", "interrupted"):
             score = float(self.stepper.score())
