@@ -42,7 +42,7 @@ _SUBSET_TOL = {True: 1e-4, False: 1e-5}
 # precision.
 _TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
 # Up to so many rows the likelihood's many local optima matter more than time.
-_TWICE_ROWS = 500
+_TWICE_ROWS, _SCIPYS_TOL = 500, 2.2e-9
 # In nats a row: a predicted gain below it is not worth another step on the rows at hand.
 _GAIN_PER_ROW = 1e-4
 # Each random subset is so many times larger than the one before.
@@ -155,7 +155,7 @@ def fit_hyperparameters(
         starts += restart_points(bounds, settings.n_restarts, run.restarts)
     ways = [settings]
     if estimator.exact and settings.twice(len(problem.X)):
-        ways.append(replace(settings, optimizer=LBFGS(scaled=False), learning_rate="auto"))
+        ways.append(replace(settings, optimizer=LBFGS(_SCIPYS_TOL, scaled=False), learning_rate="auto"))
     best = start
     for k, (point, way) in enumerate(product(starts, ways)):
         try:

@@ -136,7 +136,7 @@ class LBFGS(BaseEstimator, Optimizer):
 
     Parameters
     ----------
-    tol : float, default=2.2e-9
+    tol : float, default=1e-6
         Relative improvement of the objective at which it ends (SciPy's ``ftol``).
     scaled : bool, default=True
         False leaves the objective as it is: the steps are then those of scikit-learn.
@@ -144,7 +144,7 @@ class LBFGS(BaseEstimator, Optimizer):
 
     exact_only = True
 
-    def __init__(self, tol: float = 2.2e-9, *, scaled: bool = True):
+    def __init__(self, tol: float = 1e-6, *, scaled: bool = True):
         self.tol = tol
         self.scaled = scaled
 
