@@ -155,7 +155,9 @@ def fit_hyperparameters(
         starts += restart_points(bounds, settings.n_restarts, run.restarts)
     ways = [settings]
     if estimator.exact and settings.twice(len(problem.X)):
-        ways.append(replace(settings, optimizer=LBFGS(_SCIPYS_TOL, scaled=False), learning_rate="auto"))
+        ways.append(
+            replace(settings, optimizer=LBFGS(_SCIPYS_TOL, scaled=False), learning_rate="auto")
+        )
     best = start
     for k, (point, way) in enumerate(product(starts, ways)):
         try:
