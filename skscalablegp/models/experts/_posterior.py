@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import ExactPosterior, Posterior, joint_normal
+from ...core.posteriors import ExactPosterior, MeanAndVariance, Posterior, joint_normal
 
 
 class Combination(NamedTuple):
@@ -214,22 +214,12 @@ class ExpertsPosterior(Posterior):
     """
 
     def __init__(self, experts: Sequence[ExactPosterior], combination: str):
-        self.experts = list(experts)
-        self.combination = combination
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.experts[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.experts[0].device
-
-    @property
-    def width(self) -> int:
-        """One expert's block at a time, twice, beside all experts' moments."""
-        t = self.experts[0].weights.shape[1]
-        return 2 * max(expert.width for expert in self.experts) + len(self.experts) * (t + 2)
+        self.experts, self.combination = list(experts), combination
+        first = self.experts[0]
+        self.dtype, self.device = first.dtype, first.device
+        # One expert's block at a time, twice, beside all experts' moments.
+        widest = max(expert.width for expert in self.experts)
+        self.width = 2 * widest + len(self.experts) * (first.weights.shape[1] + 2)
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
         """Mean and latent variance together, for the price of either."""
@@ -245,14 +235,9 @@ class ExpertsPosterior(Posterior):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.combine(X).mean
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         combined = self.combine(X)
         return combined.mean, combined.variance
-
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.combine(X).variance
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The experts' mean noise variance; where they share a kernel, the kernel's."""

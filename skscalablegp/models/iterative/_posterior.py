@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import KernelPosterior, joint_normal, reported_variance
+from ...core.posteriors import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
 from ...features import PriorFeatures
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -96,36 +96,22 @@ class IterativePosterior(KernelPosterior):
         chosen = preconditioner_for(self._solver)
         return build_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
 
-    def _deviations(
-        self,
-        X: Float[Tensor, "m d"],
-        samples: PathwiseSamples,
-        explained: Float[Tensor, "m s"] | None = None,
-    ) -> Float[Tensor, "m s"]:
-        """g_j at the rows of X; `explained` is k(X, training rows) zhat where it is known."""
+    def _mean_and_deviations(
+        self, X: Float[Tensor, "m d"], samples: PathwiseSamples
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, "m s"]]:
+        """The mean, and g_j at the rows of X, from one product with the cross-covariances."""
+        t, zhat = self.weights.shape[1], samples.representer_weights.to(self.weights)
+        both = self.cross(X).matmul(torch.cat([self.weights, zhat], 1))
         with torch.no_grad():
             phi = samples.features.evaluate(self.operator.theta, X)
-        prior = phi @ samples.prior_weights.to(phi)
-        if explained is None:
-            explained = self.cross(X).matmul(samples.representer_weights.to(phi))
-        return prior - explained
+        return both[:, :t], phi @ samples.prior_weights.to(phi) - both[:, t:]
 
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        if self.samples is not None:
-            return self._deviations(X, self.samples).square().mean(1)
-        return self._solved_variance(X, *self._solved_cross(X))
-
-    def mean_and_variance(
-        self, X: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         if self.samples is None:
             solved = self._solved_cross(X)
             return solved[0].T @ self.weights, self._solved_variance(X, *solved)
-        t = self.weights.shape[1]
-        representers = self.samples.representer_weights.to(self.weights)
-        both = self.cross(X).matmul(torch.cat([self.weights, representers], 1))
-        deviations = self._deviations(X, self.samples, both[:, t:])
-        return both[:, :t], deviations.square().mean(1)
+        mean, deviations = self._mean_and_deviations(X, self.samples)
+        return mean, deviations.square().mean(1)
 
     def _solved_variance(
         self, X: Float[Tensor, "m d"], cross: Tensor, V: Tensor, R: Tensor
@@ -168,10 +154,11 @@ class IterativePosterior(KernelPosterior):
             )
         else:
             samples = self._draw(n_samples * t, generator)
-        deviations = self._deviations(X, samples).reshape(len(X), t, n_samples)
+        mean, deviations = self._mean_and_deviations(X, samples)
+        deviations = deviations.reshape(len(X), t, n_samples)
         white = torch.randn(deviations.shape, generator=generator, dtype=deviations.dtype)
         white = white.to(deviations.device) * self.noise(X).sqrt()[:, None, None]
-        return self.mean(X)[:, :, None] + deviations + white
+        return mean[:, :, None] + deviations + white
 
     def _draw(self, n_samples: int, generator: torch.Generator) -> PathwiseSamples:
         """New prior draws and their solve."""
