@@ -133,15 +133,16 @@ def check_noise_variance(noise_variance: Any, n: int, t: int = 1) -> np.ndarray 
     """
     if noise_variance is None:
         return None
-    if np.shape(noise_variance) == (n, t):
-        flat = np.asarray(noise_variance).reshape(-1)
+    array = _array(noise_variance, "noise_variance")
+    if array.shape == (n, t):
+        flat = array.reshape(-1)
         return _per_row(flat, n * t, "noise_variance").reshape(n, t)
     return np.repeat(_per_row(noise_variance, n, "noise_variance")[:, None], t, axis=1)
 
 
 def _per_row(value: Any, n: int, name: str) -> np.ndarray:
     accepted = "pass a scalar or one value per row"
-    array = np.asarray(value)
+    array = _array(value, name)
     if array.dtype.kind not in "fiub":
         try:
             if array.dtype.kind == "c":
@@ -166,6 +167,13 @@ def _per_row(value: Any, n: int, name: str) -> np.ndarray:
         if np.any(wrong):
             raise ValueError(f"{name} must be {rule}, got {_first_wrong(array, wrong)}.")
     return np.full(n, array.item()) if array.size == 1 else array
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        raise ValueError(f"{name} must be a scalar or an array, got {value!r}.") from None
 
 
 def check_share(share: Any, name: str) -> np.ndarray:

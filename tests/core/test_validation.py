@@ -62,6 +62,8 @@ def test_noise_variance():
     np.testing.assert_array_equal(check_noise_variance([1, 2, 3], 3), [[1.0], [2.0], [3.0]])
     np.testing.assert_array_equal(check_noise_variance([1, 2], 2, 2), [[1.0, 1.0], [2.0, 2.0]])
     np.testing.assert_array_equal(check_noise_variance([[1, 2]], 1, 2), [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="noise_variance must be a scalar or an array, got"):
+        check_noise_variance([[1, 2], [3]], 2, 2)
     with pytest.raises(ValueError, match=r"noise_variance has shape \(2, 3\) for 2 rows"):
         check_noise_variance(np.ones((2, 3)), 2, 2)
     with pytest.raises(ValueError, match=r"noise_variance must be .* \(2 != 3\)"):
