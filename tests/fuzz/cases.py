@@ -314,6 +314,8 @@ def check_answers(model: Any, X_new: Any, m: int, positive: bool) -> None:
     assert not positive or (std > 0).all(), f"standard deviations {std}"
     latent = model.predict_std(X_new, include_noise=False)
     assert np.isfinite(latent).all() and (latent >= 0).all(), f"latent deviations {latent}"
+    ends = model.predict_interval(X_new)
+    assert np.isfinite(ends).all() and (ends[..., 0] <= ends[..., 1]).all(), f"intervals {ends}"
     if getattr(model, "combination", "poe") not in ("bcm", "rbcm", "grbcm"):
         covariance = model.predict(X_new, return_cov=True)[1]
         assert np.isfinite(covariance).all(), f"covariance {covariance}"
