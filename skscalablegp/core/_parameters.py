@@ -198,7 +198,14 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     # Networks.
     "feature_extractor": Parameter(
-        [None, "array-like", _COUNT, callable, HasMethods(["parameters", "forward"])],
+        [
+            StrOptions({"auto"}),
+            None,
+            "array-like",
+            _COUNT,
+            callable,
+            HasMethods(["parameters", "forward"]),
+        ],
         "A network between the rows and the kernel: layer sizes, a torch module, or a callable "
         "that makes one for so many columns.",
     ),

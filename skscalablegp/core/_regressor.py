@@ -12,19 +12,18 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
-from ..linalg.gradients import exact_marginal_likelihood
+from ..linalg.gradients import ExactEvaluation, exact_marginal_likelihood
 from ._defaults import data_scaled_kernel
 from ._edge import answers
 from ._prediction import GPPredictionBase
 from ._run import FitRun
 from .data import Table, n_columns
+from .posteriors import ExactPosterior
 
 
 class TableRegressorBase(GPPredictionBase):
     """A kernel, and a table that stays with the model."""
 
-    # Bound of the default kernel's signal variance, in units of the target's; None for its own.
-    _largest_signal: float | None = None
     # What a fit may measure rows from.
     _origin: np.ndarray | float = 0.0
 
@@ -78,7 +77,7 @@ class TableRegressorBase(GPPredictionBase):
 
     def _default_kernel(self, table: Table) -> Kernel:
         """Where training starts if no kernel was given."""
-        return data_scaled_kernel(table.X, table.y, self._largest_signal)
+        return data_scaled_kernel(table.X, table.y)
 
     def _trained_kernel(self) -> TorchKernel:
         """`kernel_` as torch functions."""
@@ -187,6 +186,20 @@ class GPRegressorBase(TableRegressorBase):
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
         result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())
         return result.value, result.grad
+
+    def _exact(self, device: torch.device) -> tuple[ExactPosterior, ExactEvaluation]:
+        """The exact process of the kept table under `kernel_`, in float64."""
+        kernel = self._trained_kernel()
+        problem = self._table().problem(kernel, torch.float64, device, keep=True)
+        return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
+
+    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
+        """The exact process at these hyperparameters as the fitted model; its evaluation."""
+        self.kernel_ = kernel.to_sklearn(theta)
+        posterior, evaluation = self._exact(device)
+        self.log_marginal_likelihood_value_ = evaluation.value
+        self._remember(posterior)
+        return evaluation
 
     def _check_dense_memory(self, what: str, copies: int) -> None:
         n = len(self.X_train_)

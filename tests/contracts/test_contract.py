@@ -44,7 +44,14 @@ ROWS = [
         columns="none",
     ),
     Row(
-        "kissgp-auto",
+        "kissgp-product",
+        KISSGPRegressor(structure="product"),
+        limit={"max_iter": 1},
+        scikit_learn_checks=False,
+        columns="numbers",
+    ),
+    Row(
+        "kissgp-rows",
         KISSGPRegressor(),
         limit={"max_iter": 1},
         scikit_learn_checks=False,
@@ -152,7 +159,12 @@ ROWS = [
         limit={"max_iter": 1},
         scikit_learn_checks=False,
     ),
-    Row("rff", RFFRegressor(max_iter=10), search={"n_components": [10, 20]}),
+    Row(
+        "rff",
+        RFFRegressor(n_components=100, max_iter=10),
+        search={"n_components": [10, 20]},
+    ),
+    Row("rff-rows", RFFRegressor(max_iter=10), scikit_learn_checks=False),
     Row(
         "rff-few",
         RFFRegressor(n_components=10, max_iter=5),
@@ -241,6 +253,15 @@ ROWS = [
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"averaging": [0.1, 0.9]},
         columns="none",
+    ),
+    # Without a network, which "auto" leaves out.
+    Row(
+        "scgd-rows",
+        SCGDDKLRegressor(),
+        noise_variance=False,
+        no_limit="no parameter counts the steps",
+        columns="none",
+        scikit_learn_checks=False,
     ),
     Row(
         "minimax",

@@ -175,7 +175,7 @@ def test_a_product_grid_wants_to_know_about_columns():
 def test_random_features_with_a_sampler():
     X, y = table()
     kernel = C(0.9) * Cauchy([1.0, 2.0], beta_bounds="fixed") + W(0.05)
-    model = RFFRegressor(kernel, optimizer=None, random_state=0).fit(X, y)
+    model = RFFRegressor(kernel, n_components=700, optimizer=None, random_state=0).fit(X, y)
     theirs = GaussianProcessRegressor(kernel, optimizer=None, alpha=1e-10).fit(X, y)
     np.testing.assert_allclose(model.predict(X), theirs.predict(X), atol=0.05)
 

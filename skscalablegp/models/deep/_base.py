@@ -10,24 +10,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
-from ...core import FitRun, MinibatchGPRegressorBase, to_numpy, to_torch
+from ...core import (
+    SMALL_TABLE,
+    FitRun,
+    MinibatchGPRegressorBase,
+    StageSettings,
+    data_scaled_kernel,
+    to_numpy,
+    to_torch,
+    train_exactly,
+)
 from ...core.data import RowSource, Scaling, column_moments
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import FeaturePosterior, FeatureWeights
+from ...core.posteriors import ExactPosterior, FeaturePosterior, FeatureWeights, Posterior
 from ...core.training import train_steps
 from ...features import check_features, make_network, network_from_numpy, network_to_numpy
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
-from ._plan import FEWEST_SPLIT, LARGE_TABLE, Plan, make_plan
+from ._plan import FEWEST_SPLIT, LARGE_TABLE, OF_TRAINING, Plan, make_plan
 from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
 _COMPONENTS = 1000
+# What feature_extractor="auto" is on tables that are not small.
+_LAYERS = (128, 128)
 # Most scores in one training; each is an exact pass, and few passes must not cost more than steps.
 _SCORES, _SCORES_PER_EPOCH = 20, 4
 # The largest table that becomes tensors.
@@ -84,8 +96,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
+            if self._is_small(len(X), run):
+                self._fit_rows(X, Y, noise_variance, run)
+                return self
             plan = make_plan(self, len(X), run)
-            source = self._new_source(X, Y, noise_variance, plan, run)
+            source = self._new_source(X, Y, noise_variance, plan.dtype, run)
             features = self._new_features(source, run, run.generator)
             kernel = self._compiled(features.network.n_features)
             train, held_out = self._split(source, run)
@@ -118,7 +133,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
         The first chunk sets the units, so it should look like the others. The posterior is that of
         a uniform sample of at most 8,192 of all rows so far, taken for all of them; after `fit`, of
-        a sample of its rows. Every pass starts its optimiser anew, at a constant rate.
+        a sample of its rows. Every pass starts its optimiser anew, at a constant rate. Streams
+        always have a network: after a `fit` without one, it begins here with the rows of both.
 
         Parameters
         ----------
@@ -147,15 +163,20 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 raise ValueError(
                     f"y has {Y.shape[1]} targets, but earlier chunks had {self._n_outputs()}."
                 )
+            if seen and self._tensors is None:
+                X, Y, noise_variance = self._joined(X, Y, noise_variance)
+                seen = 0
             plan = make_plan(self, len(X), run)
             random_state, generator = self._seeds(seen, run)
             if not seen:
-                source = self._new_source(X, Y, noise_variance, plan, run)
+                source = self._new_source(X, Y, noise_variance, plan.dtype, run)
                 features = self._new_features(source, run, generator)
                 kernel = self._compiled(features.network.n_features)
                 tensors, noise = features.initial(generator, plan.dtype), self._first_noise
             else:
-                source = self._source(X, Y, noise_variance, self._scaling, plan, run, reset=False)
+                source = self._source(
+                    X, Y, noise_variance, self._scaling, plan.dtype, run, reset=False
+                )
                 features, tensors = self._trained(plan.dtype)
                 kernel = compile_kernel(self.kernel_, features.network.n_features)
                 noise = self.noise_variance_
@@ -192,6 +213,60 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         return random_state, generator
 
+    # ------------------------------------------------------------------ without a network
+
+    def _is_small(self, n: int, run: FitRun) -> bool:
+        """Whether "auto" leaves the network out; reports what then has no effect."""
+        open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
+        if not open_ or n > SMALL_TABLE or self.kernel is not None or self.optimizer is None:
+            return False
+        run.chose("feature_extractor", None, f"{n} rows: the exact process on the columns")
+        run.ignores((*OF_TRAINING, "activation", "n_components"), "there is no network")
+        run.computes_in_float64("the exact process of few rows is cheap")
+        return True
+
+    def _fit_rows(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, run: FitRun) -> None:
+        """The exact process of all rows in the place of a deep kernel."""
+        source = self._new_source(X, Y, noise_variance, torch.float64, run)
+        rows, targets = source.rows(slice(None))
+        kernel = data_scaled_kernel(rows.cpu().numpy(), targets.cpu().numpy())
+        low, white = self.min_noise**2, kernel.k2.noise_level
+        kernel.set_params(
+            k2__noise_level=max(low, white), k2__noise_level_bounds=(low, _LARGEST_NOISE)
+        )
+        problem = _exact_problem(kernel, source)
+        run.check_memory(24 * len(X) ** 2, f"An exact fit of {len(X)} rows", "use fewer rows")
+        run.begin(X, Y)
+
+        def keep(model: DeepKernelRegressorBase, theta: torch.Tensor) -> float:
+            posterior, evaluation = ExactPosterior.of(problem.to(torch.float64), theta)
+            trained = problem.kernel.to_sklearn(theta)
+            model.kernel_, model.noise_variance_ = trained.k1, trained.k2.noise_level
+            model.coef_ = model.coef_precision_cholesky_ = model._features = model._tensors = None
+            model.log_marginal_likelihood_value_ = evaluation.value
+            model._kept = tuple(np.array(part) for part in (X, Y, _noise_of(source)))
+            model._stream = 0
+            model._keep_scaling(source.scaling)
+            model._remember(posterior)
+            return evaluation.jitter
+
+        train_exactly(problem, StageSettings("auto"), keep, run, planned=True)
+
+    def _row_posterior(self) -> ExactPosterior:
+        """That of a fit without a network, from what it has kept."""
+        X, Y, noise = self._kept
+        source = RowSource(X, Y, self._scaling, torch.float64, self._fit_device(), noise)
+        problem = _exact_problem(self.kernel_ + WhiteKernel(self.noise_variance_), source)
+        return ExactPosterior.of(problem, problem.kernel.theta0)[0]
+
+    def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
+        """The rows of a fit without a network, and further ones; all in their own units."""
+        rows, targets, noise = self._kept
+        if noise_variance is not None or noise.any():
+            given = np.broadcast_to(0.0 if noise_variance is None else noise_variance, len(X))
+            noise_variance = np.append(noise * self._scaling.y_scale[0] ** 2, given)
+        return np.concatenate([rows, X]), np.concatenate([targets, Y]), noise_variance
+
     # ------------------------------------------------------------------ parts of a fit
 
     @property
@@ -200,7 +275,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return max(0.1, self.min_noise**2)
 
     def _new_source(
-        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, plan: Plan, run: FitRun
+        self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, dtype: torch.dtype, run: FitRun
     ) -> RowSource:
         """Rows in units of their own standard deviations; without normalize_y the mean stays 0."""
         y_mean, y_scale = column_moments(Y)
@@ -212,7 +287,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             # Noise that is known in the units of y needs one divisor for all targets.
             y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
         scaling = Scaling(*column_moments(X), y_mean, y_scale)
-        return self._source(X, Y, noise_variance, scaling, plan, run, reset=True)
+        return self._source(X, Y, noise_variance, scaling, dtype, run, reset=True)
 
     def _source(
         self,
@@ -220,19 +295,22 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Y: np.ndarray,
         noise_variance: Any,
         scaling: Scaling,
-        plan: Plan,
+        dtype: torch.dtype,
         run: FitRun,
         reset: bool,
     ) -> RowSource:
         known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset)
         noise = known if known.any() else None
-        return _resident(RowSource(X, Y, scaling, plan.dtype, run.device, noise))
+        return _resident(RowSource(X, Y, scaling, dtype, run.device, noise))
 
     def _new_features(
         self, source: RowSource, run: FitRun, generator: torch.Generator
     ) -> DeepFeatures:
-        network = make_network(source.X.shape[1], self.feature_extractor, self.activation)
-        if callable(self.feature_extractor) or not network.n_trainable:
+        layers = self.feature_extractor
+        if isinstance(layers, str) and layers == "auto":
+            layers = run.chose("feature_extractor", _LAYERS, f"{len(source)} rows")
+        network = make_network(source.X.shape[1], layers, self.activation)
+        if callable(layers) or not network.n_trainable:
             run.ignores("activation", "feature_extractor gives no layer sizes")
         count = self.n_components
         if count == "auto":
@@ -387,7 +465,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
         return features, [tensor.to(self._fit_device()) for tensor in tensors]
 
-    def _build_posterior(self) -> FeaturePosterior:
+    def _build_posterior(self) -> Posterior:
+        if self._tensors is None:
+            return self._row_posterior()
         (features, tensors), noise = self._trained(torch.float64), self.noise_variance_
         return FeaturePosterior(
             lambda X: features(tensors, X),
@@ -410,7 +490,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Z : ndarray of shape (m, q)
             Standardised rows themselves where there is no network.
         """
-        X, (features, tensors) = self._rows(X), self._trained(torch.float64)
+        X = self._rows(X)
+        if self._tensors is None:
+            return self._inputs(X).cpu().numpy()
+        features, tensors = self._trained(torch.float64)
         with torch.no_grad():
             parts = [features.embed(tensors, rows) for _, rows in self._chunks(X)]
         return torch.cat(parts).cpu().numpy()
@@ -449,6 +532,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 def _noise_of(source: RowSource) -> np.ndarray:
     """Known noise of every row, zeros where none is known."""
     return np.zeros(len(source)) if source.noise is None else source.noise
+
+
+def _exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
+    """The exact process of rows in the model's units."""
+    X, Y = source.rows(slice(None))
+    noise = torch.as_tensor(_noise_of(source)).to(X)
+    return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise)
 
 
 def _resident(source: RowSource) -> RowSource:

@@ -34,7 +34,7 @@ BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 # Without effect where nothing is trained.
-_OF_TRAINING = (
+OF_TRAINING = (
     "learning_rate", "max_epochs", "batch_size", "early_stopping", "validation_fraction", "tol",
     "n_iter_no_change", "averaging", "averaging_decay", "penalty", "dual_rate", "batches",
 )  # fmt: skip
@@ -102,7 +102,7 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
     plan = Plan(optimizer, int(size), int(epochs), float(rate), dtype)
     run.chose("dtype", plan.dtype_name, f"{n} rows; float32 above {_SMALL_TABLE:,}")
     if optimizer is None:
-        run.ignores(_OF_TRAINING, "optimizer=None trains nothing")
+        run.ignores(OF_TRAINING, "optimizer=None trains nothing")
     elif est.n_iter_no_change is None:
         run.ignores("tol", "n_iter_no_change=None never ends training early")
     return plan

@@ -36,9 +36,12 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
         become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
         kernel.
-    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+    feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        makes one for so many columns. "auto" is two layers of 128. Up to 2,000 rows, from which a
+        network of that size learns little but their noise, "auto" with `kernel` at its default is
+        no network at all but the exact process of the standardised columns, with a Matern kernel of
+        one length scale a column. () and None put the kernel on the standardised columns. A
         module is copied and starts from the weights that it has. Its features of a row may not
         depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
@@ -113,10 +116,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
         s2, in normalised units.
-    coef_ : ndarray of shape (m, t)
-        Posterior mean of the weights of the m features.
-    coef_precision_cholesky_ : ndarray of shape (m, m)
-        Lower Cholesky factor of the weights' posterior precision.
+    coef_ : ndarray of shape (m, t) or None
+        Posterior mean of the weights of the m features; None where "auto" left the network out.
+    coef_precision_cholesky_ : ndarray of shape (m, m) or None
+        Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float
         Exact for these features, in normalised units, summed over targets.
     n_iter_ : int
@@ -167,7 +170,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         self,
         kernel: Any = None,
         *,
-        feature_extractor: Any = (128, 128),
+        feature_extractor: Any = "auto",
         activation: Any = "silu",
         n_components: Any = 1000,
         min_noise: Any = 0.01,
@@ -216,9 +219,12 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
         become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
         kernel.
-    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+    feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        makes one for so many columns. "auto" is two layers of 128. Up to 2,000 rows, from which a
+        network of that size learns little but their noise, "auto" with `kernel` at its default is
+        no network at all but the exact process of the standardised columns, with a Matern kernel of
+        one length scale a column. () and None put the kernel on the standardised columns. A
         module is copied and starts from the weights that it has. Its features of a row may not
         depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
@@ -294,10 +300,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
         s2, in normalised units.
-    coef_ : ndarray of shape (m, t)
-        Posterior mean of the weights of the m features.
-    coef_precision_cholesky_ : ndarray of shape (m, m)
-        Lower Cholesky factor of the weights' posterior precision.
+    coef_ : ndarray of shape (m, t) or None
+        Posterior mean of the weights of the m features; None where "auto" left the network out.
+    coef_precision_cholesky_ : ndarray of shape (m, m) or None
+        Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float
         Exact for these features, in normalised units, summed over targets.
     n_iter_ : int
@@ -350,7 +356,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         self,
         kernel: Any = None,
         *,
-        feature_extractor: Any = (128, 128),
+        feature_extractor: Any = "auto",
         activation: Any = "silu",
         n_components: Any = 1000,
         min_noise: Any = 0.01,
@@ -401,9 +407,12 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
         become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
         kernel.
-    feature_extractor : int, array-like, callable, torch.nn.Module or None, default=(128, 128)
+    feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. () and None put the kernel on the standardised columns. A
+        makes one for so many columns. "auto" is two layers of 128. Up to 2,000 rows, from which a
+        network of that size learns little but their noise, "auto" with `kernel` at its default is
+        no network at all but the exact process of the standardised columns, with a Matern kernel of
+        one length scale a column. () and None put the kernel on the standardised columns. A
         module is copied and starts from the weights that it has. Its features of a row may not
         depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
@@ -475,10 +484,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
         s2, in normalised units.
-    coef_ : ndarray of shape (m, t)
-        Posterior mean of the weights of the m features.
-    coef_precision_cholesky_ : ndarray of shape (m, m)
-        Lower Cholesky factor of the weights' posterior precision.
+    coef_ : ndarray of shape (m, t) or None
+        Posterior mean of the weights of the m features; None where "auto" left the network out.
+    coef_precision_cholesky_ : ndarray of shape (m, m) or None
+        Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float
         Exact for these features, in normalised units, summed over targets.
     n_iter_ : int
@@ -526,7 +535,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         self,
         kernel: Any = None,
         *,
-        feature_extractor: Any = (128, 128),
+        feature_extractor: Any = "auto",
         activation: Any = "silu",
         n_components: Any = 1000,
         min_noise: Any = 0.01,

@@ -5,20 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ...core import (
     LARGEST_FEATURE_SIGNAL,
+    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
+    data_scaled_kernel,
     to_numpy,
     to_torch,
+    train_exactly,
     train_or_report,
 )
-from ...core.posteriors import FeaturePosterior, FeatureWeights
+from ...core.data import Table
+from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import compile_kernel
+from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
@@ -48,11 +53,12 @@ class RFFRegressor(GPRegressorBase):
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target.
-    n_components : int or "auto", default=700
+    n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. They are
         shared equally among the products of the kernel that have a stationary factor, each of
         which has at least one frequency; the exact columns of DotProduct and of constants come on
-        top. "auto" is 700.
+        top. "auto" is 700, and no features up to 2,000 rows: the exact process of so few rows costs
+        no more, and its intervals are not narrowed by the features' errors.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
@@ -100,10 +106,10 @@ class RFFRegressor(GPRegressorBase):
         The trained scikit-learn kernel.
     X_train_, y_train_ : ndarray
         The training table, for `log_marginal_likelihood`; the target normalised.
-    coef_ : ndarray of shape (m, t)
-        Posterior mean of the weights of the m features.
-    coef_precision_cholesky_ : ndarray of shape (m, m)
-        Lower Cholesky factor of the weights' posterior precision.
+    coef_ : ndarray of shape (m, t) or None
+        Posterior mean of the weights of the m features; None for the exact process.
+    coef_precision_cholesky_ : ndarray of shape (m, m) or None
+        Lower Cholesky factor of the weights' posterior precision; None for the exact process.
     log_marginal_likelihood_value_ : float
         Of the model with these features, in normalised units.
     n_iter_ : int
@@ -145,14 +151,12 @@ class RFFRegressor(GPRegressorBase):
     True
     """
 
-    _largest_signal = LARGEST_FEATURE_SIGNAL
-
     def __init__(
         self,
         kernel: Any = None,
         *,
         priors: Any = None,
-        n_components: Any = 700,
+        n_components: Any = "auto",
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,
@@ -206,6 +210,9 @@ class RFFRegressor(GPRegressorBase):
             table.check_separable(kernel)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)
+            if self._is_small(table):
+                self._fit_rows(table, kernel, run)
+                return self
             m = self.n_components if self.n_components != "auto" else _COMPONENTS
             run.chose("n_components", m, "accurate enough for most tables, in seconds")
             pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
@@ -240,9 +247,36 @@ class RFFRegressor(GPRegressorBase):
         self.log_marginal_likelihood_value_ = evaluation.value
         return max(evaluation.jitter, weights.jitter)
 
+    def _is_small(self, table: Table) -> bool:
+        """Whether "auto" leaves the features out."""
+        return self.n_components == "auto" and len(table.X) <= SMALL_TABLE
+
+    def _default_kernel(self, table: Table) -> Kernel:
+        limit = None if self._is_small(table) else LARGEST_FEATURE_SIGNAL
+        return data_scaled_kernel(table.X, table.y, limit)
+
+    def _fit_rows(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
+        """The exact process of all rows in the place of features."""
+        n = len(table.X)
+        checked_pairs(run, "n_components", kernel, 2, n)
+        run.chose("n_components", None, f"{n} rows: their exact process costs no more")
+        run.check_memory(24 * n * n, f"An exact fit of {n} rows", "give n_components")
+        run.begin(table.X, table.y)
+        self._keep_table(table)
+        self._features, self.n_samples_seen_ = None, n
+        self.coef_ = self.coef_precision_cholesky_ = None
+
+        def keep(model: RFFRegressor, theta: torch.Tensor) -> float:
+            return model._keep_exactly(kernel, theta, run.device).jitter
+
+        problem = table.problem(kernel, torch.float64, run.device, keep=True)
+        train_exactly(problem, StageSettings.of(self, self.n_restarts_optimizer), keep, run)
+
     # ------------------------------------------------------------------ after training
 
-    def _build_posterior(self) -> FeaturePosterior:
+    def _build_posterior(self) -> Posterior:
+        if self._features is None:
+            return self._exact(self._fit_device())[0]
         kernel, features = (
             compile_kernel(self.kernel_, self.n_features_in_),
             to_torch(self._features),
@@ -258,6 +292,8 @@ class RFFRegressor(GPRegressorBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Of the model with these features."""
+        if self._features is None:
+            return super()._likelihood_at(theta, eval_gradient)
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=False)
         result = collapsed_marginal_likelihood(

@@ -8,10 +8,9 @@ import torch
 
 from ..._compat import fit_context
 from ...core import FitRun, GPRegressorBase, StageSettings, train_or_report
-from ...core.posteriors import ExactPosterior, Posterior
+from ...core.posteriors import Posterior
 from ...core.training import resolve_optimizer
-from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import ExactEvaluation
+from ...kernels import TorchKernel
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
 from ._training import FLOAT64, checked_pairs
@@ -211,10 +210,7 @@ class SSRFFRegressor(GPRegressorBase):
             run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
             result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
-            posterior, jitter = run.finish(
-                "factor", lambda: self._finish(kernel, result.theta, run.device)
-            )
-            self._remember(posterior)
+            jitter = run.finish("factor", lambda: self._finish(kernel, result.theta, run.device))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(
                 jitter=jitter,
@@ -246,20 +242,11 @@ class SSRFFRegressor(GPRegressorBase):
             run.ignores("component_step", why)
         return gradient
 
-    def _finish(
-        self, kernel: TorchKernel, theta: Any, device: torch.device
-    ) -> tuple[ExactPosterior, float]:
-        """The model with these hyperparameters; returns its posterior and the jitter."""
-        self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
-        posterior, evaluation = self._exact(device)
+    def _finish(self, kernel: TorchKernel, theta: Any, device: torch.device) -> float:
+        """The model with these hyperparameters; returns the jitter."""
+        evaluation = self._keep_exactly(kernel, torch.as_tensor(theta), device)
         self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
-        self.log_marginal_likelihood_value_ = evaluation.value
-        return posterior, evaluation.jitter
-
-    def _exact(self, device: torch.device) -> tuple[ExactPosterior, ExactEvaluation]:
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, torch.float64, device, keep=True)
-        return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
+        return evaluation.jitter
 
     def _build_posterior(self) -> Posterior:
         return self._exact(self._fit_device())[0]

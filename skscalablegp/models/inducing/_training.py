@@ -26,6 +26,8 @@ START_ROWS = 500
 START_STEPS = 50
 # Where noise may start, of the target's mean square, and rows that decide it.
 _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
+# Where the bound is best with as much as this, noise starts at the second number.
+_MUCH_NOISE = ((0.3, 0.05), (1.0, 0.2))
 _NOISE_ROWS = 4096
 _CHECKS = 20
 # A belief that new rows move by less than this has converged.
@@ -75,18 +77,22 @@ def best_noise(
 
     An exact likelihood of a few rows explains them with less noise than inducing points can. The
     best of a grid by the collapsed bound of some thousand rows; a low grid, because the points will
-    explain more once they have moved, and high noise keeps them from it.
+    explain more once they have moved, and high noise keeps them from it. Where much more noise is
+    better still it starts higher: training could not raise it so far in its steps.
     """
     chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
-    grid = [least, *(math.log(f * unit) for f in _NOISE if math.log(f * unit) > least)]
+    grid = [(level, level) for level in (math.log(f * unit) for f in _NOISE) if level > least]
+    grid += [(math.log(f * unit), math.log(start * unit)) for f, start in _MUCH_NOISE]
     trials = []
-    for level in grid:
+    for level, start in [(least, least), *grid]:
         trial = theta.clone()
         trial[-1] = level
         value = collapsed_bound(model.kernel, trial, Z, lambda: iter([rows.take(chosen)])).value
-        trials.append((value, trial))
-    return max(trials, key=lambda pair: pair[0])[1]
+        trials.append((value, max(start, least)))
+    theta = theta.clone()
+    theta[-1] = max(trials)[1]
+    return theta
 
 
 def choose_points(

@@ -1,0 +1,47 @@
+"""Defaults on small tables: what approximates the exact process on large ones is it on these."""
+
+import pickle
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.datasets import make_friedman1
+
+from skscalablegp import (
+    BSGDDKLRegressor,
+    IterativeGPRegressor,
+    MinimaxDKLRegressor,
+    RFFRegressor,
+    SCGDDKLRegressor,
+)
+
+CLASSES = [RFFRegressor, SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+
+
+def table(n=150):
+    X, y = make_friedman1(n + 200, 5, noise=0.25, random_state=0)
+    return X[:n], y[:n], X[n:], y[n:]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_defaults_are_the_exact_process(cls):
+    X, y, X_new, y_new = table()
+    exact = IterativeGPRegressor(solver="cholesky", random_state=0).fit(X, y)
+    expected, deviation = exact.predict(X_new, return_std=True)
+    model = cls(random_state=0).fit(X, y)
+    assert "exact process of 150 rows" in str(model.fit_report_)
+    for made in (model, pickle.loads(pickle.dumps(model))):
+        mean, std = made.predict(X_new, return_std=True)
+        assert_allclose(mean, expected, atol=2e-2 * y.std())
+        assert_allclose(std, deviation, rtol=5e-2)
+    assert 0.9 < np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.99
+
+
+@pytest.mark.parametrize("cls", CLASSES[1:])
+def test_a_stream_after_it_has_a_network(cls):
+    X, y, X_new, y_new = table()
+    model = cls(random_state=0).fit(X, y)
+    assert model.coef_ is None and model.extract_features(X_new).shape == X_new.shape
+    model.set_params(feature_extractor=(16,)).partial_fit(X_new, y_new)
+    assert model.n_samples_seen_ == 350 and model.coef_.shape == (17, 1)
+    assert np.isfinite(model.predict(X)).all()
