@@ -20,6 +20,11 @@ SMALL_TABLE = 2000
 _START_ROWS = 600
 
 
+def start_rows(n: int) -> int | None:
+    """Rows that the exact training of n rows begins with; None for all of them."""
+    return _START_ROWS if n > 1.5 * _START_ROWS else None
+
+
 def train_exactly(
     problem: GPProblem,
     settings: StageSettings,
@@ -44,8 +49,7 @@ def train_exactly(
     """
     n = len(problem.X)
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
-    if n > 1.5 * _START_ROWS:
-        settings = replace(settings, subset_size=_START_ROWS)
+    settings = replace(settings, subset_size=start_rows(n))
     result = train_or_report(problem, ExactGradient(), settings, run)
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))

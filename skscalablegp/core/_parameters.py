@@ -225,7 +225,7 @@ PARAMETERS: dict[str, Parameter] = {
         [StrOptions({"poe", "gpoe", "bcm", "rbcm", "grbcm"})],
         "How the experts' predictions become one.",
     ),
-    "expert_size": Parameter([_COUNT], "Rows of an expert."),
+    "expert_size": Parameter([_COUNT, _AUTO], "Rows of an expert."),
     "partition": Parameter([StrOptions({"random", "kmeans"})], "How rows become parts."),
     "share_hyperparameters": Parameter(
         ["boolean"], "Whether all experts have the same hyperparameters."

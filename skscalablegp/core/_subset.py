@@ -21,6 +21,7 @@ def exact_start(
     *,
     max_iter: int,
     n_restarts: int = 0,
+    subset_size: int | None = None,
 ) -> TrainingResult:
     """Hyperparameters that maximise the exact marginal likelihood of a few rows.
 
@@ -40,6 +41,8 @@ def exact_start(
         Most steps.
     n_restarts : int, default=0
         Further starts within the bounds.
+    subset_size : int or None, default=None
+        Rows that training begins with.
     """
     problem = GPProblem(kernel, X.double(), Y.double(), noise.double())
     settings = StageSettings(QuasiNewton(), max_iter, n_restarts=n_restarts, name="start")

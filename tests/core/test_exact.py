@@ -10,12 +10,14 @@ from sklearn.datasets import make_friedman1
 from skscalablegp import (
     BSGDDKLRegressor,
     IterativeGPRegressor,
+    KISSGPRegressor,
     MinimaxDKLRegressor,
     RFFRegressor,
     SCGDDKLRegressor,
 )
 
-CLASSES = [RFFRegressor, SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+DEEP = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
+CLASSES = [KISSGPRegressor, RFFRegressor, *DEEP]
 
 
 def table(n=150):
@@ -37,11 +39,25 @@ def test_defaults_are_the_exact_process(cls):
     assert 0.9 < np.mean(np.abs(y_new - mean) < 1.96 * std) < 0.99
 
 
-@pytest.mark.parametrize("cls", CLASSES[1:])
+@pytest.mark.parametrize("cls", DEEP)
 def test_a_stream_after_it_has_a_network(cls):
     X, y, X_new, y_new = table()
     model = cls(random_state=0).fit(X, y)
     assert model.coef_ is None and model.extract_features(X_new).shape == X_new.shape
     model.set_params(feature_extractor=(16,)).partial_fit(X_new, y_new)
-    assert model.n_samples_seen_ == 350 and model.coef_.shape == (17, 1)
+    assert model.n_samples_seen_ == 350 and model.coef_.shape == (18, 1)
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_rows_join_an_exact_process_without_a_grid():
+    X, y, X_new, y_new = table()
+    model = KISSGPRegressor().fit(X, y)
+    kernel, offset, scale = model.kernel_, y.mean(), y.std()
+    model.partial_fit(X_new, y_new)
+    assert model.grid_ is None and model.n_samples_seen_ == 350 and model.kernel_ == kernel
+    rows, target = np.vstack([X, X_new]), (np.append(y, y_new) - offset) / scale
+    H = kernel(rows)
+    expected = offset + scale * (kernel(X, rows) @ np.linalg.solve(H, target))
+    assert_allclose(model.predict(X), expected, atol=1e-6 * scale)
+    # A stream begins with a grid, however few rows there are, and a large table has one.
+    assert KISSGPRegressor(optimizer=None).partial_fit(X, y).grid_ is not None

@@ -317,7 +317,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             count = run.chose("n_components", _COMPONENTS, "the same for all tables")
         kernel = self._compiled(network.n_features)
         try:
-            features = make_deep_features(network, kernel, count, generator)
+            features = make_deep_features(network, kernel, count, generator, _ranges(source))
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
                 f"{error.cause}, so it has no finite features: use sums or "
@@ -539,6 +539,13 @@ def _exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
     X, Y = source.rows(slice(None))
     noise = torch.as_tensor(_noise_of(source)).to(X)
     return GPProblem(compile_kernel(kernel, X.shape[1]), X, Y, noise)
+
+
+def _ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest and the highest value of each column, in one pass."""
+    ends = [(X.min(0).values, X.max(0).values) for X, _ in source.blocks()]
+    low, high = (torch.stack(part).cpu() for part in zip(*ends, strict=True))
+    return low.min(0).values, high.max(0).values
 
 
 def _resident(source: RowSource) -> RowSource:

@@ -117,7 +117,9 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     noise_variance_ : float
         s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out.
+        Posterior mean of the weights of the m features; None where "auto" left the network out. A
+        network's last feature is zero at the training rows and gives rows far from them the
+        target's variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
         Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float
@@ -301,7 +303,9 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     noise_variance_ : float
         s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out.
+        Posterior mean of the weights of the m features; None where "auto" left the network out. A
+        network's last feature is zero at the training rows and gives rows far from them the
+        target's variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
         Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float
@@ -485,7 +489,9 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     noise_variance_ : float
         s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out.
+        Posterior mean of the weights of the m features; None where "auto" left the network out. A
+        network's last feature is zero at the training rows and gives rows far from them the
+        target's variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
         Lower Cholesky factor of the weights' posterior precision; None where there are none.
     log_marginal_likelihood_value_ : float

@@ -15,11 +15,13 @@ from sklearn.gaussian_process.kernels import Kernel
 from ..._compat import fit_context
 from ..._validation import resolve_dtype
 from ...core import (
+    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
     fit_hyperparameters,
     report_training,
+    start_rows,
     train_or_report,
 )
 from ...core.posteriors import Posterior
@@ -29,6 +31,9 @@ from ...linalg.gradients import ExactGradient, GPProblem, GradientState
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._posterior import ExpertsPosterior
+
+# What expert_size="auto" is on tables that are not small.
+_EXPERT_ROWS = 1024
 
 
 class PoERegressor(GPRegressorBase):
@@ -56,9 +61,9 @@ class PoERegressor(GPRegressorBase):
         overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
         common random part beside its own: training costs the same, factors and predictions two to
         four times as much, and its standard deviations fit the errors best.
-    expert_size : int, default=1024
+    expert_size : int or "auto", default="auto"
         Rows of an expert. Tables of no more rows have one expert: the exact Gaussian process,
-        whatever the combination.
+        whatever the combination. "auto" is all rows up to 2,000, and 1,024 above.
     partition : {"kmeans", "random"}, default="kmeans"
         How rows become parts. "kmeans" makes neighbourhoods of equal size (bisecting k-means on
         standardised columns), "random" draws rows at random. In a neighbourhood rows are as close
@@ -177,7 +182,7 @@ class PoERegressor(GPRegressorBase):
         *,
         priors: Any = None,
         combination: Any = "gpoe",
-        expert_size: Any = 1024,
+        expert_size: Any = "auto",
         partition: Any = "kmeans",
         share_hyperparameters: Any = True,
         n_jobs: Any = None,
@@ -234,7 +239,7 @@ class PoERegressor(GPRegressorBase):
             table.check_separable(kernel)
             dtype = resolve_dtype(self.dtype, 0, threshold=0)
             run.chose("dtype", str(dtype).removeprefix("torch."), "parts are small")
-            parts = self._parts(table.X, run.random_state)
+            parts = self._parts(table.X, run)
             self._check_factors(parts, run)
             run.begin(table.X, table.y)
             problem = table.problem(kernel, dtype, run.device, keep=True)
@@ -265,9 +270,12 @@ class PoERegressor(GPRegressorBase):
                 "or share_hyperparameters=True."
             )
 
-    def _parts(self, X: np.ndarray, random_state: np.random.RandomState) -> list[np.ndarray]:
+    def _parts(self, X: np.ndarray, run: FitRun) -> list[np.ndarray]:
         """Disjoint parts; with "grbcm" the first is random whatever the others are."""
-        size = int(self.expert_size)
+        size, random_state, n = self.expert_size, run.random_state, len(X)
+        if size == "auto":
+            size = n if n <= SMALL_TABLE else _EXPERT_ROWS
+            run.chose("expert_size", size, f"{n:,} rows; one expert up to {SMALL_TABLE:,}")
         if self.combination == "grbcm":
             return global_first(X, size, self.partition, random_state)
         if self.partition == "random":
@@ -279,7 +287,7 @@ class PoERegressor(GPRegressorBase):
         run.check_memory(
             8 * sum(b * b for b in rows) + 24 * rows[0] ** 2,
             f"{len(rows)} experts of up to {rows[0]} rows (a factor each)",
-            f"use an expert_size below {self.expert_size}: the factors take bytes in proportion",
+            f"use an expert_size below {rows[0]}: the factors take bytes in proportion",
         )
 
     def _known(self, parts: list[np.ndarray]) -> list[np.ndarray]:
@@ -289,13 +297,17 @@ class PoERegressor(GPRegressorBase):
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
     def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
-        """One random part's worth of rows initialises; then all parts, or each from its optimum."""
+        """One random part's worth of rows initialises; then all parts, or each from its optimum.
+
+        A large part by itself begins with some of its rows.
+        """
         size = max(len(part) for part in parts)
         start = len(parts) > 1 and self.share_hyperparameters
+        alone = start_rows(size) if len(parts) == 1 else None
         return StageSettings.of(
             self,
             self.n_restarts_optimizer,
-            subset_size=size if start else None,
+            subset_size=size if start else alone,
             exact_rows=size,
         )
 

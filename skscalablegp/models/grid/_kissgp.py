@@ -14,14 +14,17 @@ import torch
 from ..._compat import fit_context
 from ..._validation import check_n_targets, validated
 from ...core import (
+    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
     fit_hyperparameters,
     report_training,
     report_untrained,
+    train_exactly,
 )
 from ...core.data import Table, known_noise
+from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ._gradient import GridGradient
@@ -62,7 +65,10 @@ class KISSGPRegressor(GPRegressorBase):
         is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
         How columns share grids. "product" is one grid over all columns, "additive" a sum of
-        functions of one column each; "auto" is product up to four columns that vary.
+        functions of one column each; "auto" is product up to four columns that vary. Up to 2,000
+        rows, "auto" for both this and `grid_size`, with `kernel` at its default, is no grid but the
+        exact process of the rows under the default kernel of :class:`IterativeGPRegressor`: it
+        costs no more, columns may interact, and nothing is interpolated.
     extrapolation : {"extend", "error"}, default="extend"
         What happens to rows outside the grid. "extend" lets the grid go on, with exact variances,
         at a cost of O(m r) a row; "error" is a ValueError.
@@ -124,8 +130,10 @@ class KISSGPRegressor(GPRegressorBase):
     ----------
     kernel_ : kernel instance
         The trained scikit-learn kernel.
-    grid_ : Grid
-        The axes of the grid.
+    grid_ : Grid or None
+        The axes of the grid, where there is one.
+    X_train_, y_train_ : ndarray or None
+        The table, the target normalised, where there is no grid.
     log_marginal_likelihood_value_ : float
         Of the interpolated model at `kernel_`, in normalised units.
     n_iter_ : int
@@ -232,12 +240,21 @@ class KISSGPRegressor(GPRegressorBase):
             For a grid, or a covariance of its points, that would not fit, before any work; in
             training, where shorter length scales have made that covariance too large.
         """
+        return self._fit(X, y, noise_variance, small=SMALL_TABLE)
+
+    def _fit(self, X: Any, y: Any, noise_variance: Any, small: int) -> KISSGPRegressor:
+        """On a grid, or of all rows where there are no more than `small` and "auto" may choose."""
         with FitRun(self) as run:
-            # Rows are summed up, never kept.
+            # A grid sums rows up and does not keep them.
             table = self._read_table(X, y, noise_variance, run, copy=False)
             self._choose(len(table.X), run)
+            if len(table.X) <= small and self._may_leave_grid():
+                self._fit_rows(table, run)
+                return self
             run.begin(table.X, table.y)
+            self.X_train_ = self.y_train_ = self._noise_train = None
             self._y_train_mean, self._y_train_std = table.y_mean, table.y_std
+            self._origin = 0.0
             features, held, n_steps = None, None, 0
             if self.feature_extractor is not None:
                 held = held_rows(len(table.X), run.random_state)
@@ -251,6 +268,35 @@ class KISSGPRegressor(GPRegressorBase):
             run.ended(result.stop_reason, n_iter=n_iter, planned=result.planned)
             self._report_evaluation(evaluation, run)
         return self
+
+    def _may_leave_grid(self) -> bool:
+        """Whether nothing has been said about a grid or what lies on it."""
+        given = (self.grid_size, self.structure)
+        return (
+            all(isinstance(value, str) and value == "auto" for value in given)
+            and self.extrapolation == "extend"
+            and self.kernel is None
+            and self.feature_extractor is None
+        )
+
+    def _fit_rows(self, table: Table, run: FitRun) -> None:
+        """The exact process of all rows in the place of a grid."""
+        kernel = self._compile_kernel(table)
+        table.check_separable(kernel)
+        n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
+        run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
+        run.chose("grid_size", None, "there is no grid")
+        run.ignores("variance_rank", "variances are exact")
+        run.check_memory(24 * n * n, f"An exact fit of {n} rows", "give grid_size")
+        run.begin(table.X, table.y)
+        self.grid_ = self._network = self._kept = None
+        self._keep_table(table)
+        problem = table.problem(kernel, torch.float64, run.device, keep=True)
+
+        def keep(model: KISSGPRegressor, theta: torch.Tensor) -> float:
+            return model._keep_exactly(kernel, theta, run.device).jitter
+
+        train_exactly(problem, self._settings(), keep, run)
 
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
@@ -360,6 +406,8 @@ class KISSGPRegressor(GPRegressorBase):
         """Add rows to the model, exactly, with the hyperparameters as they are.
 
         The target's scale and the grid's spacing stay; the grid grows where rows lie outside it.
+        The first call makes a grid whatever the number of rows. After a `fit` that needed none,
+        the rows join the others, and all are factorised anew: begin a stream with this method.
 
         Parameters
         ----------
@@ -383,7 +431,7 @@ class KISSGPRegressor(GPRegressorBase):
             For a grid that would not fit once grown.
         """
         if not hasattr(self, "n_iter_"):
-            return self.fit(X, y, noise_variance)
+            return self._fit(X, y, noise_variance, small=0)
         with FitRun(self) as run:
             run.device = torch.device("cpu")
             X, y = validated(
@@ -395,6 +443,9 @@ class KISSGPRegressor(GPRegressorBase):
             self._noise_given |= noise_variance is not None
             run.begin(X, y, self.n_samples_seen_)
             Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
+            if self.grid_ is None:
+                self._join(X, Y, known, run)
+                return self
             Z = self._features(X)
             self._check_inside(Z)
             kept, grid = self._kept, self.grid_
@@ -407,6 +458,21 @@ class KISSGPRegressor(GPRegressorBase):
             self._report_evaluation(run.finish("grid", self._evaluate), run)
             run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
         return self
+
+    def _join(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, run: FitRun) -> None:
+        """Further rows of a model without a grid."""
+        n = len(self.X_train_) + len(X)
+        remedy = "fit all rows anew, with structure='product' or 'additive'"
+        run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
+        self.X_train_ = np.concatenate([self.X_train_, X])
+        self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
+        self._noise_train = np.concatenate([self._noise_train, known])
+        kernel = self._trained_kernel()
+        evaluation = run.finish(
+            "factor", lambda: self._keep_exactly(kernel, kernel.theta0, run.device)
+        )
+        run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
+        run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
 
     # ------------------------------------------------------------------ what predictions need
 
@@ -454,9 +520,6 @@ class KISSGPRegressor(GPRegressorBase):
             "leave out rows far away from the others, or fit again with a smaller grid_size",
         )
 
-    def _n_outputs(self) -> int:
-        return self._kept.moments.rhs.shape[1]
-
     def _compiled(self) -> TorchKernel:
         return compile_kernel(self.kernel_, self.grid_.n_features)
 
@@ -470,13 +533,18 @@ class KISSGPRegressor(GPRegressorBase):
         kernel = GridKernel(self._compiled(), self.grid_, self._budget())
         return GridProblem.make(kernel.kernel, kernel, self._kept, self._kept.moments.n)
 
-    def _build_posterior(self) -> GridPosterior:
+    def _build_posterior(self) -> Posterior:
+        if self.grid_ is None:
+            return self._exact(self._fit_device())[0]
         problem = self._problem()
         theta = problem.kernel.theta0
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
         return GridPosterior(problem.grid_kernel, theta, evaluation, self.variance_rank)
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
+        if self.grid_ is None:
+            super()._check_joint_memory(X, what)
+            return
         m, outside = len(X), int((~self.grid_.covers(self._features(X))).sum())
         rank = len(self._posterior().evaluation.inner)
         need = 24.0 * m * m + 48.0 * outside**2 + 24.0 * m * rank
@@ -497,6 +565,8 @@ class KISSGPRegressor(GPRegressorBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Of the interpolated model."""
+        if self.grid_ is None:
+            return super()._likelihood_at(theta, eval_gradient)
         if not self._kept.reweighs:
             raise ValueError(
                 "The rows have noise variances of their own, and the model keeps only their sums "

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._validation import check_inducing, resolve_dtype, validated
-from ...core import FitRun, exact_start, random_rows
+from ...core import SMALL_TABLE, FitRun, exact_start, random_rows, start_rows
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.training import TrainingStep
@@ -107,15 +107,7 @@ class SparseMixin:
         compiled = compile_kernel(kernel, width, priors=self._priors())
         model = SparseModel(compiled, likelihood, n_outputs, network)
         settings, planned = self._sparse_settings(n, model, inputs, run)
-        whole = (
-            self.optimizer is not None
-            and compiled.n_params > 0
-            and n <= min(START_ROWS, settings.n_inducing)
-            and isinstance(settings.inducing, str)
-            and likelihood.conjugate
-            and network is None
-            and settings.variational_optimizer == "natural"
-        )
+        whole = self._may_be_whole(model) and n <= min(SMALL_TABLE, settings.n_inducing)
         self._report_unused(model, settings, n, whole, run)
         dtype = resolve_dtype(self.dtype, n, threshold=_FLOAT64_ROWS)
         run.chose(
@@ -138,6 +130,17 @@ class SparseMixin:
         )
         return SparsePlan(model, rows, settings, inputs, weights, unit, whole, planned)
 
+    def _may_be_whole(self, model: SparseModel) -> bool:
+        """Whether, with all rows as points, the bound is an exact likelihood to be maximised."""
+        return (
+            self.optimizer is not None
+            and model.kernel.n_params > 0
+            and isinstance(self.inducing, str)
+            and model.likelihood.conjugate
+            and model.network is None
+            and self.variational_optimizer == "natural"
+        )
+
     def _sparse_settings(
         self, n: int, model: SparseModel, inputs: Scaling, run: FitRun
     ) -> tuple[SparseSettings, bool]:
@@ -153,7 +156,11 @@ class SparseMixin:
                 "(natural gradients) or 'adam'."
             )
         natural = self.variational_optimizer == "natural"
-        m = planned_points(self, n, len(inputs.x_mean), self._most_points(model.n_outputs), run)
+        most = self._most_points(model.n_outputs)
+        if self._may_be_whole(model):
+            # Training is then exact, and quicker than that of fewer points.
+            most = max(most, SMALL_TABLE if n <= SMALL_TABLE else 0)
+        m = planned_points(self, n, len(inputs.x_mean), most, run)
         inducing = self.inducing
         if not isinstance(inducing, str):
             inducing = check_inducing(inducing, inputs.x_mean.size) - inputs.x_mean
@@ -286,7 +293,8 @@ class SparseMixin:
         given = self.kernel is not None or model.network is not None or n < _FEWEST_START
         if self.optimizer is None or kernel.n_params == 0 or (given and not plan.whole):
             return kernel.theta0, 0, "converged"
-        X, Y, noise = plan.rows.take(random_rows(n, START_ROWS, run.generator))
+        rows = random_rows(n, n if plan.whole else START_ROWS, run.generator)
+        X, Y, noise = plan.rows.take(rows)
         steps = plan.settings.max_iter
         if not plan.whole or self.max_iter == "auto":
             steps = min(steps, START_STEPS)
@@ -300,7 +308,8 @@ class SparseMixin:
             model._keep(plan, finished(stepper, 0)[0])
 
         run.preview = preview
-        result = exact_start(kernel, X, Y, noise, run, max_iter=steps)
+        first = start_rows(n) if plan.whole else None
+        result = exact_start(kernel, X, Y, noise, run, max_iter=steps, subset_size=first)
         return to_theta(torch.as_tensor(result.theta)), result.n_iter, result.stop_reason
 
     def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:

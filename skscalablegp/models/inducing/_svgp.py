@@ -42,7 +42,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512, or all rows where there are fewer.
+        Number of inducing points. "auto" is 512, or all rows where there are fewer. Under Gaussian
+        noise it is all rows up to 2,000: the exact likelihood is then maximised, which costs less.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="kmeans++"
         How the inducing points are chosen. They are rows, by distances in the kernel's feature

@@ -88,8 +88,9 @@ def test_training_learns_and_keeps_the_best_score(cls):
 def test_targets_share_features_and_factor():
     X, y = table()
     Y = np.column_stack([y, X[:, 0] ** 2, np.full(len(y), 3.0)])
+    # The last feature is for rows outside the box.
     model = quick().fit(X, Y)
-    assert model.coef_.shape == (13, 3) and model.coef_precision_cholesky_.shape == (13, 13)
+    assert model.coef_.shape == (14, 3) and model.coef_precision_cholesky_.shape == (14, 14)
     target, _, _ = standardised(model, X, Y[:, :2])
     Z = model.extract_features(X)
     H = model.kernel_(Z) + model.noise_variance_ * np.eye(len(X))
@@ -196,12 +197,12 @@ def test_products_share_the_components():
     X, y = table()
     two = ConstantKernel() * RBF() + RBF(3.0)
     model = quick(kernel=two, n_components=60, max_epochs=1).fit(X, y)
-    assert model.coef_.shape == (60, 1)
+    assert model.coef_.shape == (61, 1)
     # The linear kernel's 13 columns are exact and come on top.
     model = quick(kernel=two + DotProduct(), n_components=60, max_epochs=1).fit(X, y)
-    assert model.coef_.shape == (73, 1)
+    assert model.coef_.shape == (74, 1)
     model = quick(kernel=RBF(), n_components="auto", max_epochs=1).fit(X, y)
-    assert model.coef_.shape == (1000, 1) and "n_components" in model.fit_report_.choices
+    assert model.coef_.shape == (1001, 1) and "n_components" in model.fit_report_.choices
     assert "n_components" in quick(max_epochs=1).fit(X, y).fit_report_.ignored
 
 
@@ -260,7 +261,7 @@ def test_kernels_that_have_no_features_or_bring_their_own_noise():
 
 def test_features_that_do_not_fit_are_refused_before_any_work():
     X, y = table()
-    with pytest.raises(MemoryError, match="1000 columns.*n_components"):
+    with pytest.raises(MemoryError, match="1001 columns.*n_components"):
         quick(kernel=RBF(), memory_budget=1e6).fit(X, y)
 
 
@@ -537,3 +538,14 @@ def test_likelihood_elsewhere_is_not_known():
     X, y = table()
     with pytest.raises(ValueError, match="keeps no training rows"):
         quick().fit(X, y).log_marginal_likelihood(np.zeros(2))
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_far_away_the_deviation_is_the_targets(cls):
+    X, y = table()
+    model = quick(cls).fit(X, y)
+    mean, std = model.predict(100 * X, return_std=True)
+    assert (std > 0.9 * y.std()).all() and (np.abs(mean - y.mean()) < 5 * y.std()).all()
+    # Within the range of the rows a clipped column is the column.
+    inside = model.predict_std(X, include_noise=False)
+    assert (inside < 0.5 * y.std()).all()

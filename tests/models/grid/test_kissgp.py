@@ -296,9 +296,9 @@ def test_constant_columns_are_named():
     X, y, _ = table()
     X[:, 1] = 3.0
     with pytest.warns(UserWarning, match=r"Constant columns.*\[1\]"):
-        KISSGPRegressor().fit(X, y)
+        KISSGPRegressor(structure="product").fit(X, y)
     with pytest.raises(ValueError, match="All columns of X are constant"):
-        KISSGPRegressor().fit(np.ones((5, 2)), np.arange(5.0))
+        KISSGPRegressor(structure="product").fit(np.ones((5, 2)), np.arange(5.0))
 
 
 def test_a_failed_partial_fit_changes_nothing():
