@@ -258,7 +258,6 @@ ROWS = [
     Row(
         "scgd-rows",
         SCGDDKLRegressor(),
-        noise_variance=False,
         no_limit="no parameter counts the steps",
         columns="none",
         scikit_learn_checks=False,
