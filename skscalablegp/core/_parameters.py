@@ -149,7 +149,8 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "component_batch_size": Parameter([_COUNT, _AUTO], "Basis functions of a draw."),
     "basis": Parameter(
-        [StrOptions({"fourier", "rows"}), "array-like"], "The functions that make up the model."
+        [StrOptions({"auto", "fourier", "rows"}), "array-like"],
+        "The functions that make up the model.",
     ),
     "n_dense": Parameter(
         [_NATURAL, _AUTO], "Dense columns of the covariance's factor; the others are diagonal."

@@ -8,27 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils.validation import check_array
-from torch import Tensor
 
-from ...core import FitRun
-from ...core.data import RowSource
+from ...core import LARGEST_FEATURE_SIGNAL, FitRun
+from ...core.data import RowSource, Scaling, column_moments, target_moments
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
-from ._basis import SampledBasis
-from ._dual import dual_diagonal, dual_state, make_dual_stepper
-from ._exact import exact_process, exact_state, full_batch, optimum
-from ._fit import Fit
-from ._plan import Settings, check_room, make_plan, report, report_past
-from ._site import Site
-from ._start import Start, noise_of, starting_point
-from ._steps import calibrates, fitted_stepper_scales, make_stepper, state_of
-from ._trained import Trained, build_posterior, make_basis, scaling_of
+from ._basis import Functions
+from ._dual import train_dual
+from ._exact import ExactModel, exact_process, train_exact
+from ._fit import Fit, Trained
+from ._plan import Plan, Settings, check_room, make_plan, report, report_past
+from ._process import pivots
+from ._site import Site, noise_of
+from ._start import Start, first_rows, trained_start
+from ._steps import train_steps
 
 # Rows that the typical curvature of a likelihood comes from.
 _CURVATURE_ROWS = 1000
 # Newton steps of the exact process on the start's rows.
 _PROCESS_STEPS = 30
+# Of the noise (one over a likelihood's curvature): what chosen functions may leave open of a row.
+_LEFT_OPEN = 1e-2
+_TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_dual}
 
 
 class QSGPMixin:
@@ -41,8 +43,9 @@ class QSGPMixin:
         Y: np.ndarray,
         likelihood: Likelihood,
         normalize_y: bool,
-        past: Trained | None,
+        past: Any = None,
         n_seen: int = 0,
+        grows: bool = False,
     ) -> None:
         """Plan, exact start, and training to the end, on (n, t) targets.
 
@@ -52,151 +55,103 @@ class QSGPMixin:
         X, Y : ndarray of shape (n, d), (n, t)
         likelihood : Likelihood
         normalize_y : bool
-        past : Trained or None
+        past : ExactModel, SampledModel or None
             What the fit goes on from.
         n_seen : int, default=0
             Other rows that the past has seen.
+        grows : bool, default=False
+            Whether these are the first rows of a stream, for all of which functions are chosen.
         """
-        settings = replace(Settings.of(self), kernel=self._own_kernel(X))
+        settings, (n, t) = replace(Settings.of(self), kernel=self._own_kernel(X)), Y.shape
         units = self.standardize, normalize_y, settings.kernel
         scaling = self._scaling if past else scaling_of(X, Y, *units)
         source = RowSource(X, Y, scaling, torch.float64, run.device)
-        points = past.points if past else self._points(X, source, run.random_state)
-        n, t = Y.shape
-        m = None if points is None else len(points)
-        plan = make_plan(settings, likelihood, n, m, past)
+        points = past.functions.points if past else self._points(X, source, run.random_state)
+        most = 0 if past or grows else settings.pivots(likelihood, n)
+        plan = make_plan(
+            settings, likelihood, n, None if points is None else len(points), past, most
+        )
         check_room(plan, n, t, run, stepwise=isinstance(settings.basis, str))
         report(plan, settings, likelihood, n, run)
         self.likelihood_ = likelihood
         self._keep_scaling(scaling)
         run.begin(X, Y, seen=n_seen)
 
-        n_iter = 0
+        trained = Trained(None, "converged", 0)
         if past is None:
             # The basis first: it is then the same for any number of rows.
             seed = int(run.random_state.randint(2**31 - 1))
 
-            def process(start: Start) -> Trained:
+            def process(start: Start) -> ExactModel:
                 return exact_process(start.kernel, likelihood, start.X, start.Y, _PROCESS_STEPS)
 
-            with run.stage("start"):
-                start = starting_point(
-                    settings, likelihood, source, run, lambda model, at: model._keep(process(at))
+            # Random features err by a share of the signal's variance.
+            largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
+            start = first_rows(settings, likelihood, source, run, largest)
+            with run.stage("start", optional=True):
+                start = trained_start(
+                    start, settings, likelihood, run, lambda model, at: model._keep(process(at))
                 )
-            kernel, n_iter, reason = start.kernel, start.n_iter, start.reason
+            kernel, n_iter = start.kernel, start.n_iter
+            trained = Trained(None, start.reason, 0)
         else:
             report_past(run)
-            kernel, seed, reason = past.kernel, past.seed, "converged"
-        state = None
+            kernel, n_iter = past.functions.kernel, 0
         if not run.stopped:
-            fit = Fit(settings, plan, source, likelihood, run, points, past, n_seen)
+            fit = Fit(settings, plan, source, likelihood, run, past, n_seen)
             compiled = compile_kernel(kernel, fit.d)
-            basis = make_basis(
-                compiled,
-                None if points is None else torch.as_tensor(points),
-                plan.n_components,
-                plan.components,
-                seed,
-                plan.dtype,
-                run.device,
-                None if past is None else past.block,
-            )
             few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
             site = Site.of(likelihood, noise_of(compiled, compiled.theta0), few)
-            train = {"exact": self._exact, "steps": self._steps, "dual": self._dual}[plan.method]
-            state, reason, steps = train(fit, kernel, basis, site, seed)
-            n_iter += steps
-        if state is None:
+            functions = None
+            if past is not None:
+                functions = past.functions
+            elif plan.basis == "pivots":
+                with run.stage("functions", optional=True):
+                    functions = self._chosen(plan, kernel, source, site, run)
+            elif plan.basis == "points":
+                functions = Functions.at(kernel, points)
+            else:
+                functions = Functions.fourier(
+                    kernel, fit.d, plan.n_components, plan.components, seed
+                )
+            if functions is not None:
+                trained = _TRAIN[plan.method](fit, functions, site)
+        model = trained.model
+        if model is None:
             # Training ended before it had begun: the start's rows have a model, or the past is one.
-            def rest() -> Trained:
-                return past or process(start)
-
-            state = run.finish("start's rows", rest)
-        self._keep(state)
-        run.ended(reason, n_iter=n_iter, planned=plan.planned, rate="variational_learning_rate")
-        run.reports(summary=str(plan))
-
-    def _exact(
-        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
-    ) -> tuple[Trained | None, str, int]:
-        """Full batches: the state, why they ended, and the steps."""
-        run = fit.run
-        # Of rows that it has already seen, a posterior is no prior.
-        past = fit.past if fit.n_seen > 0 else None
-        batch = None
-        with run.stage("basis", optional=True):
-            X, Y = fit.source.rows(slice(None))
-            batch = full_batch(basis, site, X, Y, past, run)
-        if batch is None:
-            return None, run.monitor.stopped, 0
-
-        def state(q: Any, bound: float) -> Trained:
-            return exact_state(kernel, basis, batch, q, bound, seed, fit.points, past)
-
-        def seen(q: Any, bound: float) -> None:
-            run.preview = lambda model, step: model._keep(state(q, bound))
-
-        theta = basis.kernel.theta0.numpy()
-        with torch.no_grad():
-            found = optimum(batch, fit.plan.steps, run, theta, seen)
-        kept = None if found.q is None else state(found.q, found.bound)
-        return kept, found.reason, found.n_iter
-
-    def _steps(
-        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
-    ) -> tuple[Trained | None, str, int]:
-        """Steps of sampled rows and functions."""
-        run, stepper, scales = fit.run, None, None
-        rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
-        with run.stage("support", optional=True):
-            stepper = make_stepper(fit, basis, site, rng)
-        if stepper is None:
-            return None, run.monitor.stopped, 0
-
-        def show(model: Any, score: float) -> None:
-            model._keep(state_of(fit, stepper, kernel, seed, score))
-
-        result = fit.drive(stepper, show)
-        if calibrates(fit):
-            with run.stage("calibration", optional=True):
-                scales = fitted_stepper_scales(fit, stepper)
-        if stepper.hyperparameters is not None and result.n_steps and not run.stopped:
-            with run.stage("squares", optional=True):
-                theta = torch.as_tensor(stepper.theta()).to(run.device)
-                stepper.squares = fit.squares(basis, stepper.support, rng, theta)
-        state = run.finish(
-            "weights", lambda: state_of(fit, stepper, kernel, seed, result.score, scales)
+            model = run.finish("start's rows", lambda: past or process(start))
+        self._keep(model)
+        run.ended(
+            trained.reason,
+            n_iter=n_iter + trained.n_iter,
+            planned=plan.planned,
+            rate="variational_learning_rate",
         )
-        return state, result.stop_reason, result.n_steps
+        run.reports(summary=plan.summary(model.functions.n_components))
+        if model.inference == "stochastic":
+            run.reports(epochs=trained.n_iter * plan.rows / n)
 
-    def _dual(
-        self, fit: Fit, kernel: Any, basis: SampledBasis, site: Site, seed: int
-    ) -> tuple[Trained | None, str, int]:
-        """Steps for kernel functions at all rows."""
-        run, stepper = fit.run, None
-        rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
-        with run.stage("support", optional=True):
-            stepper = make_dual_stepper(fit, basis, site, rng)
-        if stepper is None:
-            return None, run.monitor.stopped, 0
-
-        def state(rng: np.random.Generator) -> Trained:
-            with torch.no_grad():
-                diagonal: Tensor = dual_diagonal(fit, basis, site, stepper.support, rng)
-                return dual_state(fit, stepper, kernel, seed, diagonal)
-
-        def show(model: Any, score: float) -> None:
-            model._keep(state(np.random.default_rng(0)))
-
-        result = fit.drive(stepper, show)
-        kept = run.finish("weights", lambda: state(rng))
-        return kept, result.stop_reason, result.n_steps
+    def _chosen(
+        self, plan: Plan, kernel: Any, source: RowSource, site: Site, run: FitRun
+    ) -> Functions:
+        """Kernel functions at the rows that explain the others."""
+        X = source.rows(slice(None))[0]
+        tol = _LEFT_OPEN / site.curvature
+        rows, left = pivots(
+            compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.monitor.check_time
+        )
+        why = "no row's variance is left open by more than a hundredth of the noise"
+        if left > tol:
+            why = f"as many as {len(X):,} rows allow in some seconds"
+        run.chose("n_components", len(rows), why)
+        run.chose("n_dense", len(rows), "solved exactly")
+        return Functions.at(kernel, X[rows].cpu().numpy())
 
     def _points(
         self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
     ) -> np.ndarray | None:
-        """Points of a kernel basis in the model's units."""
-        if isinstance(self.basis, str) and self.basis == "fourier":
+        """Points of a kernel basis in the model's units, where the settings say which."""
+        if isinstance(self.basis, str) and self.basis != "rows":
             return None
         if isinstance(self.basis, str):
             rows: Any = slice(None)
@@ -217,28 +172,45 @@ class QSGPMixin:
                 'basis="fourier", or an array of points.'
             )
 
-    def _past(self, X: np.ndarray, t: int) -> Trained | None:
+    def _past(self, X: np.ndarray, t: int) -> Any:
         """What `fit` goes on from, if it is to and this table can."""
         if not (self.warm_start and "_state" in vars(self)):
             return None
-        state, fourier = self._state, isinstance(self.basis, str) and self.basis == "fourier"
-        if X.shape[1] != len(self._scaling.x_mean) or t != state.mean.shape[2]:
+        state, points = self._state, self._state.functions.points
+        if X.shape[1] != len(self._scaling.x_mean) or t != state.n_targets:
             return None
-        if fourier != (state.points is None):
+        settings = Settings.of(self)
+        pivots = settings.pivots(self.likelihood_, len(X)) > 0
+        fourier = isinstance(self.basis, str) and self.basis != "rows" and not pivots
+        if fourier != (points is None):
             return None
         if isinstance(self.basis, str) and not fourier:
+            # Functions at the rows of another table are not those of this one.
             rows = self._scaling.inputs(X, torch.float64, torch.device("cpu")).numpy()
-            return state if np.array_equal(rows, state.points) else None
+            unknown = {point.tobytes() for point in points} - {row.tobytes() for row in rows}
+            if unknown or not (pivots or len(rows) == len(points)):
+                return None
         return state
 
-    def _keep(self, state: Trained) -> None:
-        self._state = state
-        self.kernel_ = state.kernel
-        self.coef_ = state.mean.reshape(-1, state.mean.shape[2])
-        self.inference_ = "exact" if state.exact else "stochastic"
+    def _keep(self, model: Any) -> None:
+        self._state = model
+        self.kernel_ = model.functions.kernel
+        self.coef_ = model.coef(self.n_features_in_)
+        self.inference_ = model.inference
         self.n_basis_ = len(self.coef_)
-        self.lower_bound_ = state.lower_bound
-        self.dtype_ = state.dtype
+        self.lower_bound_ = model.lower_bound
+        self.dtype_ = model.dtype
 
     def _build_posterior(self) -> Posterior:
-        return build_posterior(self._state, self.n_features_in_, self._fit_device())
+        return self._state.posterior(self.n_features_in_, self._fit_device())
+
+
+def scaling_of(
+    X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool, kernel: Any
+) -> Scaling:
+    """Units of the model; one pass over the data. Codes of categories stay as they are."""
+    d = X.shape[1]
+    mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
+    coded = [] if kernel is None else compile_kernel(kernel, d).coded
+    mean[coded], scale[coded] = 0.0, 1.0
+    return Scaling(mean, scale, *target_moments(Y, normalize_y))

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import TorchKernel, no_spectral_density
+from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel, no_spectral_density
 
 # Units that are drawn together: enough to be one call, few enough for small draws.
 _BLOCK_UNITS = 256
@@ -97,10 +97,6 @@ class SampledBasis(ABC):
     def part(self, blocks: np.ndarray) -> BasisPart:
         """The units of some blocks."""
 
-    def prior_precision(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, "m m"]:
-        """Of all weights, in double precision: the identity."""
-        return torch.eye(self.n_features, dtype=torch.float64, device=theta.device)
-
 
 @dataclass(frozen=True, eq=False)
 class SeededFourier(SampledBasis):
@@ -145,7 +141,7 @@ class SeededFourier(SampledBasis):
 
     @cached_property
     def per_unit(self) -> int:
-        return 2 * len(self.kernel.node.products())
+        return _per_unit(self.kernel)
 
     def part(self, blocks: np.ndarray) -> BasisPart:
         index = self.index(blocks)
@@ -207,12 +203,6 @@ class KernelFunctions(SampledBasis):
     def n_units(self) -> int:
         return len(self.points)
 
-    def prior_precision(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, "m m"]:
-        """k at the points, so that the model is a Gaussian process; with a little jitter."""
-        points = self.points.double()
-        K = self.kernel.cross(theta, points, points)
-        return K + 1e-8 * K.diagonal().mean() * torch.eye(len(K)).to(K)
-
     def index(self, blocks: np.ndarray) -> Tensor:
         return torch.as_tensor(blocks)
 
@@ -226,6 +216,67 @@ class KernelFunctions(SampledBasis):
             return phi if scale is None else phi * scale.to(phi)
 
         return BasisPart(index, evaluate)
+
+
+@dataclass(frozen=True, eq=False)
+class Functions:
+    """Which functions a model has, as it is kept: nothing here depends on a device.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        scikit-learn kernel at the trained hyperparameters.
+    points : ndarray of shape (m, d) or None
+        Of kernel functions, in the model's units; None for Fourier features.
+    n_components : int
+        m.
+    seed, block : int
+        Of Fourier features: of them all, and frequencies of a block.
+    """
+
+    kernel: Any
+    points: np.ndarray | None
+    n_components: int
+    seed: int = 0
+    block: int = 1
+
+    @classmethod
+    def fourier(cls, kernel: Any, d: int, n_components: int, drawn: int, seed: int) -> Functions:
+        """Random features in blocks that a draw of so many functions can be made of."""
+        per_unit = _per_unit(compile_kernel(kernel, d))
+        units = max(1, n_components // per_unit)
+        block = max(1, min(_BLOCK_UNITS, drawn // per_unit, units))
+        return cls(kernel, None, per_unit * units, seed, block)
+
+    @classmethod
+    def at(cls, kernel: Any, points: np.ndarray) -> Functions:
+        """Kernel functions."""
+        return cls(kernel, points, len(points))
+
+    def basis(self, d: int, dtype: torch.dtype, device: torch.device) -> SampledBasis:
+        """The functions of d columns, to be evaluated.
+
+        Raises
+        ------
+        NoSpectralDensity
+            With what to use in the place of random features.
+        """
+        kernel = compile_kernel(self.kernel, d)
+        if self.points is not None:
+            return KernelFunctions(kernel, torch.as_tensor(self.points).to(device, dtype))
+        units = self.n_components // _per_unit(kernel)
+        try:
+            return SeededFourier(kernel, units, self.seed, self.block, dtype, device)
+        except NoSpectralDensity as error:
+            raise NoSpectralDensity(
+                f'{error.cause}, so random Fourier features cannot be drawn: use basis="rows", or '
+                "points as the basis, which take any kernel."
+            ) from None
+
+
+def _per_unit(kernel: TorchKernel) -> int:
+    """Fourier features of one frequency: sine and cosine for each product of the kernel."""
+    return 2 * max(1, len(kernel.node.products()))
 
 
 def _mixed(seed: int, block: int) -> int:

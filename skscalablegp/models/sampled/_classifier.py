@@ -36,14 +36,18 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         30 columns.
     n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
-        equally among the kernel's products. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and
-        100,000 above; for kernel functions, the number of points: all rows, or so many random ones
-        for basis="rows".
-    basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
+        equally among the kernel's products. "auto" is as many as basis="auto" chooses; for Fourier
+        features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel functions,
+        the number of points. A number means Fourier features where basis="auto", and so many random
+        rows where basis="rows".
+    basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
         The functions that make up the model. Random Fourier features, or kernel functions at all
-        rows or at given points (in X's units). With kernel functions the hyperparameters stay where
-        the exact start leaves them, and predictive variances are augmented so that they grow away
-        from the points.
+        rows or at given points (in X's units). "auto" is kernel functions, up to 2,000 rows, at the
+        rows that explain the others: until no row's variance is left open by more than a hundredth
+        of the noise, or as many as some seconds allow. For more rows, in streams, and where
+        `n_components`, `n_dense` or `inference` ask for features or steps, it is "fourier". With
+        kernel functions the hyperparameters stay where the exact start leaves them, and predictive
+        variances have what the points leave open.
     n_dense : int or "auto", default="auto"
         Dense columns of the covariance's factor; the others are diagonal. At most m;
         "auto" is 20, none for kernel functions at all rows, all when solved exactly.
@@ -180,7 +184,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         kernel: Any = None,
         *,
         n_components: Any = "auto",
-        basis: Any = "fourier",
+        basis: Any = "auto",
         n_dense: Any = "auto",
         covariance: Any = "support",
         batch_size: Any = "auto",
@@ -273,7 +277,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
             labels = self._labels(codes)
             if first:
-                self._train(run, X, labels, _LIKELIHOOD, False, None)
+                self._train(run, X, labels, _LIKELIHOOD, False, grows=True)
             else:
                 self._check_growing()
                 past = self._state

@@ -13,7 +13,7 @@ from ...core.data import RowSource
 from ...core.training import Monitor
 from ...kernels import TorchKernel
 from ._basis import KernelFunctions
-from ._start import noise_of
+from ._site import noise_of
 from ._stepper import QSGPStepper
 
 # Rows of a block of the moments.
@@ -98,6 +98,10 @@ class Dictionary:
             return self
         keep = np.sort(np.argsort(self.precision, kind="stable")[:most])
         return self._kept(keep, self.precision)
+
+    def without(self, rows: np.ndarray) -> Dictionary:
+        """The functions at other rows."""
+        return self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
 
     def moments(self, source: RowSource, monitor: Monitor) -> tuple[Tensor, Tensor, float, int]:
         """Phi'Phi, Phi'Y, the sum of squares of Y, and of how many rows.

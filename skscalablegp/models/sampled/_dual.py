@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -11,15 +9,15 @@ from torch import Tensor
 
 from ...core.data import RowSource
 from ...core.training import Stepper
-from ._basis import KernelFunctions
+from ._basis import Functions, KernelFunctions
 from ._bounds import BasisDraw, Projection, optimal_diagonal
-from ._fit import Fit
+from ._fit import Fit, Trained
 from ._optimizers import SparseOptimizer
 from ._site import Site
 from ._start import support_weights
 from ._stepper import StepSizes
 from ._support import Flattening, SupportRows
-from ._trained import Trained
+from ._trained import SampledModel
 
 # Kernel functions evaluated at a time where a step takes all.
 _FUNCTIONS = 8192
@@ -162,6 +160,29 @@ class DualStepper(Stepper):
         return coef
 
 
+def train_dual(fit: Fit, functions: Functions, site: Site) -> Trained:
+    """Steps for kernel functions at all rows to the end."""
+    run, stepper = fit.run, None
+    rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+    basis = functions.basis(fit.d, fit.plan.dtype, run.device)
+    with run.stage("support", optional=True):
+        stepper = make_dual_stepper(fit, basis, site, rng)
+    if stepper is None:
+        return Trained(None, run.monitor.stopped, 0)
+
+    @torch.no_grad()
+    def state(rng: np.random.Generator) -> SampledModel:
+        # c_rr in closed form; O(n) for so many rows.
+        squares = fit.squares(basis, stepper.support, rng, watch=False)
+        prior = basis.kernel.diag(stepper.support.theta, basis.points)
+        diagonal = optimal_diagonal(squares, site.curvature, prior)
+        return dual_state(fit, stepper, functions, diagonal)
+
+    result = fit.drive(stepper, lambda model, score: model._keep(state(np.random.default_rng(0))))
+    model = run.finish("weights", lambda: state(rng))
+    return Trained(model, result.stop_reason, result.n_steps)
+
+
 def make_dual_stepper(
     fit: Fit, basis: KernelFunctions, site: Site, rng: np.random.Generator
 ) -> DualStepper:
@@ -195,18 +216,16 @@ def make_dual_stepper(
         )
 
 
-def dual_state(fit: Fit, stepper: DualStepper, kernel: Any, seed: int, diagonal: Tensor) -> Trained:
+def dual_state(
+    fit: Fit, stepper: DualStepper, functions: Functions, diagonal: Tensor
+) -> SampledModel:
     """What a stepper has reached, as arrays of their own."""
     site, support = stepper.site, stepper.support
-    return Trained(
-        kernel=kernel,
+    return SampledModel(
+        functions,
         mean=stepper.folded().cpu().numpy()[None],
         dense=np.zeros((1, fit.n, 0)),
         diagonal=diagonal.cpu().numpy(),
-        precision=None,
-        seed=seed,
-        block=stepper.basis.block_units,
-        points=fit.points,
         support_X=support.X.cpu().numpy(),
         support_Y=support.Y.cpu().numpy(),
         noise=site.noise,
@@ -216,12 +235,3 @@ def dual_state(fit: Fit, stepper: DualStepper, kernel: Any, seed: int, diagonal:
         lower_bound=float("nan"),
         by_support=fit.settings.covariance == "support",
     )
-
-
-def dual_diagonal(
-    fit: Fit, basis: KernelFunctions, site: Site, support: SupportRows, rng: np.random.Generator
-) -> Float[Tensor, "1 n"]:
-    """c_rr in closed form; O(n) for so many rows."""
-    squares = fit.squares(basis, support, rng, watch=False)
-    prior = basis.kernel.diag(support.theta, basis.points)
-    return optimal_diagonal(squares, site.curvature, prior)

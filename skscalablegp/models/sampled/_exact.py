@@ -4,48 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from ...core import FitRun
 from ...core.likelihoods import Likelihood
+from ...core.posteriors import FeatureWeights, Posterior
 from ...core.training import StopTraining
 from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import KernelFunctions, SampledBasis
-from ._site import Site
-from ._start import noise_of
-from ._stepper import OBJECTIVE
-from ._trained import Trained
+from ._basis import Functions
+from ._fit import OBJECTIVE, Fit, Trained
+from ._process import FullMap, full_map
+from ._site import Site, noise_of
 
 # Multiplications between two looks at the clock.
 _WORK = 2e9
 
 
-@dataclass(frozen=True)
-class LinearPosterior:
-    """q(w) = N(mean, C C') with every entry of the lower triangular C.
+@dataclass(frozen=True, eq=False)
+class ExactModel:
+    """A belief about all weights of a model, as NumPy arrays.
+
+    Attributes
+    ----------
+    functions : Functions
+    mean : ndarray of shape (m, t)
+        Of the weights, whose prior is standard normal (those of kernel functions are whitened).
+    factor : ndarray of shape (m, m)
+        Lower Cholesky factor of their precision.
+    noise : float
+        Noise variance of predictions, 0 for labels.
+    n_rows : int
+        Rows seen so far.
+    lower_bound : float
+        The ELBO in nats.
+    """
+
+    functions: Functions
+    mean: np.ndarray
+    factor: np.ndarray
+    noise: float
+    n_rows: int
+    lower_bound: float
+
+    # What a fit that goes on and the fitted attributes ask of any model.
+    method = inference = "exact"
+    dtype = "float64"
+
+    @property
+    def n_dense(self) -> int:
+        return len(self.mean)
+
+    @property
+    def n_targets(self) -> int:
+        return self.mean.shape[1]
+
+    def coef(self, d: int) -> np.ndarray:
+        """Means (m, t) of the weights of the functions themselves."""
+        functions = full_map(self.functions, d, self.noise, torch.device("cpu"))
+        return functions.plain(torch.tensor(self.mean)).numpy()
+
+    def posterior(self, d: int, device: torch.device) -> Posterior:
+        """What answers predictions."""
+        factor, mean = (torch.tensor(a).to(device) for a in (self.factor, self.mean))
+        functions = full_map(self.functions, d, self.noise, device)
+        return functions.posterior(FeatureWeights(factor, mean))
+
+
+class Belief(NamedTuple):
+    """q(w) = N(mean, (L L')^-1).
 
     Attributes
     ----------
     mean : Tensor of shape (m, t)
     factor : Tensor of shape (m, m)
-        C.
-    precision : Tensor of shape (m, m)
-        (C C')^-1.
-    std : Tensor of shape (n, 1)
-        Of the function at the rows.
+        L.
+    variance : Tensor of shape (n, 1)
+        Of the function at the rows; zero where the likelihood is Gaussian, which does not ask.
     """
 
     mean: Float64[Tensor, "m t"]
     factor: Float64[Tensor, "m m"]
-    precision: Float64[Tensor, "m m"]
-    std: Float64[Tensor, "n 1"]
+    variance: Float64[Tensor, "n 1"]
 
 
 @dataclass(frozen=True)
@@ -56,42 +100,40 @@ class FullBatch:
     ----------
     site : Site
     phi : Tensor of shape (n, m)
-        The basis at the rows.
+        The functions at the rows.
     Y : Tensor of shape (n, t)
     mean : Tensor of shape (m, t)
         Of the prior.
-    precision : Tensor of shape (m, m)
-        Of the prior.
+    factor : Tensor of shape (m, m)
+        Lower Cholesky factor of its precision.
     """
 
     site: Site
     phi: Float64[Tensor, "n m"]
     Y: Float64[Tensor, "n t"]
     mean: Float64[Tensor, "m t"]
-    precision: Float64[Tensor, "m m"]
+    factor: Float64[Tensor, "m m"]
 
-    @cached_property
-    def _log_det(self) -> Tensor:
-        return 2 * cholesky_with_jitter(self.precision)[0].diagonal().log().sum()
-
-    def loss(self, mean: Tensor, std: Tensor) -> tuple[float, Tensor]:
+    def loss(self, mean: Tensor, variance: Tensor) -> tuple[float, Tensor]:
         """Minus the ELBO as a function of the mean, and its gradient."""
-        f, away = self.phi @ mean, mean - self.mean
-        pull = self.precision @ away
-        terms = self.site.terms(self.Y, f, std.square())
-        value = 0.5 * (away * pull).sum() - terms.value.sum()
-        return float(value), pull - self.phi.T @ terms.d_mean
+        f, away = self.phi @ mean, self.factor.T @ (mean - self.mean)
+        terms = self.site.terms(self.Y, f, variance)
+        value = 0.5 * away.square().sum() - terms.value.sum()
+        return float(value), self.factor @ away - self.phi.T @ terms.d_mean
 
-    def lower_bound(self, q: LinearPosterior) -> float:
+    def lower_bound(self, q: Belief) -> float:
         """The ELBO in nats, over rows and targets; of a Gaussian optimum the log evidence."""
-        t = self.Y.shape[1]
-        log_det = self._log_det + 2 * q.factor.diagonal().abs().log().sum()
-        trace = ((self.precision @ q.factor) * q.factor).sum()
-        divergence = 0.5 * t * float(trace - len(self.precision) - log_det)
-        return -self.loss(q.mean, q.std)[0] - divergence
+        (m, t), prior = self.mean.shape, self.factor
+        trace = float(_solved(q.factor, prior).square().sum())
+        log_det = 2 * float((prior.diagonal().log() - q.factor.diagonal().log()).sum())
+        bound = -self.loss(q.mean, q.variance)[0] - 0.5 * t * (trace - m - log_det)
+        if self.site.gaussian:
+            # The sum of the rows' variances over the noise is the trace of the other part.
+            bound -= 0.5 * t * (m - trace)
+        return bound
 
 
-def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator[LinearPosterior]:
+def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator[Belief]:
     """The optimum of the ELBO over all Gaussians that share one covariance over targets.
 
     For a Gaussian likelihood this is Bayesian linear regression, one step. For others the
@@ -109,7 +151,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
 
     Yields
     ------
-    posterior : LinearPosterior
+    belief : Belief
         After every step; the last is the optimum.
 
     Notes
@@ -117,41 +159,42 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     O(n m^2 + m^3) a step.
     """
     site, phi, Y = batch.site, batch.phi, batch.Y
-    mean, precision = batch.mean, batch.precision
-    # Of the prior; a Gaussian likelihood does not ask.
-    std = phi.new_zeros(len(phi), 1) if site.gaussian else _std(phi, _factor(precision))
+    mean, prior = batch.mean, batch.factor @ batch.factor.T
+    if site.gaussian:
+        factor, _ = cholesky_with_jitter(prior + phi.T @ phi / site.noise)
+        none = phi.new_zeros(len(phi), 1)
+        gradient = batch.loss(mean, none)[1]
+        yield Belief(mean - torch.cholesky_solve(gradient, factor), factor, none)
+        return
+    precision, std = prior, _std(phi, batch.factor)
     unit = float(std.max()) or 1.0
     for step in range(1, max_iter + 1):
         f = phi @ mean
         curvature = -2 * site.terms(Y, f, std.square()).d_variance / Y.shape[1]
-        new = batch.precision + phi.T @ (curvature * phi)
+        new = prior + phi.T @ (curvature * phi)
         # Mean and curvature would chase each other back and forth: go half of the way.
-        precision = new if site.gaussian or step < 3 else 0.5 * (new + precision)
-        factor = _factor(precision)
-        loss, gradient = batch.loss(mean, std)
-        change = factor @ (factor.T @ gradient)
-        if not site.gaussian:
-            change = _accepted(change, loss, lambda w, std=std: batch.loss(w, std)[0], mean)
+        precision = new if step < 3 else 0.5 * (new + precision)
+        factor, _ = cholesky_with_jitter(precision)
+        loss, gradient = batch.loss(mean, std.square())
+        change = torch.cholesky_solve(gradient, factor)
+        change = _accepted(change, loss, lambda w, at=std**2: batch.loss(w, at)[0], mean)
         mean = mean - change
         own_std = _std(phi, factor)
-        new_std = 0.5 * (own_std + std) if not site.gaussian and step > 2 else own_std
-        moved = torch.cat([(phi @ change).abs().max()[None], (new_std - std).abs().max()[None]])
+        new_std = own_std if step < 3 else 0.5 * (own_std + std)
+        moved = torch.maximum((phi @ change).abs().max(), (new_std - std).abs().max())
         std = new_std
-        yield LinearPosterior(mean, factor, precision, own_std)
-        if site.gaussian or float(moved.max()) <= tol * max(float(f.abs().max()), unit):
+        yield Belief(mean, factor, own_std.square())
+        if float(moved) <= tol * max(float(f.abs().max()), unit):
             return
 
 
-def _factor(precision: Tensor) -> Tensor:
-    """C, lower triangular, with C C' = precision^-1."""
-    reverse = torch.linalg.cholesky(precision.flip(0, 1))
-    eye = torch.eye(len(precision)).to(precision)
-    return torch.linalg.solve_triangular(reverse, eye, upper=False).flip(0, 1).T
+def _solved(L: Tensor, right: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(L, right, upper=False)
 
 
-def _std(phi: Tensor, factor: Tensor) -> Tensor:
+def _std(phi: Tensor, L: Tensor) -> Tensor:
     """Standard deviations (n, 1) of the functions' values; O(n m^2)."""
-    return (phi @ factor).square().sum(1, keepdim=True).sqrt()
+    return _solved(L, phi.T).square().sum(0)[:, None].sqrt()
 
 
 def _accepted(
@@ -165,117 +208,84 @@ def _accepted(
     return torch.zeros_like(change)
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """Where full batches ended.
-
-    Attributes
-    ----------
-    q : LinearPosterior or None
-        None if the end came before the first step.
-    bound : float
-        Its lower bound.
-    n_iter : int
-    reason : str
-    """
-
-    q: LinearPosterior | None
-    bound: float
-    n_iter: int
-    reason: str
-
-
 def full_batch(
-    basis: SampledBasis, site: Site, X: Tensor, Y: Tensor, past: Trained | None, run: FitRun | None
+    functions: FullMap,
+    site: Site,
+    X: Tensor,
+    Y: Tensor,
+    past: ExactModel | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> FullBatch:
-    """The basis at all rows, with its prior or with a past posterior in the prior's place.
+    """The functions at all rows, with their prior or with a past belief in its place.
 
-    O(n m d); looks at the clock of a run where there is one.
+    O(n m d), for kernel functions O(n m^2); `check` is called after each part of it.
     """
-    theta = basis.kernel.theta0.to(X.device)
-    with torch.no_grad():
-        step = max(1, int(_WORK / (basis.n_features * X.shape[1])))
-        part, blocks = basis.part(np.arange(basis.n_blocks)), []
-        for rows in X.double().split(step):
-            blocks.append(part.evaluate(theta, rows))
-            if run is not None:
-                run.monitor.check_time()
-        phi = torch.cat(blocks)
-        m = phi.shape[1]
-        if past is not None:
-            mean = torch.as_tensor(past.mean).reshape(m, -1).to(phi)
-            precision = torch.as_tensor(past.precision).to(phi)
-        else:
-            mean = torch.zeros(m, Y.shape[1]).to(phi)
-            precision = basis.prior_precision(theta)
-    return FullBatch(site, phi, Y.double(), mean, precision)
-
-
-def optimum(batch: FullBatch, max_iter: int, run: FitRun, theta: np.ndarray, seen: Any) -> Optimum:
-    """Newton steps under a run's monitor; `seen` is called with each posterior.
-
-    A stop or an interrupt keeps what the last step had reached.
-    """
-    q, bound, n_iter = None, float("nan"), 0
-    run.monitor.begin("full", max_iter, objective=OBJECTIVE)
-    try:
-        run.monitor.check_time()
-        for q in newton_steps(batch, max_iter):
-            n_iter, bound = n_iter + 1, batch.lower_bound(q)
-            seen(q, bound)
-            run.monitor.record_score(theta, bound / batch.Y.numel(), float(n_iter))
-    except StopTraining as stop:
-        return Optimum(q, bound, n_iter, run.monitor.end(str(stop)))
-    except KeyboardInterrupt:
-        return Optimum(q, bound, n_iter, run.monitor.end("interrupted"))
-    converged = n_iter < max_iter or batch.site.gaussian
-    return Optimum(q, bound, n_iter, "converged" if converged else "max_iter")
-
-
-def exact_state(
-    kernel: Any,
-    basis: SampledBasis,
-    batch: FullBatch,
-    q: LinearPosterior,
-    bound: float,
-    seed: int,
-    points: np.ndarray | None,
-    past: Trained | None = None,
-) -> Trained:
-    """A posterior of full batches as arrays."""
-    per_unit, (m, t), n = basis.per_unit, q.mean.shape, len(batch.Y)
-    d = basis.kernel.n_features
-    rows = n
+    m, t = functions.n_features, Y.shape[1]
+    blocks = []
+    for rows in X.double().split(max(1, int(_WORK / (m * max(m, X.shape[1]))))):
+        blocks.append(functions.evaluate(rows))
+        check()
+    phi = torch.cat(blocks)
+    mean, factor = torch.zeros(m, t).to(phi), torch.eye(m).to(phi)
     if past is not None:
-        # A past posterior was the prior: the evidence of both is the sum.
-        bound, rows = bound + past.lower_bound, rows + past.n_rows
-    return Trained(
-        kernel=kernel,
-        mean=q.mean.cpu().numpy().reshape(per_unit, m // per_unit, t),
-        dense=q.factor.cpu().numpy().reshape(per_unit, m // per_unit, m),
-        diagonal=np.zeros((per_unit, m // per_unit)),
-        precision=q.precision.cpu().numpy(),
-        seed=seed,
-        block=basis.block_units,
-        points=points,
-        support_X=np.empty((0, d)),
-        support_Y=np.empty((0, t)),
-        noise=batch.site.noise,
-        curvature=batch.site.curvature,
-        n_rows=rows,
-        dtype="float64",
-        lower_bound=bound,
+        mean, factor = (torch.as_tensor(a).to(phi) for a in (past.mean, past.factor))
+    return FullBatch(site, phi, Y.double(), mean, factor)
+
+
+def believed(
+    functions: Functions, batch: FullBatch, q: Belief, past: ExactModel | None = None
+) -> ExactModel:
+    """A belief as arrays; where a past one was the prior, with the rows and evidence of both."""
+    return ExactModel(
+        functions,
+        q.mean.cpu().numpy(),
+        q.factor.cpu().numpy(),
+        batch.site.noise,
+        len(batch.Y) + (past.n_rows if past else 0),
+        batch.lower_bound(q) + (past.lower_bound if past else 0.0),
     )
 
 
 def exact_process(
     kernel: Any, likelihood: Likelihood, X: np.ndarray, Y: np.ndarray, steps: int
-) -> Trained:
+) -> ExactModel:
     """The exact process on some rows: what there is where a fit ends with its start. O(s^3)."""
-    compiled = compile_kernel(kernel, X.shape[1])
     rows, targets = torch.as_tensor(X), torch.as_tensor(Y)
-    basis = KernelFunctions(compiled, rows)
+    compiled = compile_kernel(kernel, X.shape[1])
     site = Site.of(likelihood, noise_of(compiled, compiled.theta0), targets)
-    batch = full_batch(basis, site, rows, targets, None, None)
+    functions = Functions.at(kernel, X)
+    batch = full_batch(
+        full_map(functions, X.shape[1], site.noise, rows.device), site, rows, targets
+    )
     *_, q = newton_steps(batch, steps)
-    return exact_state(kernel, basis, batch, q, batch.lower_bound(q), 0, X)
+    return believed(functions, batch, q)
+
+
+def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
+    """Full batches to the end; a stop or an interrupt keeps what the last step has reached."""
+    run, most, past = fit.run, fit.plan.steps, fit.past
+    # Of rows that it has already seen, a belief is no prior.
+    past = past if fit.n_seen > 0 else None
+    batch, model, n_iter, reason = None, None, 0, "converged"
+    with run.stage("basis", optional=True):
+        X, Y = fit.source.rows(slice(None))
+        full = full_map(functions, fit.d, site.noise, run.device)
+        batch = full_batch(full, site, X, Y, past, run.monitor.check_time)
+    if batch is None:
+        return Trained(None, run.monitor.stopped, 0)
+    theta = compile_kernel(functions.kernel, fit.d).theta0.numpy()
+    run.monitor.begin("full", most, objective=OBJECTIVE)
+    try:
+        run.monitor.check_time()
+        for q in newton_steps(batch, most):
+            n_iter, model = n_iter + 1, believed(functions, batch, q, past)
+            run.preview = lambda copy, step, now=model: copy._keep(now)
+            bound = model.lower_bound - (past.lower_bound if past else 0.0)
+            run.monitor.record_score(theta, bound / Y.numel(), float(n_iter))
+        if n_iter == most and not site.gaussian:
+            reason = "max_iter"
+    except StopTraining as stop:
+        reason = run.monitor.end(str(stop))
+    except KeyboardInterrupt:
+        reason = run.monitor.end("interrupted")
+    return Trained(model, reason, n_iter)

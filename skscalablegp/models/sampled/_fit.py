@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +19,33 @@ from ._basis import BasisPart, SampledBasis
 from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 from ._plan import Plan, Settings
 from ._support import SupportRows, by_unit
-from ._trained import Trained
 
 # Rows that estimate |phi_r|^2, and the numbers that this may take.
 _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
+# What minus a score is, in the history.
+OBJECTIVE = "lower bound a row and target"
 # Scores taken in one training.
 _CHECKS = 20
 # Nats a row by which a score may be worse than the best before steps become smaller.
 _WORSE = 0.02
+
+
+class Trained(NamedTuple):
+    """What a way of training leaves.
+
+    Attributes
+    ----------
+    model : ExactModel, SampledModel or None
+        None where training ended before it had begun.
+    reason : str
+    n_iter : int
+        Steps.
+    """
+
+    model: Any
+    reason: str
+    n_iter: int
 
 
 class Fit:
@@ -41,9 +59,7 @@ class Fit:
         Rows in the model's units.
     likelihood : Likelihood
     run : FitRun
-    points : ndarray of shape (m, d), optional
-        Of a kernel basis.
-    past : Trained, optional
+    past : ExactModel or SampledModel, optional
         What the fit goes on from.
     n_seen : int, default=0
         Other rows that the past has seen.
@@ -56,12 +72,11 @@ class Fit:
         source: RowSource,
         likelihood: Likelihood,
         run: FitRun,
-        points: np.ndarray | None = None,
-        past: Trained | None = None,
+        past: Any = None,
         n_seen: int = 0,
     ):
         self.settings, self.plan, self.likelihood, self.run = settings, plan, likelihood, run
-        self.points, self.past, self.n_seen = points, past, n_seen
+        self.past, self.n_seen = past, n_seen
         self.n, self.d, self.t = *source.X.shape, source.Y.shape[1]
         self.source = replace(source, dtype=plan.dtype, _resident=None).resident()
         self._chosen: tuple[np.ndarray, np.ndarray] | None = None
@@ -94,7 +109,7 @@ class Fit:
     def support(self, compiled: TorchKernel) -> SupportRows:
         """Support rows, those of the past where there is one, and rows for the scores."""
         theta = compiled.theta0.to(self.source.device)
-        if self.past is not None and self.points is None and len(self.past.support_X):
+        if self.past is not None and self.plan.method == "steps":
             X, Y = torch.as_tensor(self.past.support_X), torch.as_tensor(self.past.support_Y)
         else:
             X, Y = self.source.rows(self.split()[0])

@@ -14,8 +14,12 @@ from ...core.likelihoods import Likelihood
 EXACT_FEATURES = 2048
 # Multiplications of its products with all rows that "auto" accepts; some seconds.
 _EXACT_WORK = 5e10
-# Rows above which the default basis is as large as the paper's.
+# Rows above which random features are as many as the paper's.
 _SMALL_ROWS = 2_000
+# Rows up to which the default basis is kernel functions at pivots, and the multiplications that
+# choosing so many of them may take. Newton steps, of which there are many, have their own limits.
+_PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
+_NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100
 # What a learning rate of "auto" is.
@@ -67,10 +71,19 @@ class Settings:
         """Of an estimator that has them all."""
         return cls(**{field.name: getattr(estimator, field.name) for field in fields(cls)})
 
+    def pivots(self, likelihood: Likelihood, n: int) -> int:
+        """Most kernel functions among which the default basis chooses; 0 for another basis."""
+        auto = (self.n_components, self.n_dense) == ("auto", "auto")
+        rows = _PIVOT_ROWS if likelihood.conjugate else _NEWTON_ROWS
+        if not (self.auto_basis and auto and self.inference != "stochastic" and n <= rows):
+            return 0
+        most = min(n, int((_PIVOT_WORK / max(n, 1)) ** 0.5))
+        return most if likelihood.conjugate else min(most, _NEWTON_PIVOTS)
+
     @property
-    def fourier(self) -> bool:
-        """Whether functions are random Fourier features."""
-        return isinstance(self.basis, str) and self.basis == "fourier"
+    def auto_basis(self) -> bool:
+        """Whether the table chooses the functions."""
+        return isinstance(self.basis, str) and self.basis == "auto"
 
     @property
     def rate(self) -> float:
@@ -99,8 +112,10 @@ class Plan:
     ----------
     method : {"exact", "steps", "dual"}
         Full batches and linear algebra, steps, or steps for kernel functions at all rows.
+    basis : {"fourier", "points", "pivots"}
+        Random features, or kernel functions at points that are known or are still to be chosen.
     n_components, n_dense : int
-        m and c.
+        m, of pivots the most that there may be, and c.
     rows : int
         Of a step.
     components : int
@@ -117,6 +132,7 @@ class Plan:
     """
 
     method: str
+    basis: str
     n_components: int
     n_dense: int
     rows: int
@@ -131,13 +147,14 @@ class Plan:
     def exact(self) -> bool:
         return self.method == "exact"
 
-    def __str__(self) -> str:
+    def summary(self, m: int) -> str:
+        """For the report, with as many functions as there are in the end."""
         if self.exact:
-            return f"full batches, {self.n_components} functions, all entries of C"
+            return f"full batches, {m} functions, all entries of C"
         columns = f", {self.n_dense} dense columns" if self.method == "steps" else ""
         return (
             f"at most {self.steps} steps of {self.rows} rows and 2 x {self.components} of "
-            f"{self.n_components} functions{columns}"
+            f"{m} functions{columns}"
         )
 
 
@@ -146,7 +163,12 @@ def _or(value: Any, default: int) -> int:
 
 
 def make_plan(
-    settings: Settings, likelihood: Likelihood, n: int, points: int | None, past: Any = None
+    settings: Settings,
+    likelihood: Likelihood,
+    n: int,
+    points: int | None = None,
+    past: Any = None,
+    pivots: int = 0,
 ) -> Plan:
     """Resolve every "auto".
 
@@ -158,8 +180,10 @@ def make_plan(
         Rows.
     points : int or None
         Points of a kernel basis, which are as many functions.
-    past : Trained or None
+    past : ExactModel, SampledModel or None
         A model to go on from, which settles its size.
+    pivots : int, default=0
+        Most kernel functions to choose from; 0 for another basis.
 
     Raises
     ------
@@ -167,12 +191,12 @@ def make_plan(
         For numbers that contradict each other.
     """
     small = n <= _SMALL_ROWS
-    m = _or(settings.n_components, points or (256 if n <= 200 else 1024 if small else 100_000))
-    method = _method(settings, n, m, points)
+    few = min(1024, max(256, 4 * n))
+    m = pivots or _or(settings.n_components, points or (few if small else 100_000))
+    method = "exact" if pivots else _method(settings, n, m, points)
     c = {"exact": m, "dual": 0, "steps": min(_or(settings.n_dense, 20), m)}[method]
     if past is not None:
-        m, c = past.n_components, past.dense.shape[2]
-        method = "exact" if past.exact else "steps" if points is None else "dual"
+        method, m, c = past.method, past.functions.n_components, past.n_dense
     newton = method == "exact"
     default = _NEWTON_STEPS if newton else 100 if small else 200 if n <= 20_000 else 500
     steps = _or(settings.max_iter, default)
@@ -187,6 +211,7 @@ def make_plan(
         support = min(support, max(1, n - max(_HELD, int(_HELD_SHARE * n))))
     return Plan(
         method=method,
+        basis="pivots" if pivots else "fourier" if points is None else "points",
         n_components=m,
         n_dense=c,
         rows=min(_or(settings.batch_size, 500), n),
@@ -272,9 +297,16 @@ def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
 def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: FitRun) -> None:
     """Say what "auto" came to, and which parameters this fit does not use."""
     size = f"{n:,} rows"
-    run.chose("n_components", plan.n_components, size if settings.fourier else "as many points")
+    fourier = plan.basis == "fourier"
+    run.chose("n_components", plan.n_components, size if fourier else "as many points")
+    why = {
+        "pivots": f"{size}: kernel functions at those that explain the others",
+        "points": "points of the last fit",
+        "fourier": f"{size}, a stream, or other settings that ask for random features or steps",
+    }
+    run.chose("basis", "fourier" if fourier else "rows", why[plan.basis])
     run.chose("n_dense", plan.n_dense, "solved exactly" if plan.exact else "of steps")
-    exact = "full batches are the cheaper ones" if settings.fourier else "kernel functions are few"
+    exact = "full batches are the cheaper ones" if fourier else "kernel functions are few"
     steps = f"{plan.n_components:,} functions at {size} are too many for full batches"
     run.chose("inference", "exact" if plan.exact else "stochastic", exact if plan.exact else steps)
     run.chose("max_iter", plan.steps, size)

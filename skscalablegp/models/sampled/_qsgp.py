@@ -20,27 +20,32 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     sizes alone. Frequencies of Fourier
     features are regenerated from seeds, and X may be a memory map.
 
-    Small tables are solved exactly instead: where linear algebra with all rows and all functions is
-    cheaper than steps, the same model's optimum is computed in closed form (`inference_` says so).
+    Smaller tables are solved exactly instead, with kernel functions at the rows that explain the
+    others: the process is then the exact one but for what these leave open (`inference_` says so,
+    and `fit_report_` how many there are and why).
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
         the standardised columns. None is Constant * Matern(nu=1.5) + White, one length scale a
-        column up to 30 columns, the signal's variance at most ten times the target's (random
-        features err by a share of it). A kernel without WhiteKernel gets one: the likelihood needs
-        noise.
+        column up to 30 columns; with Fourier features the signal's variance is at most ten times
+        the target's (they err by a share of it). A kernel without WhiteKernel gets one: the
+        likelihood needs noise.
     n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
-        equally among the kernel's products. "auto" is 256 up to 200 rows, 1,024 up to 2,000 and
-        100,000 above; for kernel functions, the number of points: all rows, or so many random ones
-        for basis="rows".
-    basis : {"fourier", "rows"} or ndarray of shape (m, d), default="fourier"
+        equally among the kernel's products. "auto" is as many as basis="auto" chooses; for Fourier
+        features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel functions,
+        the number of points. A number means Fourier features where basis="auto", and so many random
+        rows where basis="rows".
+    basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
         The functions that make up the model. Random Fourier features, or kernel functions at all
-        rows or at given points (in X's units). With kernel functions the hyperparameters stay where
-        the exact start leaves them, and predictive variances are augmented so that they grow away
-        from the points.
+        rows or at given points (in X's units). "auto" is, up to 12,000 rows, kernel functions at
+        the rows that explain the others: until no row's variance is left open by more than a
+        hundredth of the noise, or as many as some seconds allow. For more rows, in streams, and
+        where `n_components`, `n_dense` or `inference` ask for features or steps, it is "fourier".
+        With kernel functions the hyperparameters stay where the exact start leaves them, and
+        predictive variances have what the points leave open.
     n_dense : int or "auto", default="auto"
         Dense columns of the covariance's factor; the others are diagonal. At most m;
         "auto" is 20, none for kernel functions at all rows, all when solved exactly.
@@ -187,7 +192,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         kernel: Any = None,
         *,
         n_components: Any = "auto",
-        basis: Any = "fourier",
+        basis: Any = "auto",
         n_dense: Any = "auto",
         covariance: Any = "support",
         batch_size: Any = "auto",
@@ -275,16 +280,19 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         ValueError
             For a basis at the rows themselves, which further rows would change.
         """
-        if "n_iter_" not in vars(self):
-            return self.fit(X, y)
+        first = "n_iter_" not in vars(self)
         with FitRun(self) as run:
-            X, Y = self._read_rows(X, y, reset=False)
+            X, Y = self._read_rows(X, y, reset=first)
+            if first:
+                likelihood = self._checked_likelihood(Y.shape[1])
+                normalize = run.normalizes(Y, likelihood.additive)
+                self._train(run, X, Y, likelihood, normalize, grows=True)
+                return self
             self._check_growing()
             past = self._state
-            if Y.shape[1] != past.mean.shape[2]:
+            if Y.shape[1] != past.n_targets:
                 raise ValueError(
-                    f"y has {Y.shape[1]} targets, but the model was fitted with "
-                    f"{past.mean.shape[2]}."
+                    f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("normalize_y", "the first rows have set the units")
             self._train(run, X, Y, self.likelihood_, False, past, past.n_rows)

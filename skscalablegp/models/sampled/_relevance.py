@@ -70,7 +70,7 @@ class RelevanceStepper(Stepper):
         residual = self.square - 2 * float((self.mean * self.projection[a]).sum())
         residual += float((self.mean * (self.gram[a][:, a] @ self.mean)).sum())
         free = self.t * max(self.n - float(determined.sum()), 1e-3 * self.n)
-        self.noise = max(residual / free, 1e-6 * self.square / (self.t * self.n), 1e-300)
+        self.noise = max(residual / free, 1e-6 * self.dictionary.unit)
         keep = self.precision[a] < self.largest
         if bool(keep.any()):
             self.active = a[keep]

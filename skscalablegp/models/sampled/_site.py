@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.likelihoods import Likelihood, LikelihoodTerms
+from ...kernels import TorchKernel
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,10 @@ class Site:
 def _constant(noise: float, Y: Tensor) -> Float[Tensor, " b"]:
     # In double precision, from which single steps round once.
     return torch.full((len(Y),), noise, dtype=torch.float64, device=Y.device)
+
+
+def noise_of(kernel: TorchKernel, theta: Tensor) -> float:
+    """The white noise's variance."""
+    row = torch.zeros(1, kernel.n_features, dtype=torch.float64)
+    with torch.no_grad():
+        return float(kernel.noise(theta.cpu(), row)[0])

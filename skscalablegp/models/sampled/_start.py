@@ -19,11 +19,10 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from ...core import LARGEST_FEATURE_SIGNAL, FitRun, data_scaled_kernel, exact_start
+from ...core import FitRun, data_scaled_kernel, exact_start
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
-from ...core.training import TrainingStep
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
 from ._site import Site
@@ -35,20 +34,23 @@ _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
 # Of a Newton step that overshoots.
 _HALVINGS = 30
-# Steps of the exact start, fewer on so few rows that they would be most of the fit.
-_STEPS, _FEW_STEPS, _FEW_ROWS = 100, 12, 200
+# Most steps of the exact start.
+_STEPS = 100
 
 
-def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray) -> Kernel:
-    """The user's kernel, or the default one; with white noise, which the model needs."""
+def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | None) -> Kernel:
+    """The user's kernel, or the default one; with white noise, which the model needs.
+
+    `largest` bounds the default kernel's signal variance, in units of the target's.
+    """
     if kernel is None and X.shape[1] > ARD_COLUMNS:
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
         unit = float(np.mean(np.square(Y))) or 1.0
-        signal = ConstantKernel(unit, (1e-5 * unit, LARGEST_FEATURE_SIGNAL * unit))
+        signal = ConstantKernel(unit, (1e-5 * unit, (largest or 1e5) * unit))
         noise = WhiteKernel(unit, (1e-4 * unit, 1e5 * unit))
         return signal * Matern(spread, (1e-3 * spread, 1e3 * spread), nu=1.5) + noise
     if kernel is None:
-        return data_scaled_kernel(X, Y, LARGEST_FEATURE_SIGNAL)
+        return data_scaled_kernel(X, Y, largest)
     compiled = compile_kernel(kernel, X.shape[1])
     noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
     if float(noise[0]) > 0:
@@ -82,39 +84,62 @@ class Start:
     reason: str = "converged"
 
 
-def starting_point(
+def first_rows(
     settings: Settings,
     likelihood: Likelihood,
     source: RowSource,
     run: FitRun,
-    preview: Callable[[Any, Start], None],
+    largest_signal: float | None = None,
 ) -> Start:
-    """Hyperparameters of the exact marginal likelihood of some rows; O(s^3) a step.
+    """Some rows and the kernel before it is trained; what there is where time is up at once.
 
     Parameters
     ----------
     settings : Settings
     likelihood : Likelihood
-        One that is not additive gets the signal's variance that it wants.
     source : RowSource
     run : FitRun
-    preview : callable
-        Gives a copy of the estimator the model of a start's rows.
+    largest_signal : float, optional
+        Bound of the default kernel's signal variance, in units of the target's mean square.
     """
     rows = np.sort(run.random_state.permutation(len(source))[: settings.start_rows])
     few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
     X, Y = (part.numpy() for part in few.rows(rows))
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
-    kernel = starting_kernel(settings.kernel, X, targets)
-    compiled = compile_kernel(kernel, X.shape[1])
-    if not compiled.node.products():
+    kernel = starting_kernel(settings.kernel, X, targets, largest_signal)
+    if not compile_kernel(kernel, X.shape[1]).node.products():
         raise ValueError(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
+    return Start(kernel, rows, X, Y)
+
+
+def trained_start(
+    start: Start,
+    settings: Settings,
+    likelihood: Likelihood,
+    run: FitRun,
+    preview: Callable[[Any, Start], None],
+) -> Start:
+    """Hyperparameters of the exact marginal likelihood of the start's rows; O(s^3) a step.
+
+    Parameters
+    ----------
+    start : Start
+    settings : Settings
+    likelihood : Likelihood
+        One that is not additive gets the signal's variance that it wants.
+    run : FitRun
+    preview : callable
+        Gives a copy of the estimator the model of a start's rows.
+    """
+    X, Y = start.X, start.Y
+    targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
+    compiled = compile_kernel(start.kernel, X.shape[1])
     trains = settings.optimizer is not None and settings.subset_size is not None
     if not (trains and compiled.n_params and len(X) > 1 and np.ptp(targets) > 0):
-        return Start(kernel, rows, X, Y)
+        return start
 
     def at(theta: np.ndarray) -> Kernel:
         kernel = compiled.to_sklearn(torch.as_tensor(theta))
@@ -122,10 +147,7 @@ def starting_point(
             return kernel
         return scaled_signal(kernel, Site(likelihood, 0.0, 1.0), X, Y, settings.kernel is not None)
 
-    def show(model: Any, step: TrainingStep) -> None:
-        preview(model, Start(at(step.theta), rows, X, Y))
-
-    run.preview = show
+    run.preview = lambda model, step: preview(model, replace(start, kernel=at(step.theta)))
     # A kernel of differences loses no digits to a large mean. The noise is in the target's units:
     # an absolute one would be all of the noise of a small target.
     origin = compiled.origin(X.mean(axis=0))
@@ -135,11 +157,11 @@ def starting_point(
         torch.as_tensor(targets),
         torch.full((len(X),), 1e-10 * float(np.mean(np.square(targets))), dtype=torch.float64),
         run,
-        max_iter=_FEW_STEPS if len(X) <= _FEW_ROWS else _STEPS,
+        max_iter=_STEPS,
         n_restarts=settings.n_restarts_optimizer,
     )
     kernel = run.finish("start's kernel", lambda: at(result.theta))
-    return Start(kernel, rows, X, Y, result.n_iter, result.stop_reason)
+    return replace(start, kernel=kernel, n_iter=result.n_iter, reason=result.stop_reason)
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
@@ -250,10 +272,3 @@ def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
         return torch.stack([_laplace(site, gram, y)[0] for y in Y.to(gram).T], 1)
     noisy = gram + site.noise * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])
-
-
-def noise_of(kernel: TorchKernel, theta: Tensor) -> float:
-    """The white noise's variance."""
-    row = torch.zeros(1, kernel.n_features, dtype=torch.float64)
-    with torch.no_grad():
-        return float(kernel.noise(theta.cpu(), row)[0])

@@ -15,6 +15,7 @@ from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
 from ._bounds import BasisDraw, Projection, optimal_diagonal
+from ._fit import OBJECTIVE
 from ._gradient import sampled_gradient
 from ._hyperparameters import SampledHyperparameters
 from ._optimizers import SparseOptimizer
@@ -22,8 +23,6 @@ from ._site import Site
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
-# What minus a score is, in the history.
-OBJECTIVE = "lower bound a row and target"
 # What is left of the learning rate when steps have made the score worse, and how often.
 _SLOWER = 0.3
 _MOST_RETREATS = 8

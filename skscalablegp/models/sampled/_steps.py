@@ -1,8 +1,9 @@
-"""Quadruply stochastic training by steps: where weights start, and how they are kept."""
+"""Quadruply stochastic training by steps: where weights start, how they go and are kept."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,37 @@ import torch
 from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import SampledBasis
-from ._fit import Fit
+from ._basis import Functions, SampledBasis
+from ._fit import Fit, Trained
 from ._hyperparameters import SampledHyperparameters
-from ._site import Site
+from ._site import Site, noise_of
 from ._start import support_weights
 from ._stepper import QSGPStepper, StepSizes
 from ._support import Flattening, SupportRows, by_unit, support_gram
-from ._trained import Trained, fitted_scales, support_variance
+from ._trained import SampledModel, fitted_scales, support_variance
 from ._weights import SampledWeights
+
+
+def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
+    """Steps of sampled rows and functions to the end, and the scale of their variances."""
+    run, stepper, scales = fit.run, None, None
+    rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+    with run.stage("support", optional=True):
+        stepper = make_stepper(fit, functions.basis(fit.d, fit.plan.dtype, run.device), site, rng)
+    if stepper is None:
+        return Trained(None, run.monitor.stopped, 0)
+    result = fit.drive(
+        stepper, lambda model, score: model._keep(state_of(fit, stepper, functions, score))
+    )
+    if calibrates(fit):
+        with run.stage("calibration", optional=True):
+            scales = fitted_stepper_scales(fit, stepper)
+    if stepper.hyperparameters is not None and result.n_steps and not run.stopped:
+        with run.stage("squares", optional=True):
+            theta = torch.as_tensor(stepper.theta()).to(run.device)
+            stepper.squares = fit.squares(stepper.basis, stepper.support, rng, theta)
+    model = run.finish("weights", lambda: state_of(fit, stepper, functions, result.score, scales))
+    return Trained(model, result.stop_reason, result.n_steps)
 
 
 def make_stepper(
@@ -81,21 +104,18 @@ def calibrates(fit: Fit) -> bool:
 def state_of(
     fit: Fit,
     stepper: QSGPStepper,
-    kernel: Any,
-    seed: int,
+    functions: Functions,
     score: float,
     scales: tuple[float, float] | None = None,
-) -> Trained:
+) -> SampledModel:
     """What a stepper has reached, as arrays of their own.
 
     Parameters
     ----------
     fit : Fit
     stepper : QSGPStepper
-    kernel : Kernel
-        For a kernel without hyperparameters to move.
-    seed : int
-        Of the basis.
+    functions : Functions
+        At the hyperparameters of the start.
     score : float
         Minus the lower bound a row and target.
     scales : tuple of float, optional
@@ -106,20 +126,18 @@ def state_of(
         scales = 1.0, stepper.site.noise
         if past is not None and stepper.site.noise > 0:
             # What held-out rows said once stays true; the noise in units of the kernel's own.
-            own = float(compiled.noise(compiled.theta0, torch.zeros(1, fit.d).double())[0])
+            own = noise_of(compiled, compiled.theta0)
             scales = past.variance_scale, stepper.site.noise * past.noise / own
     with torch.no_grad():
         coef = stepper.folded().cpu().numpy()
-    theta = torch.as_tensor(stepper.theta())
-    return Trained(
-        kernel=compiled.to_sklearn(theta) if compiled.n_params else kernel,
+    if compiled.n_params:
+        kernel = compiled.to_sklearn(torch.as_tensor(stepper.theta()))
+        functions = replace(functions, kernel=kernel)
+    return SampledModel(
+        functions,
         mean=np.ascontiguousarray(coef[:, :, :t]),
         dense=np.ascontiguousarray(coef[:, :, t:]),
         diagonal=stepper.diagonal().cpu().numpy(),
-        precision=None,
-        seed=seed,
-        block=stepper.basis.block_units,
-        points=None,
         support_X=stepper.support.X.cpu().numpy(),
         support_Y=stepper.support.Y.cpu().numpy(),
         noise=scales[1],
@@ -203,7 +221,7 @@ def _dense_start(fit: Fit, basis: Any, support: SupportRows, gram: Tensor, site:
 
 
 def _resumed(
-    fit: Fit, past: Trained, basis: Any, support: SupportRows, head: int
+    fit: Fit, past: SampledModel, basis: Any, support: SupportRows, head: int
 ) -> SampledWeights:
     coef = torch.as_tensor(np.concatenate([past.mean, past.dense], 2)).to(support.X)
     rows = support.all_rows

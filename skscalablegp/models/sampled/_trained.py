@@ -1,42 +1,32 @@
-"""What a trained quadruply stochastic model is made of, as NumPy arrays."""
+"""What steps have trained, as NumPy arrays, and the scale of its variances."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ...core.data import Scaling, column_moments, target_moments
-from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...core.posteriors import Posterior
+from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import KernelFunctions, SampledBasis, SeededFourier
+from ._basis import Functions
 from ._posterior import ChevronPosterior, ChevronWeights, SupportVariance
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A posterior as NumPy arrays, and all that training needs to go on.
+@dataclass(frozen=True, eq=False)
+class SampledModel:
+    """A chevron of very many weights, and all that training needs to go on.
 
     Attributes
     ----------
-    kernel : Kernel
-        scikit-learn kernel at the trained hyperparameters.
+    functions : Functions
     mean : ndarray of shape (q, m / q, t)
     dense : ndarray of shape (q, m / q, c)
     diagonal : ndarray of shape (q, m / q)
-    precision : ndarray of shape (m, m) or None
-        Of an exact posterior, for what `partial_fit` adds.
-    seed : int
-        Of the basis.
-    block : int
-        Units of a block of the basis.
-    points : ndarray of shape (m, d) or None
-        Of a kernel basis, in the model's units.
     support_X, support_Y : ndarray
         Support rows in the model's units.
     noise : float
@@ -49,20 +39,16 @@ class Trained:
         Of training, and of predictions.
     lower_bound : float
         The ELBO in nats, NaN where it is not known.
-    variance_scale : float
-        Of the variance given the support rows.
     by_support : bool
         Whether the support rows answer variances.
+    variance_scale : float
+        Of the variance given the support rows.
     """
 
-    kernel: Any
+    functions: Functions
     mean: np.ndarray
     dense: np.ndarray
     diagonal: np.ndarray
-    precision: np.ndarray | None
-    seed: int
-    block: int
-    points: np.ndarray | None
     support_X: np.ndarray
     support_Y: np.ndarray
     noise: float
@@ -70,75 +56,44 @@ class Trained:
     n_rows: int
     dtype: str
     lower_bound: float
+    by_support: bool
     variance_scale: float = 1.0
-    by_support: bool = False
+
+    # What a fit that goes on and the fitted attributes ask of any model.
+    inference = "stochastic"
 
     @property
-    def n_components(self) -> int:
-        return self.mean.shape[0] * self.mean.shape[1]
+    def method(self) -> str:
+        return "steps" if self.functions.points is None else "dual"
 
     @property
-    def exact(self) -> bool:
-        return self.precision is not None
+    def n_dense(self) -> int:
+        return self.dense.shape[2]
 
+    @property
+    def n_targets(self) -> int:
+        return self.mean.shape[2]
 
-def scaling_of(
-    X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool, kernel: Any
-) -> Scaling:
-    """Units of the model; one pass over the data. Codes of categories stay as they are."""
-    d = X.shape[1]
-    mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
-    coded = [] if kernel is None else compile_kernel(kernel, d).coded
-    mean[coded], scale[coded] = 0.0, 1.0
-    return Scaling(mean, scale, *target_moments(Y, normalize_y))
+    def coef(self, d: int) -> np.ndarray:
+        """Means (m, t) of the weights."""
+        return self.mean.reshape(-1, self.n_targets)
 
-
-def make_basis(
-    kernel: TorchKernel,
-    points: Tensor | None,
-    n_components: int,
-    drawn: int,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    block: int | None = None,
-) -> SampledBasis:
-    """Kernel functions at points, or Fourier features; `block` where a past fit settles it."""
-    if points is not None:
-        return KernelFunctions(kernel, points.to(device, dtype))
-    per_unit = 2 * max(1, len(kernel.node.products()))
-    units = max(1, n_components // per_unit)
-    if block is None:
-        block = max(1, min(256, drawn // per_unit, units))
-    try:
-        return SeededFourier(kernel, units, seed, block, dtype, device)
-    except NoSpectralDensity as error:
-        raise NoSpectralDensity(
-            f'{error.cause}, so random Fourier features cannot be drawn: use basis="rows", or '
-            "points as the basis, which take any kernel."
-        ) from None
-
-
-def build_posterior(state: Trained, d: int, device: torch.device) -> ChevronPosterior:
-    """The posterior from NumPy arrays; float64 predictions of exact fits, else the training's."""
-    dtype = getattr(torch, state.dtype)
-    compiled = compile_kernel(state.kernel, d)
-    points = None if state.points is None else torch.as_tensor(state.points)
-    basis = make_basis(
-        compiled, points, state.n_components, 0, state.seed, dtype, device, state.block
-    )
-    arrays = (state.mean, state.dense, state.diagonal)
-    weights = ChevronWeights(*(torch.tensor(a, dtype=dtype, device=device) for a in arrays))
-    augment = support = None
-    if points is not None:
-        augment = (compiled, state.noise * len(points) / max(state.n_rows, 1))
-    # Kernel functions at points have variances of their own (appendix G); labels have no noise.
-    if state.by_support and (points is None or state.noise == 0):
-        weight = state.curvature * state.n_rows / len(state.support_X)
-        X = torch.as_tensor(state.support_X).to(device)
-        support = support_variance(compiled, X, weight, state.variance_scale)
-    theta = compiled.theta0.to(device)
-    return ChevronPosterior(basis, theta, weights, state.noise, augment, support)
+    def posterior(self, d: int, device: torch.device) -> Posterior:
+        """What answers predictions, in the training's precision."""
+        functions, dtype = self.functions, getattr(torch, self.dtype)
+        compiled = compile_kernel(functions.kernel, d)
+        arrays = (self.mean, self.dense, self.diagonal)
+        weights = ChevronWeights(*(torch.tensor(a, dtype=dtype, device=device) for a in arrays))
+        augment = support = None
+        if functions.points is not None:
+            augment = (compiled, self.noise * functions.n_components / max(self.n_rows, 1))
+        # Kernel functions have variances of their own (appendix G); labels have no noise.
+        if self.by_support and (functions.points is None or self.noise == 0):
+            weight = self.curvature * self.n_rows / len(self.support_X)
+            X = torch.as_tensor(self.support_X).to(device)
+            support = support_variance(compiled, X, weight, self.variance_scale)
+        basis, theta = functions.basis(d, dtype, device), compiled.theta0.to(device)
+        return ChevronPosterior(basis, theta, weights, self.noise, augment, support)
 
 
 def support_variance(
@@ -150,6 +105,20 @@ def support_variance(
     K = compiled.cross(theta, X, X)
     factor, _ = cholesky_with_jitter(K + torch.eye(len(X)).to(K) / weight)
     return SupportVariance(compiled, X, factor, scale)
+
+
+def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
+    """What to multiply variances of f by so that residuals (v, t) are likely; O(v t).
+
+    A weak prior at 1 decides where the noise is all there is.
+    """
+    variance, square = variance[:, None], residual**2
+
+    def cost(z: float) -> float:
+        total = np.exp(z) * variance + noise
+        return float(np.sum(np.log(total) + square / total)) + z**2
+
+    return math.exp(minimize_scalar(cost, bounds=(-5.0, 5.0), method="bounded").x)
 
 
 def fitted_scales(variance: np.ndarray, residual: np.ndarray, noise: float) -> tuple[float, float]:

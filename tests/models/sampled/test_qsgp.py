@@ -33,14 +33,7 @@ def test_exact_fourier_features_are_bayesian_linear_regression():
     X, y = table()
     model = QSGPRegressor(n_components=40, **FIXED).fit(X, y)
     assert model.inference_ == "exact" and model.coef_.shape == (40, 1)
-    draws = np.column_stack(
-        [
-            model._build_posterior()
-            .basis.part(np.arange(1))
-            .evaluate(model._build_posterior().at, model._inputs(X))
-            .numpy()
-        ]
-    )
+    draws = model._build_posterior()._phi(model._inputs(X)).numpy()
     H = draws.T @ draws / 0.1 + np.eye(40)
     assert_allclose(model.coef_[:, 0], np.linalg.solve(H, draws.T @ y / 0.1), atol=1e-4)
     latent = np.sqrt(np.einsum("ij,ji->i", draws, np.linalg.solve(H, draws.T)))
@@ -83,7 +76,7 @@ def test_some_of_the_rows_are_as_many_points_as_were_asked_for():
     X, y = table(100)
     model = QSGPRegressor(basis="rows", n_components=10, **FIXED).fit(X, y)
     assert model.n_basis_ == 10 and "10 functions" in model.fit_report_.summary
-    points = model._state.points
+    points = model._state.functions.points
     assert len(np.unique(points, axis=0)) == 10
     assert all((X == point).all(1).any() for point in points)
 
@@ -290,7 +283,7 @@ def test_a_sinc_needs_few_functions():
     "settings, message",
     [
         (dict(likelihood="poisson"), "likelihood"),
-        (dict(kernel=DotProduct() + WhiteKernel()), 'use basis="rows"'),
+        (dict(kernel=DotProduct() + WhiteKernel(), basis="fourier"), 'use basis="rows"'),
         (dict(basis="rows", n_components=500), "more than the 120 points"),
         (dict(basis="rows", n_components=50, inference="stochastic"), "with all rows"),
         (dict(optimizer="bfgs"), "Unknown optimizer='bfgs'"),
