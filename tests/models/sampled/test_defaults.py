@@ -1,0 +1,82 @@
+"""What sampled models choose by default, and whether their intervals hold what they say."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from sklearn.datasets import make_friedman1
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.metrics import interval_coverage
+from skscalablegp.models.sampled import _qsrvm
+from skscalablegp.models.sampled._process import pivots
+
+
+def friedman(n):
+    X, f = make_friedman1(n + 500, 5, random_state=0)
+    y = f + 0.25 * np.random.default_rng(0).standard_normal(n + 500)
+    return X[:n], X[n:], y[:n], y[n:]
+
+
+def test_pivots_leave_no_row_open():
+    X = np.random.default_rng(0).uniform(-2, 2, (150, 2))
+    kernel = ConstantKernel(2.0) * Matern(2.0, nu=2.5)
+    for tol in (1e-1, 1e-3):
+        rows, left = pivots(compile_kernel(kernel, 2), torch.tensor(X), 150, tol)
+        K = kernel(X)
+        open_ = K - K[:, rows] @ np.linalg.solve(K[np.ix_(rows, rows)], K[rows])
+        assert left <= tol and open_.diagonal().max() <= tol * 1.001
+        assert len(rows) == len(set(rows.tolist())) < 150
+    assert len(pivots(compile_kernel(kernel, 2), torch.tensor(X), 20, 1e-9)[0]) == 20
+
+
+@pytest.mark.parametrize("noise", [0.3, 1e-3])
+def test_the_default_is_the_exact_process(noise):
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-2, 2, (200, 2))
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + noise**0.5 * rng.standard_normal(200)
+    kernel = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(noise)
+    settings = dict(optimizer=None, standardize=False, random_state=0)
+    model = QSGPRegressor(kernel, **settings).fit(X[:150], y[:150])
+    exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X[:150], y[:150])
+    expected, std = exact.predict(X[150:], return_std=True)
+    found = model.predict(X[150:], return_std=True)
+    assert model.n_basis_ < 100 and "hundredth" in str(model.fit_report_)
+    assert_allclose(found[0], expected, atol=0.03 * noise**0.5)
+    assert_allclose(found[1], std, rtol=0.01)
+    assert_allclose(model.predict(X[150:], return_cov=True)[1].diagonal(), found[1] ** 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [200, 201])
+@pytest.mark.parametrize("Model", [QSGPRegressor, QSRVMRegressor])
+def test_intervals_hold_what_they_say(Model, n):
+    X, X_test, y, y_test = friedman(n)
+    model = Model(random_state=0).fit(X, y)
+    coverage = interval_coverage(y_test, *model.predict(X_test, return_std=True), level=0.95)
+    assert 0.9 < coverage < 0.99
+
+
+def test_a_class_model_does_not_jump_in_size():
+    X, _, y, _ = friedman(201)
+    sizes = [
+        QSGPClassifier(random_state=0).fit(X[:n], y[:n] > 14).n_basis_ for n in (199, 200, 201)
+    ]
+    assert max(sizes) - min(sizes) <= 10
+
+
+def test_few_functions_that_are_too_little_say_what_to_use(monkeypatch):
+    # Half a nat better than the exact process is too little.
+    monkeypatch.setattr(_qsrvm, "_BEHIND", -0.5)
+    X, _, y, _ = friedman(120)
+    with pytest.warns(ConvergenceWarning, match="nats a row better .* use QSGPRegressor"):
+        QSRVMRegressor(random_state=0).fit(X, y)
+
+
+def test_targets_without_variance_keep_a_width():
+    X = np.linspace(0, 1, 30)[:, None]
+    std = QSRVMRegressor(random_state=0).fit(X, np.zeros(30)).predict_std(X)
+    assert (std > 1e-4).all()
