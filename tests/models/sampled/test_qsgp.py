@@ -308,7 +308,7 @@ def test_no_more_is_drawn_than_there_is():
 
 
 @pytest.mark.parametrize("basis", ["fourier", "rows"])
-@pytest.mark.parametrize("unit", [1e20, 1e150])
+@pytest.mark.parametrize("unit", [1e20, 1e29])
 def test_targets_beyond_single_precision(basis, unit):
     X, y = table(60)
     settings = dict(basis=basis, inference="stochastic", max_iter=5, random_state=0)
