@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from skscalablegp import (
     KISSGPRegressor,
     PoERegressor,
+    QSGPRegressor,
     RFFRegressor,
     SCGDDKLRegressor,
     SGPRRegressor,
@@ -382,6 +383,7 @@ KNOWN_NOISE = [
     RFFRegressor(n_components=100, max_iter=15, random_state=0),
     KISSGPRegressor(grid_size=20, max_iter=15, random_state=0),
     SCGDDKLRegressor(feature_extractor=(16,), max_epochs=20, random_state=0),
+    QSGPRegressor(random_state=0),
 ]
 
 

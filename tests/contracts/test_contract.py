@@ -174,7 +174,6 @@ ROWS = [
     Row(
         "qsgp",
         QSGPRegressor(),
-        noise_variance=False,
         search={"n_components": [32, 64]},
         columns="numbers",
     ),
@@ -189,7 +188,6 @@ ROWS = [
             dtype="float64",
             normalize_y=True,
         ),
-        noise_variance=False,
         search={"control_variate_rank": [5, 10]},
         limit={"max_iter": 2},
         columns="numbers",
@@ -197,14 +195,12 @@ ROWS = [
     Row(
         "qsgp-laplace",
         QSGPRegressor(likelihood="laplace", n_components=64),
-        noise_variance=False,
         scikit_learn_checks=False,
         columns="numbers",
     ),
     Row(
         "qsgp-rows",
         QSGPRegressor(basis="rows", inference="stochastic", max_iter=15, dtype="float64"),
-        noise_variance=False,
         limit={"max_iter": 2},
         scikit_learn_checks=False,
     ),

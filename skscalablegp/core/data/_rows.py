@@ -134,8 +134,10 @@ class RowSource:
         Y = torch.as_tensor(_scaled(self.Y[index], s.y_mean, s.y_scale))
         return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
 
-    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"]:
-        """Known noise variances of some rows."""
+    def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
+        """Known noise variances of some rows; 0 where none are known."""
+        if self.noise is None:
+            return 0.0
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         return torch.as_tensor(self.noise[index]).to(self.device, self.dtype)

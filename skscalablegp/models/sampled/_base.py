@@ -46,6 +46,7 @@ class QSGPMixin:
         past: Any = None,
         n_seen: int = 0,
         grows: bool = False,
+        noise_variance: Any = None,
     ) -> None:
         """Plan, exact start, and training to the end, on (n, t) targets.
 
@@ -61,11 +62,15 @@ class QSGPMixin:
             Other rows that the past has seen.
         grows : bool, default=False
             Whether these are the first rows of a stream, for all of which functions are chosen.
+        noise_variance : float, array-like of shape (n,), or None
+            Known noise of the rows, in squared units of the target.
         """
         settings, (n, t) = replace(Settings.of(self), kernel=self._own_kernel(X)), Y.shape
-        units = self.standardize, normalize_y, settings.kernel
+        shared = noise_variance is not None and getattr(self, "normalize_y", None) == "auto"
+        units = self.standardize, normalize_y, settings.kernel, shared
         scaling = self._scaling if past else scaling_of(X, Y, *units)
-        source = RowSource(X, Y, scaling, torch.float64, run.device)
+        noise = self._noise_of(noise_variance, n, scaling, likelihood, past is None)
+        source = RowSource(X, Y, scaling, torch.float64, run.device, noise)
         points = past.functions.points if past else self._points(X, source, run.random_state)
         most = 0 if past or grows else settings.pivots(likelihood, n)
         plan = make_plan(
@@ -83,7 +88,8 @@ class QSGPMixin:
             seed = int(run.random_state.randint(2**31 - 1))
 
             def process(start: Start) -> ExactModel:
-                return exact_process(start.kernel, likelihood, start.X, start.Y, _PROCESS_STEPS)
+                rows = start.X, start.Y, _PROCESS_STEPS, start.known
+                return exact_process(start.kernel, likelihood, *rows)
 
             # Random features err by a share of the signal's variance.
             largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
@@ -101,7 +107,8 @@ class QSGPMixin:
             fit = Fit(settings, plan, source, likelihood, run, past, n_seen)
             compiled = compile_kernel(kernel, fit.d)
             few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
-            site = Site.of(likelihood, noise_of(compiled, compiled.theta0), few)
+            known = fit.source.known(slice(0, _CURVATURE_ROWS))
+            site = Site.of(likelihood, noise_of(compiled, compiled.theta0), few, known)
             functions = None
             if past is not None:
                 functions = past.functions
@@ -130,6 +137,12 @@ class QSGPMixin:
         run.reports(summary=plan.summary(model.functions.n_components))
         if model.inference == "stochastic":
             run.reports(epochs=trained.n_iter * plan.rows / n)
+
+    def _noise_of(
+        self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
+    ) -> np.ndarray | None:
+        """Known noise of the rows in the model's units; classifiers know none."""
+        return None
 
     def _chosen(
         self, plan: Plan, kernel: Any, source: RowSource, site: Site, run: FitRun
@@ -206,11 +219,16 @@ class QSGPMixin:
 
 
 def scaling_of(
-    X: np.ndarray, Y: np.ndarray, standardize: bool, normalize_y: bool, kernel: Any
+    X: np.ndarray,
+    Y: np.ndarray,
+    standardize: bool,
+    normalize_y: bool,
+    kernel: Any,
+    shared: bool = False,
 ) -> Scaling:
     """Units of the model; one pass over the data. Codes of categories stay as they are."""
     d = X.shape[1]
     mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
     coded = [] if kernel is None else compile_kernel(kernel, d).coded
     mean[coded], scale[coded] = 0.0, 1.0
-    return Scaling(mean, scale, *target_moments(Y, normalize_y))
+    return Scaling(mean, scale, *target_moments(Y, normalize_y, shared))

@@ -77,10 +77,15 @@ class Projection:
         return draw.function() + self.A @ (self.a - draw.support()).detach()
 
 
-def sampled_squares(left: BasisDraw, right: BasisDraw, n: int, control: Projection) -> Tensor:
-    """Estimate sum((Phi W)^2) over all n rows from two independent draws (theorems 1 and 2)."""
+def sampled_squares(
+    left: BasisDraw, right: BasisDraw, n: int, control: Projection, variance: Tensor | float = 1.0
+) -> Tensor:
+    """Estimate sum((Phi W)^2 / variance) over all n rows from two independent draws.
+
+    Theorems 1 and 2; the variance is that of the rows' noise, (b, 1), or one of all rows.
+    """
     f, g = control.function(left), control.function(right)
-    return n / len(f) * (f * g).sum()
+    return n / len(f) * (f * g / variance).sum()
 
 
 def mean_estimate(
@@ -102,15 +107,15 @@ def mean_estimate(
     left, right : BasisDraw
         Independent draws.
     variance : float or Tensor
-        s2.
+        s2, or that of each row, (b, 1).
     n : int
         Rows in all.
     control : Projection
         The control variate.
     """
     f, g = control.function(left), control.function(right)
-    linear = n / len(Y) * (Y * (f + g)).sum()
-    return (sampled_squares(left, right, n, control) - linear) / variance
+    linear = n / len(Y) * (Y * (f + g) / variance).sum()
+    return sampled_squares(left, right, n, control, variance) - linear
 
 
 def optimal_diagonal(squares: Tensor, curvature: Tensor | float, prior: Tensor | float) -> Tensor:

@@ -99,7 +99,8 @@ class DualStepper(Stepper):
             cross = everywhere[:, : len(self.support)]
             f = self._function(X, cross)
             variance = self._std.mean().square().to(f).expand(len(f), 1)
-            slope = self.site.terms(Y, f, variance).d_mean
+            site = self.site.at(self.source.known(rows))
+            slope = site.terms(Y, f, variance).d_mean
             gradient = self.n / size * (self.coef[index] - slope)
             gradient = gradient - self._shared_part(index, size)
             scale = 1 / self.flattening.level
@@ -140,7 +141,8 @@ class DualStepper(Stepper):
         mean = self.a[s:] + self.flattening.gram[s:] @ self.shared
         if not bool(torch.isfinite(mean).all()):
             return float("nan")
-        terms = self.site.terms(self.support.Y_check.double(), mean, self._std.square())
+        site = self.site.at(self.support.known_check)
+        terms = site.terms(self.support.Y_check.double(), mean, self._std.square())
         return -float(terms.value.mean()) / mean.shape[1]
 
     def theta(self) -> np.ndarray:
@@ -196,7 +198,7 @@ def make_dual_stepper(
         fit.run.monitor.check_time()
         batch, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
         flattening = Flattening.build(support, K, batch, site.curvature, fit.n)
-        alpha = support_weights(site, K[: len(X)], support.Y.double())
+        alpha = support_weights(site.at(support.known), K[: len(X)], support.Y.double())
         coef = torch.zeros(fit.n, fit.t).to(X)
         if past is not None:
             coef = torch.as_tensor(past.mean[0]).to(X)

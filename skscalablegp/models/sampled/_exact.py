@@ -161,7 +161,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     site, phi, Y = batch.site, batch.phi, batch.Y
     mean, prior = batch.mean, batch.factor @ batch.factor.T
     if site.gaussian:
-        factor, _ = cholesky_with_jitter(prior + phi.T @ phi / site.noise)
+        factor, _ = cholesky_with_jitter(prior + phi.T @ (phi / site.variances(Y)[:, None]))
         none = phi.new_zeros(len(phi), 1)
         gradient = batch.loss(mean, none)[1]
         yield Belief(mean - torch.cholesky_solve(gradient, factor), factor, none)
@@ -247,12 +247,18 @@ def believed(
 
 
 def exact_process(
-    kernel: Any, likelihood: Likelihood, X: np.ndarray, Y: np.ndarray, steps: int
+    kernel: Any,
+    likelihood: Likelihood,
+    X: np.ndarray,
+    Y: np.ndarray,
+    steps: int,
+    known: np.ndarray | float = 0.0,
 ) -> ExactModel:
     """The exact process on some rows: what there is where a fit ends with its start. O(s^3)."""
     rows, targets = torch.as_tensor(X), torch.as_tensor(Y)
     compiled = compile_kernel(kernel, X.shape[1])
     site = Site.of(likelihood, noise_of(compiled, compiled.theta0), targets)
+    site = site.at(torch.as_tensor(known))
     functions = Functions.at(kernel, X)
     batch = full_batch(
         full_map(functions, X.shape[1], site.noise, rows.device), site, rows, targets
@@ -270,6 +276,7 @@ def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
     with run.stage("basis", optional=True):
         X, Y = fit.source.rows(slice(None))
         full = full_map(functions, fit.d, site.noise, run.device)
+        site = site.at(fit.source.known(slice(None)))
         batch = full_batch(full, site, X, Y, past, run.monitor.check_time)
     if batch is None:
         return Trained(None, run.monitor.stopped, 0)

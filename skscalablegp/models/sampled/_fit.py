@@ -111,14 +111,18 @@ class Fit:
         theta = compiled.theta0.to(self.source.device)
         if self.past is not None and self.plan.method == "steps":
             X, Y = torch.as_tensor(self.past.support_X), torch.as_tensor(self.past.support_Y)
+            known = 0.0
         else:
             X, Y = self.source.rows(self.split()[0])
+            known = self.source.known(self.split()[0])
         return SupportRows.at(
             compiled,
             theta,
             X.to(self.source.device, self.plan.dtype),
             Y.to(self.source.device, self.plan.dtype),
             *self.source.rows(self.split()[1]),
+            known,
+            self.source.known(self.split()[1]),
         )
 
     def split(self) -> tuple[np.ndarray, np.ndarray]:

@@ -91,12 +91,13 @@ class SampledHyperparameters:
         mean = [_columns(d, slice(t)) for d in draws]
         dense = [_columns(d, slice(t, None)) for d in draws]
         if site.gaussian:
-            noise = self.kernel.noise(theta, X[:1].double())[0].to(X)
-            square = (phi.square() @ diagonal.square()).sum() * scale * n / len(X)
-            square = square + sampled_squares(*dense, n, of_dense)
-            fit = mean_estimate(Y, *mean, noise, n, of_mean) + t * square / noise
-            rows = n * t * torch.log(noise) + n / len(Y) * Y.square().sum() / noise
-            loss = 0.5 * (fit + rows)
+            noise = self.kernel.noise(theta, X[:1].double())[0] + site.known
+            noise = noise.to(X).expand(len(X))[:, None]
+            square = (phi.square() @ diagonal.square()[:, None] / noise).sum() * scale * n / len(X)
+            square = square + sampled_squares(*dense, n, of_dense, noise)
+            fit = mean_estimate(Y, *mean, noise, n, of_mean) + t * square
+            rows = t * torch.log(noise).sum() + (Y.square() / noise).sum()
+            loss = 0.5 * (fit + n / len(Y) * rows)
         else:
             middle = 0.5 * sum(of_dense.function(d) for d in dense)
             variance = sampled_variance(middle, phi, diagonal[:, None], scale**0.5)

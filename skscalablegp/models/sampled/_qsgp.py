@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..._compat import fit_context
 from ...core import FitRun, MinibatchGPRegressorBase
+from ...core.data import Scaling
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
 from ._base import QSGPMixin
@@ -227,7 +230,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any) -> QSGPRegressor:
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
         """Train on a table.
 
         Parameters
@@ -236,6 +239,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             Rows; an `np.memmap` is read a batch at a time.
         y : array-like of shape (n,) or (n, t)
             Targets, which share hyperparameters and covariance.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared, on top of that of
+            the kernel's white noise. Split by cross-validation when metadata routing is on.
 
         Returns
         -------
@@ -253,11 +259,12 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             X, Y = self._read_rows(X, y)
             likelihood = self._checked_likelihood(Y.shape[1])
             normalize = run.normalizes(Y, likelihood.additive)
-            self._train(run, X, Y, likelihood, normalize, self._past(X, Y.shape[1]))
+            past = self._past(X, Y.shape[1])
+            self._train(run, X, Y, likelihood, normalize, past, noise_variance=noise_variance)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any) -> QSGPRegressor:
+    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
         """Go on with further rows; the first call is `fit`.
 
         An exact model takes its posterior for the prior of these rows, which for a Gaussian
@@ -270,6 +277,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             Further rows.
         y : array-like of shape (n,) or (n, t)
             Their targets.
+        noise_variance : float or array-like of shape (n,), optional
+            As in `fit`.
 
         Returns
         -------
@@ -286,7 +295,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             if first:
                 likelihood = self._checked_likelihood(Y.shape[1])
                 normalize = run.normalizes(Y, likelihood.additive)
-                self._train(run, X, Y, likelihood, normalize, grows=True)
+                known = {"noise_variance": noise_variance}
+                self._train(run, X, Y, likelihood, normalize, grows=True, **known)
                 return self
             self._check_growing()
             past = self._state
@@ -295,8 +305,15 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("normalize_y", "the first rows have set the units")
-            self._train(run, X, Y, self.likelihood_, False, past, past.n_rows)
+            rows = past, past.n_rows
+            self._train(run, X, Y, self.likelihood_, False, *rows, noise_variance=noise_variance)
         return self
+
+    def _noise_of(
+        self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
+    ) -> np.ndarray | None:
+        known = self._known_noise(noise_variance, n, scaling, likelihood, reset)
+        return known if known.any() else None
 
     def _checked_likelihood(self, t: int) -> Likelihood:
         asked = self.normalize_y not in ("auto", False)

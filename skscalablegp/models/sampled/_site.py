@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -23,15 +23,26 @@ class Site:
         Variance of y given f; 0 for a likelihood without additive noise.
     curvature : float
         Typical curvature of minus log p, what step sizes are scaled by.
+    known : Tensor of shape (b,) or float
+        Known noise of the rows, beside that of all.
     """
 
     likelihood: Likelihood
     noise: float
     curvature: float
+    known: Tensor | float = 0.0
 
     @classmethod
-    def of(cls, likelihood: Likelihood, noise: float, Y: Float[Tensor, "n t"]) -> Site:
+    def of(
+        cls,
+        likelihood: Likelihood,
+        noise: float,
+        Y: Float[Tensor, "n t"],
+        known: Tensor | float = 0.0,
+    ) -> Site:
         """At a noise variance, with the curvature that some rows' targets have.
+
+        `known` is these rows' own noise, which the site does not keep.
 
         Raises
         ------
@@ -45,7 +56,15 @@ class Site:
                 f"likelihood={likelihood!r} needs a positive noise variance, got {noise!r}: it is "
                 "that of the kernel's WhiteKernel."
             )
-        return cls(likelihood, noise, likelihood.curvature(Y, _constant(noise, Y)))
+        return cls(likelihood, noise, likelihood.curvature(Y, _constant(noise, Y) + known))
+
+    def at(self, known: Tensor | float) -> Site:
+        """The same for rows of known noise."""
+        return replace(self, known=known)
+
+    def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
+        """The rows' noise variances."""
+        return _constant(self.noise, Y) + self.known
 
     @property
     def gaussian(self) -> bool:
@@ -56,7 +75,7 @@ class Site:
         self, Y: Float[Tensor, "b t"], mean: Float[Tensor, "b t"], variance: Float[Tensor, "b 1"]
     ) -> LikelihoodTerms:
         """E log p for f ~ N(mean, variance) and its derivatives."""
-        return self.likelihood.expected(Y, mean, variance, _constant(self.noise, Y))
+        return self.likelihood.expected(Y, mean, variance, self.variances(Y))
 
 
 def _constant(noise: float, Y: Tensor) -> Float[Tensor, " b"]:

@@ -70,6 +70,8 @@ class Start:
         Their numbers, ascending.
     X, Y : ndarray of shape (s, d), (s, t)
         In the model's units.
+    known : ndarray of shape (s,) or float
+        Known noise of these rows.
     n_iter : int
         Steps of the exact fit.
     reason : str
@@ -80,6 +82,7 @@ class Start:
     rows: np.ndarray
     X: np.ndarray
     Y: np.ndarray
+    known: np.ndarray | float = 0.0
     n_iter: int = 0
     reason: str = "converged"
 
@@ -112,7 +115,7 @@ def first_rows(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
-    return Start(kernel, rows, X, Y)
+    return Start(kernel, rows, X, Y, 0.0 if few.noise is None else few.noise[rows])
 
 
 def trained_start(
@@ -155,7 +158,7 @@ def trained_start(
         compiled,
         torch.as_tensor(X - origin),
         torch.as_tensor(targets),
-        torch.full((len(X),), 1e-10 * float(np.mean(np.square(targets))), dtype=torch.float64),
+        torch.as_tensor(start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))),
         run,
         max_iter=_STEPS,
         n_restarts=settings.n_restarts_optimizer,
@@ -270,5 +273,5 @@ def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
     """
     if not site.likelihood.additive:
         return torch.stack([_laplace(site, gram, y)[0] for y in Y.to(gram).T], 1)
-    noisy = gram + site.noise * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    noisy = gram + torch.diag(site.variances(Y).to(gram))
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])

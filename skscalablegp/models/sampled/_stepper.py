@@ -126,7 +126,8 @@ class QSGPStepper(Stepper):
 
     def step(self) -> None:
         with torch.no_grad():
-            X, Y = self._batch()
+            rows = self._batch()
+            (X, Y), site = self.source.rows(rows), self.site.at(self.source.known(rows))
             dense = self.n_dense > 0 and self._steps % self.sizes.dense_every == 0
             k = self.weights.coef.shape[2] if dense else self.t
             control = Projection(
@@ -136,18 +137,17 @@ class QSGPStepper(Stepper):
             )
             left, right = self._draw(X, k), self._draw(X, k)
             variance = self._variance(left, right, control)
-            gradient = sampled_gradient(
-                self.site, Y, left.data, right.data, control, self.n, variance
-            )
+            gradient = sampled_gradient(site, Y, left.data, right.data, control, self.n, variance)
             self._change(left, gradient.left, k)
             self._change(right, gradient.right, k)
             self.optimizer.advance()
             self._mean.after()
         if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
-            self._move_theta(Y, X, left, right, control)
+            self._move_theta(site, Y, X, left, right, control)
         self._steps += 1
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
+    def _batch(self) -> np.ndarray:
+        """Numbers of a step's rows."""
         count = len(self.source) - len(self.held)
         rows = self.rng.choice(count, min(self.sizes.rows, count), replace=False, shuffle=False)
         rows.sort()
@@ -155,7 +155,7 @@ class QSGPStepper(Stepper):
             # Numbers among the rows that are not held out, as numbers among all.
             before = self.held - np.arange(len(self.held))
             rows += np.searchsorted(before, rows, side="right")
-        return self.source.rows(rows)
+        return rows
 
     def _draw(self, X: Float[Tensor, "b d"], k: int) -> Draw:
         part, scale = self.basis.draw(self.sizes.blocks, self.rng)
@@ -234,12 +234,12 @@ class QSGPStepper(Stepper):
     # ------------------------------------------------------------------ hyperparameters
 
     def _move_theta(
-        self, Y: Tensor, X: Tensor, left: Draw, right: Draw, control: Projection
+        self, site: Site, Y: Tensor, X: Tensor, left: Draw, right: Draw, control: Projection
     ) -> None:
         third, scale = self.basis.draw(self.sizes.blocks, self.rng)
-        self._theta, self.site = self.hyperparameters.step(
+        self._theta, site = self.hyperparameters.step(
             self._theta,
-            self.site,
+            site,
             X,
             Y,
             (left.part, left.data),
@@ -248,6 +248,7 @@ class QSGPStepper(Stepper):
             control,
             self.n,
         )
+        self.site = site.at(0.0)
 
     # ------------------------------------------------------------------ what the driver asks
 
@@ -313,7 +314,8 @@ class QSGPStepper(Stepper):
     def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
         """The likelihood at the scores' rows, where f and the dense columns have these values."""
         variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
-        return self.site.terms(self.support.Y_check.double(), values[:, : self.t], variance)
+        site = self.site.at(self.support.known_check)
+        return site.terms(self.support.Y_check.double(), values[:, : self.t], variance)
 
     def _curvature(self, values: Float[Tensor, "c k"]) -> float:
         return -2 * float(self._terms(values).d_variance.mean()) / self.t

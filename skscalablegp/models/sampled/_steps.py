@@ -161,7 +161,8 @@ def fitted_stepper_scales(fit: Fit, stepper: QSGPStepper) -> tuple[float, float]
         variance = support_variance(stepper.basis.kernel, support.X, weight)
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
-    return fitted_scales(v, residual.cpu().numpy(), stepper.site.noise)
+    known = np.broadcast_to(np.asarray(support.known_check), v.shape)
+    return fitted_scales(v, residual.cpu().numpy(), stepper.site.noise, known)
 
 
 def _first_weights(
@@ -175,7 +176,7 @@ def _first_weights(
     """The posterior given the support rows alone, as if they were all rows for C."""
     q, units, s, c = basis.per_unit, basis.n_units, len(support), fit.plan.n_dense
     preconditioned = fit.settings.variational_optimizer == "preconditioned"
-    alpha = support_weights(site, gram[:s], support.Y.double())
+    alpha = support_weights(site.at(support.known), gram[:s], support.Y.double())
     coef = torch.zeros(q, units, fit.t + c).to(support.X)
     a = torch.zeros(len(gram), fit.t + c, dtype=torch.float64, device=support.X.device)
     if preconditioned:

@@ -37,6 +37,8 @@ class SupportRows:
     Y_check : Tensor of shape (v, t)
     factor : Tensor of shape (s, s)
         Cholesky factor of k(X, X) with jitter.
+    known, known_check : Tensor or float
+        Known noise of both kinds of rows.
     """
 
     kernel: TorchKernel
@@ -46,6 +48,8 @@ class SupportRows:
     X_check: Float[Tensor, "v d"]
     Y_check: Float[Tensor, "v t"]
     factor: Float64[Tensor, "s s"]
+    known: Tensor | float = 0.0
+    known_check: Tensor | float = 0.0
 
     @classmethod
     def at(
@@ -56,12 +60,15 @@ class SupportRows:
         Y: Float[Tensor, "s t"],
         X_check: Float[Tensor, "v d"],
         Y_check: Float[Tensor, "v t"],
+        known: Tensor | float = 0.0,
+        known_check: Tensor | float = 0.0,
     ) -> SupportRows:
         """O(s^3)."""
         K = kernel.cross(theta, X.double(), X.double())
         scale = K.diagonal().mean()
         K = K + 1e-4 * scale * torch.eye(len(X), dtype=K.dtype, device=K.device)
-        return cls(kernel, theta, X, Y, X_check, Y_check, cholesky_with_jitter(K)[0])
+        factor, _ = cholesky_with_jitter(K)
+        return cls(kernel, theta, X, Y, X_check, Y_check, factor, known, known_check)
 
     def __len__(self) -> int:
         return len(self.X)

@@ -121,15 +121,18 @@ def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> fl
     return math.exp(minimize_scalar(cost, bounds=(-5.0, 5.0), method="bounded").x)
 
 
-def fitted_scales(variance: np.ndarray, residual: np.ndarray, noise: float) -> tuple[float, float]:
-    """What to multiply variances of f by, and the noise's variance: under both, residuals (v, t)
-    of rows that steps have not seen have the highest normal likelihood; O(v t).
+def fitted_scales(
+    variance: np.ndarray, residual: np.ndarray, noise: float, known: np.ndarray | float = 0.0
+) -> tuple[float, float]:
+    """What to multiply variances of f by, and the noise's variance beside the known: under both,
+    residuals (v, t) of rows that steps have not seen have the highest normal likelihood; O(v t).
     """
     variance, square = variance[:, None], residual**2
+    known = np.broadcast_to(known, variance.shape[:1])[:, None]
     unit = max(float(square.mean()), 1e-12 * noise)
 
     def cost(z: np.ndarray) -> float:
-        total = np.exp(z[0]) * variance + np.exp(z[1])
+        total = np.exp(z[0]) * variance + np.exp(z[1]) + known
         return float(np.mean(np.log(total) + square / total))
 
     starts = [(a, math.log(b)) for a in (-6.0, -3.0, 0.0, 3.0) for b in (noise, unit)]
