@@ -235,7 +235,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
-            Before `fit`.
+            Before `fit`, unless the estimator then answers from its prior.
         """
         check_return_flags(return_std, return_cov)
         model, X = self._answering(X)
@@ -277,7 +277,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             For a noise_variance beside ``include_noise=False``.
         NotFittedError
-            Before `fit`.
+            Before `fit`, unless the estimator then answers from its prior.
         """
         model, X = self._answering(X)
         return model._std(X, include_noise, model._new_noise(noise_variance, X, include_noise))
@@ -312,7 +312,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotImplementedError
             For a likelihood of your own that has no ``cdf``.
         NotFittedError
-            Before `fit`.
+            Before `fit`, unless the estimator then answers from its prior.
 
         Notes
         -----
@@ -360,7 +360,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         NotImplementedError
             For a likelihood of your own that has no ``cdf``.
         NotFittedError
-            Before `fit`.
+            Before `fit`, unless the estimator then answers from its prior.
         """
         ends = check_coverage(coverage)
         model, X = self._answering(X)
@@ -421,7 +421,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         ValueError
             Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
-            Before `fit`.
+            Before `fit`, unless the estimator then answers from its prior.
         """
         model, X = self._answering(X)
         known = model._new_noise(noise_variance, X)
