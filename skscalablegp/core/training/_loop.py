@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Generator
 
+from ...linalg import watched
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining
@@ -76,7 +77,8 @@ class _Run:
         tensor = torch.as_tensor(theta, dtype=torch.float64)
         self.state = replace(self.state, seconds_left=self.monitor.seconds_left)
         try:
-            estimate, state = self.estimator.estimate(self.problem, tensor, self.state)
+            with watched(self.monitor.check_time):
+                estimate, state = self.estimator.estimate(self.problem, tensor, self.state)
         except torch.linalg.LinAlgError:
             if not self.iterates:
                 raise

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .._blocks import cholesky_inverse
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 
@@ -74,6 +75,6 @@ def exact_marginal_likelihood(
     value = -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
     grad = None
     if eval_gradient:
-        W = torch.cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
+        W = cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
         grad = 0.5 * operator.bilinear_grad(W)
     return ExactEvaluation(value, grad, L, V, jitter)

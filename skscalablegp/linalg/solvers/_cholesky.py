@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..._validation import check_number
+from .._blocks import cholesky_
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual
@@ -129,9 +130,7 @@ def cholesky_with_jitter(
         target = H if rebuild is not None else H.clone()
         target.diagonal().add_(fraction * mean)
         # LAPACK wants columns: H' is H read by columns, so nothing is copied
-        info = torch.empty((), dtype=torch.int32, device=H.device)
-        columns = target.mT if target.is_contiguous() else target
-        L, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
+        L, info = cholesky_(target.mT if target.is_contiguous() else target)
         if int(info) == 0 and bool(L.diagonal().isfinite().all()):
             return L, fraction * mean
         if fraction >= max_jitter or not 0 < mean < float("inf"):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
 from ...features import PriorFeatures
+from ...linalg import addmm_, cholesky_inverse, matmul
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
@@ -162,7 +163,7 @@ class _Rows:
             for phi, Y, noise in self.batches(theta):
                 self._check(noise)
                 scaled = phi / noise[:, None]
-                S.addmm_(phi.T, scaled)
+                addmm_(S, phi.T, scaled)
                 b.addmm_(scaled.T, Y)
                 c += (Y.square() / noise[:, None]).sum()
                 d += noise.log().sum()
@@ -189,10 +190,13 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
     log_det = float(2 * L.diagonal().log().sum() + d)
     grad = None
     if eval_gradient:
-        G = torch.cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
+        G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
 
         def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-            fitted = ((phi @ G) * phi).sum(1) + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
+            # The value of diag(phi G phi') with the slope 2 phi G, from one product.
+            half = (matmul(phi.detach(), G) * phi).sum(1)
+            inner = 2 * half - half.detach()
+            fitted = inner + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
             return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
 
         grad = _differentiate(rows.batches, part, theta)
@@ -203,7 +207,7 @@ def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvalua
     n, t = rows.problem.Y.shape
     with torch.no_grad():
         ((phi, Y, noise),) = rows.batches(theta, n)
-        H = phi @ phi.T
+        H = matmul(phi, phi.T)
         H.diagonal().add_(noise)
     L, jitter = cholesky_with_jitter(H)
     V = torch.cholesky_solve(Y, L)
@@ -211,10 +215,11 @@ def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvalua
     log_det = float(2 * L.diagonal().log().sum())
     grad = None
     if eval_gradient:
-        G = torch.cholesky_inverse(L).mul_(-0.5 * t).addmm_(V, V.T, alpha=0.5)
+        G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(V, V.T, alpha=0.5)
 
         def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-            return ((G @ phi) * phi).sum() + (G.diagonal() * noise).sum()
+            # Of tr(phi' G phi) only the slope is asked for, 2 G phi.
+            return 2 * (matmul(G, phi.detach()) * phi).sum() + (G.diagonal() * noise).sum()
 
         grad = _differentiate(lambda theta: rows.batches(theta, n), part, theta)
     return _evaluation(quadratic, log_det, n, t, grad, jitter)

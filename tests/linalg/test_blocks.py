@@ -1,0 +1,75 @@
+"""Blocks give what whole calls give, and look up between them."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from skscalablegp.linalg import _blocks as blocks
+from skscalablegp.linalg.solvers import cholesky_with_jitter
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "_WHOLE", 20)
+    monkeypatch.setattr(blocks, "_BLOCK", 16)
+    monkeypatch.setattr(blocks, "_FLOPS", 30_000)
+
+
+def covariance(n, rank=None):
+    root = torch.randn(
+        n, rank or n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)
+    )
+    return root @ root.T
+
+
+@pytest.mark.parametrize("n", [21, 64, 117])
+def test_factor_and_inverse(n):
+    H = covariance(n) + torch.eye(n, dtype=torch.float64)
+    L, jitter = cholesky_with_jitter(H)
+    assert jitter == 0
+    assert_close(L, torch.linalg.cholesky(H), rtol=1e-10, atol=1e-10)
+    assert_close(blocks.cholesky_inverse(L), torch.linalg.inv(H), rtol=1e-8, atol=1e-8)
+
+
+def test_a_singular_matrix_gets_jitter():
+    H = covariance(90, rank=40)
+    L, jitter = cholesky_with_jitter(H)
+    assert 0 < jitter < 1e-8
+    assert_close(L @ L.T, H, rtol=1e-6, atol=1e-6)
+    built = []
+    L2, again = cholesky_with_jitter(H.clone(), rebuild=lambda: built.append(1) or H.clone())
+    assert again == jitter and built
+    assert_close(L2, L)
+    with pytest.raises(torch.linalg.LinAlgError, match="No Cholesky factor"):
+        cholesky_with_jitter(-H)
+
+
+def test_products():
+    A, B = covariance(50)[:, :40], covariance(40)
+    assert_close(blocks.matmul(A, B), A @ B)
+    S = torch.ones(50, 40, dtype=torch.float64)
+    blocks.addmm_(S, A, B)
+    assert_close(S, A @ B + 1)
+
+
+@pytest.mark.parametrize("work", ["factor", "inverse", "product"])
+def test_what_looking_up_raises_ends_the_work(work):
+    H = covariance(100) + torch.eye(100, dtype=torch.float64)
+    L = torch.linalg.cholesky(H)
+    looks = []
+
+    def look_up():
+        looks.append(1)
+        if len(looks) == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError), blocks.watched(look_up):
+        if work == "factor":
+            cholesky_with_jitter(H)
+        elif work == "inverse":
+            blocks.cholesky_inverse(L)
+        else:
+            blocks.matmul(H, H)
+    # Outside nobody is asked.
+    cholesky_with_jitter(H)
+    assert len(looks) == 3
