@@ -1,6 +1,7 @@
 # make demo   set up what is needed, then run the main job (a picture lands in demo_output/)
 # make test   set up what is needed, then run the test suite
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
+# make faults the same, then refits that fail at random places, by exceptions and by signals
 #
 # Variables:
 #   PYTHON       interpreter that creates the environment (3.11 or newer)
@@ -10,6 +11,7 @@
 #                --extra-index-url (the version stays the one in constraints.txt).
 #   WORKERS      test processes; each uses THREADS threads
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
+#   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -21,6 +23,7 @@ THREADS ?= 1
 PYTEST_ARGS ?=
 CASES ?= 5000
 SEED ?= 0
+FAULTS ?= 25
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
 
 BIN := $(VENV)/bin
@@ -32,12 +35,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test fuzz doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test fuzz faults doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test fuzz lint format doc bench clean
+.PHONY: help demo test fuzz faults lint format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -63,6 +66,10 @@ test: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
 		$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
+
+faults: $(VENV)/.installed-test
+	FAULTS=$(FAULTS) SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/contracts/test_faults.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

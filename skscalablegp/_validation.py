@@ -428,16 +428,17 @@ def available_memory(device: str | torch.device = "cpu") -> int | None:
     Returns
     -------
     n_bytes : int or None
-        For the CPU the smallest of what the system and the control groups (v1 and v2) of this
-        process leave; for CUDA what the driver reports free plus what torch holds unused. None
-        where the system does not tell.
+        For the CPU the smallest of what the system, the control groups (v1 and v2) and the address
+        space (``ulimit -v``) of this process leave; for CUDA what the driver reports free plus
+        what torch holds unused. None where the system does not tell.
     """
     device = torch.device(device)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + unused
-    left = [size for size in (_system_memory(), _cgroup_memory()) if size is not None]
+    known = (_system_memory(), _cgroup_memory(), _address_space())
+    left = [size for size in known if size is not None]
     return min(left, default=None)
 
 
@@ -451,6 +452,19 @@ def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     try:  # macOS and others: all there is, which is the best known bound
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _address_space(statm: Path = Path("/proc/self/statm")) -> int | None:
+    """What a limit of the address space leaves, None without one."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        return max(limit - int(statm.read_text().split()[0]) * resource.getpagesize(), 0)
+    except (ImportError, OSError, ValueError, IndexError):
         return None
 
 

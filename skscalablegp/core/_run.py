@@ -108,6 +108,8 @@ class FitRun(Run):
         callback asks for a model: one of scikit-learn's, or by ``step.model()``.
     """
 
+    _committed = False
+
     def __init__(self, estimator: Any):
         self.estimator = estimator
         self.device = resolve_device(estimator.device)
@@ -135,13 +137,20 @@ class FitRun(Run):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        try:
+            return self._leave(error)
+        except BaseException:
+            # Whatever comes up on the way out, a signal too, before the new model is whole.
+            if not self._committed:
+                self._restore()
+            raise
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Commit, or restore the old model and say what happened."""
         self.monitor.close()
         if error is None:
-            try:
-                self._commit()
-            except BaseException:
-                self._restore()
-                raise
+            self._commit()
+            self._committed = True
             self._warn()
             return False
         self._restore()

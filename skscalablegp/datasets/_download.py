@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 
 TIMEOUT_SECONDS = 60
+# More than any published file has: a server may not fill the disk before the checksum is looked at.
+MOST_BYTES = 500_000_000
 
 
 def sha256(path: Path) -> str:
@@ -31,7 +33,8 @@ def fetch_file(url: str, path: Path, expected: str, *, download: bool) -> Path:
 
     A cached file with another checksum is replaced, with a warning. A download goes to a name of
     its own first and is moved into place once its checksum is right, so that neither an
-    interruption nor a second process leaves half a file.
+    interruption nor a second process leaves half a file. One that grows beyond `MOST_BYTES` ends
+    with an OSError.
     """
     if path.exists():
         try:
@@ -60,6 +63,10 @@ def _copy_url(url, file):
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
             while block := response.read(1 << 20):
+                if file.tell() + len(block) > MOST_BYTES:
+                    raise OSError(
+                        f"{url} sends more than {MOST_BYTES:,} bytes, which no published file has."
+                    )
                 file.write(block)
     except (urllib.error.URLError, TimeoutError) as error:
         raise OSError(

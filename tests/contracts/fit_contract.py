@@ -218,6 +218,15 @@ class FitContract:
             for old, new in zip(before, answers(row, again, X_new), strict=True):
                 assert_array_equal(old, new)
 
+    def test_a_budget_of_one_byte_is_refused(self, row):
+        model, X_new, _ = fit(row)
+        before = answers(row, model, X_new)
+        with pytest.raises(MemoryError, match="memory budget is 1 bytes: "):
+            fit(row, model, seed=1, memory_budget=1)
+        model.set_params(memory_budget="auto")
+        for old, new in zip(before, answers(row, model, X_new), strict=True):
+            assert_array_equal(old, new)
+
     def test_a_failed_first_fit_leaves_nothing(self, row):
         model = row.new(callbacks=lambda step: raising(Injected())())
         with pytest.raises(Injected):

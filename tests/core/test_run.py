@@ -343,3 +343,42 @@ def test_memory_is_refused_within_the_budget():
         Model(memory_budget=100).fit(
             1, lambda run: run.check_memory(1e3, "A table", "use fewer rows")
         )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 80 GB"),
+        MemoryError("Unable to allocate 80. GiB for an array"),
+        MemoryError(),
+        torch.linalg.LinAlgError("linalg.cholesky: the leading minor is not positive-definite"),
+    ],
+)
+def test_failures_below_become_errors_with_a_remedy(error):
+    from skscalablegp import RFFRegressor
+
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = RFFRegressor(n_components=10, max_iter=2, random_state=0).fit(X, X[:, 0])
+    before = model.predict(X)
+
+    def fail(step):
+        raise error
+
+    kind = MemoryError if "LinAlg" not in type(error).__name__ else ValueError
+    words = "memory_budget.*smaller n_components" if kind is MemoryError else "[Rr]aise alpha"
+    with pytest.raises(kind, match=f"RFFRegressor: .*{words}") as caught:
+        model.set_params(callbacks=fail).fit(X, 1 - X[:, 0])
+    assert caught.value.__cause__ is error
+    np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_a_posterior_of_a_failed_refit_does_not_answer_for_the_old_model(monkeypatch):
+    from skscalablegp import SSRFFRegressor
+
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = pickle.loads(pickle.dumps(SSRFFRegressor(max_iter=2, random_state=0).fit(X, X[:, 0])))
+    monkeypatch.setattr(FitRun, "_commit", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(X, 100 - X[:, 0])
+    # The old model had made none yet: the new one's must not be left behind.
+    assert abs(model.predict(X) - X[:, 0]).max() < 1

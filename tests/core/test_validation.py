@@ -227,3 +227,14 @@ def test_cuda_memory():
     assert 0 < available_memory("cuda:0") <= torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(MemoryError, match="the memory available on cuda:0 is"):
         check_memory(2**60, "H", "use less", device=resolve_device("cuda"))
+
+
+def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    statm = tmp_path / "statm"
+    statm.write_text("1000 1 1 1 0 1 0\n")
+    page = resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (5000 * page, 0))
+    assert validation._address_space(statm) == 4000 * page
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 0))
+    assert validation._address_space(statm) is None

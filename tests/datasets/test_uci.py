@@ -177,6 +177,13 @@ def test_connection_that_breaks_off_leaves_nothing(source, tmp_path, monkeypatch
     assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file()]
 
 
+def test_a_download_without_end_is_ended(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(_download, "MOST_BYTES", 40)
+    with pytest.raises(OSError, match="more than 40 bytes"):
+        fetch_uci("small", data_home=tmp_path / "home")
+    assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file()]
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_published_sets(data_folder, name):
     if not (data_folder / "uci" / name).is_dir():

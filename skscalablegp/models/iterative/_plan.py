@@ -11,6 +11,7 @@ from ..._validation import available_memory, format_bytes, resolve_dtype
 from ...core import FitRun
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator
+from ...linalg.operators import tile_size
 from ...linalg.solvers import Cholesky, resolve_solver
 from ._solves import Solves, solver_name
 
@@ -121,6 +122,10 @@ class Plan:
         )
 
 
+# Vectors of n numbers that solves, probes and a preconditioner hold.
+_VECTORS = 400
+
+
 def numpy_cost(kernel: TorchKernel, n: int) -> str:
     """What kernels without a compiled form cost, to end a sentence with."""
     if not kernel.numpy_code:
@@ -191,6 +196,18 @@ def decide_sizes(
             "use posterior='pathwise', whose memory is linear in the rows",
         )
     size, n_subsets = _subset(n, subset_size)
+    tile, largest = min(n, tile_size(device)), int(min(n, (room / 48) ** 0.5))
+    run.check_memory(
+        8 * (_VECTORS * n + 3 * tile * tile),
+        f"Training on {n} rows in tiles ({_VECTORS} vectors and three {tile} x {tile} tiles)",
+        "use fewer rows, or SVGPRegressor, which reads them in batches",
+    )
+    if size is not None:
+        run.check_memory(
+            24 * size * size,
+            f"The exact start on subset_size={size} rows (three {size} x {size} matrices)",
+            "use a smaller subset_size",
+        )
     return Sizes(
         exact=exact,
         dtype=in_dtype,
@@ -203,7 +220,7 @@ def decide_sizes(
             and n <= EXACT_FALLBACK_ROWS[device.type]
             and 24 * n * n <= 0.8 * room
         ),
-        exact_subset_rows=EXACT_SUBSET_ROWS if subset_size == "auto" else size or 0,
+        exact_subset_rows=min(EXACT_SUBSET_ROWS, largest) if subset_size == "auto" else size or 0,
         posterior=posterior,
         room=room,
     )

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Time budgets asked and taken, and how soon an interrupt is served; one JSON line a fit.
+
+    python benchmarks/budgets.py --rows 5000 20000 --max-seconds 5
+    python benchmarks/budgets.py --estimator SSRFFRegressor --rows 5000 --interrupt 2
+
+Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
+SIGINT after so many seconds and reports those that the process went on for. Run it on a quiet
+machine: the load stands in every line.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from datetime import date
+
+import numpy as np
+
+import skscalablegp
+
+ESTIMATORS = [name for name in skscalablegp.__all__ if name.endswith(("Regressor", "Classifier"))]
+ESTIMATORS += ["LOVEPredictor"]
+# A fit is given up after so many seconds.
+LARGEST = 600
+
+
+def table(n, classes):
+    """Five columns, a smooth function, noise of a tenth of its size."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (n, 5))
+    f = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3]
+    y = f + 0.1 * rng.standard_normal(n)
+    return X, (y > 0).astype(int) if classes else y
+
+
+def fit(name, n, seconds):
+    """In the process of its own: prints one line when the fit begins and one when it has ended."""
+    X, y = table(n, name.endswith("Classifier"))
+    model = getattr(skscalablegp, name)(max_seconds=seconds, random_state=0)
+    print("begins", flush=True)
+    started = time.perf_counter()
+    line = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(X, y)
+        report = model.fit_report_
+        line = {"status": report.status, "n_iter": report.n_iter}
+        line["stages"] = {stage: round(took, 2) for stage, took in report.seconds.items()}
+    except (MemoryError, TimeoutError, ValueError, KeyboardInterrupt) as error:
+        line = {"status": type(error).__name__, "message": str(error)[:200]}
+    print(json.dumps(line | {"taken": round(time.perf_counter() - started, 2)}), flush=True)
+
+
+def measured(name, n, seconds, interrupt):
+    """The line of one fit."""
+    command = [sys.executable, __file__, "--child", name, str(n), str(seconds)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    line = {"estimator": name, "n": n, "asked": seconds, "load": os.getloadavg()[0]}
+    sent = None
+    if interrupt is not None:
+        time.sleep(interrupt)
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            sent = time.perf_counter()
+    try:
+        last = child.communicate(timeout=LARGEST)[0].strip()
+        line |= json.loads(last.splitlines()[-1]) if last else {"status": "interrupted"}
+    except subprocess.TimeoutExpired:
+        child.kill()
+        line |= {"status": "given up", "taken": LARGEST}
+    if sent is not None:
+        line["served_after"] = round(time.perf_counter() - sent, 2)
+    elif "taken" in line:
+        line["share"] = round(line["taken"] / seconds, 2)
+    return line | {"cores": os.cpu_count(), "date": date.today().isoformat()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--estimator", nargs="+", default=ESTIMATORS, choices=ESTIMATORS)
+    parser.add_argument("--rows", nargs="+", type=int, default=[5000, 20000])
+    parser.add_argument("--max-seconds", type=float, default=5.0)
+    parser.add_argument("--interrupt", type=float, help="seconds until SIGINT; no budget is set")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        name, n, seconds = arguments.child
+        fit(name, int(n), float(seconds))
+        return
+    for n in arguments.rows:
+        for name in arguments.estimator:
+            seconds = arguments.max_seconds if arguments.interrupt is None else float(LARGEST)
+            print(json.dumps(measured(name, n, seconds, arguments.interrupt)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
