@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from skscalablegp.linalg import _blocks as blocks
+from skscalablegp.linalg.blocks import _blocks as blocks
 from skscalablegp.linalg.solvers import cholesky_with_jitter
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Generator
 
-from ...linalg import watched
+from ...linalg.blocks import watched
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._blocks import cholesky_inverse
+from ..blocks import cholesky_inverse
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..._validation import check_number
-from .._blocks import cholesky_
+from ..blocks import cholesky_
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
 from ...features import PriorFeatures
-from ...linalg import addmm_, cholesky_inverse, matmul
+from ...linalg.blocks import addmm_, cholesky_inverse, matmul
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter

@@ -1,0 +1,3 @@
+"""Large factorisations and products in blocks, between which signals are served."""
+
+from ._blocks import addmm_, cholesky_, cholesky_inverse, matmul, watched
