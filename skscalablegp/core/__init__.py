@@ -1,7 +1,7 @@
 """What all estimators share: one fit, one table of parameters, predictions."""
 
 from ._arrays import to_numpy, to_torch
-from ._defaults import LARGEST_FEATURE_SIGNAL, data_scaled_kernel
+from ._defaults import KNOWN_NOISE, LARGEST_FEATURE_SIGNAL, data_scaled_kernel
 from ._exact import SMALL_TABLE, start_rows, train_exactly
 from ._minibatch import (
     GPClassifierBase,

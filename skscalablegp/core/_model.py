@@ -17,6 +17,7 @@ from .._compat import CallbackMixin
 from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
 from ..kernels import ThetaPrior, check_no_columns, compile_kernel, with_column_numbers
+from ._defaults import default_priors
 from ._parameters import PARAMETERS
 from .data import n_columns
 from .posteriors import Posterior
@@ -81,17 +82,37 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     # Of what training maximises, without the priors.
     _objective = "log_marginal_likelihood_value_"
 
-    def _priors(self) -> dict[str, Any] | None:
-        """The priors of hyperparameters, where there are any."""
-        return self.get_params(deep=False).get("priors")
+    def _priors(
+        self, kernel: Kernel, shape: tuple[int, int], noisy: bool, run: Any
+    ) -> dict[str, Any] | None:
+        """The priors of hyperparameters, where there are any; kept by the run for its report.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            The user's, or the default one.
+        shape : tuple of int
+            Rows and columns.
+        noisy : bool
+            Whether all that is known of the noise is the default kernel's.
+        run : FitRun
+        """
+        settings = self.get_params(deep=False)
+        run.priors = settings.get("priors")
+        if isinstance(run.priors, str):
+            own = settings["kernel"] is not None or settings["optimizer"] is None or not noisy
+            chosen = None, "only the noise of the default kernel has one where it is trained"
+            if not own:
+                chosen = default_priors(kernel, *shape)
+            run.priors = run.chose("priors", *chosen)
+        return run.priors
 
     def _trained_kernels(self) -> list[Kernel]:
         """Every kernel that training gave values to."""
         return [self.kernel_]
 
-    def prior_facts(self) -> dict[str, float]:
+    def prior_facts(self, priors: dict[str, Any] | None) -> dict[str, float]:
         """For the report of a fit with priors: their log density, and what training reached."""
-        priors = self._priors()
         if not priors:
             return {}
         kernels = self._trained_kernels()

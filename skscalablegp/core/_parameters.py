@@ -45,7 +45,7 @@ PARAMETERS: dict[str, Parameter] = {
         'A scikit-learn kernel, whose bounds, "fixed" included, are honoured.',
     ),
     "priors": Parameter(
-        [dict, None],
+        [dict, _AUTO, None],
         "Priors of hyperparameters by name, whose log density training adds to what it maximises.",
     ),
     "alpha": Parameter(

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import ExactEvaluation, exact_marginal_likelihood
-from ._defaults import data_scaled_kernel
+from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
 from ._prediction import GPPredictionBase
 from ._run import FitRun
@@ -68,12 +68,15 @@ class TableRegressorBase(GPPredictionBase):
             shared=self._shares_scale(noise_variance),
         )
 
-    def _compile_kernel(self, table: Table) -> TorchKernel:
+    def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
         """The kernel as torch functions, with starting values from the data if none was given."""
         kernel = self._own_kernel(table.X)
         if kernel is None:
             kernel = self._default_kernel(table)
-        return compile_kernel(kernel, n_columns(table.X), self._any_kernel, self._priors())
+        d = n_columns(table.X)
+        noisy = float(np.max(table.noise, initial=0.0)) < KNOWN_NOISE
+        priors = self._priors(kernel, (len(table.X), d), noisy, run)
+        return compile_kernel(kernel, d, self._any_kernel, priors)
 
     def _default_kernel(self, table: Table) -> Kernel:
         """Where training starts if no kernel was given."""

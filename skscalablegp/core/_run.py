@@ -100,6 +100,8 @@ class FitRun(Run):
         For the drivers of training.
     device : torch.device
         What `device=` means here.
+    priors : dict or None
+        What the hyperparameters' priors became.
     random_state, generator
         The two kinds of generator that `random_state=` seeds.
     preview : callable or None
@@ -116,6 +118,7 @@ class FitRun(Run):
         self.monitor = Monitor(
             _checked_callbacks(estimator.callbacks), estimator.max_seconds, int(estimator.verbose)
         )
+        self.priors: dict[str, Any] | None = None
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
         self._facts: dict[str, Any] = {}
@@ -506,7 +509,7 @@ class FitRun(Run):
             "summary": "",
             "failures": tuple(self.monitor.failures),
         }
-        facts |= self._facts | self.estimator.prior_facts()
+        facts |= self._facts | self.estimator.prior_facts(self.priors)
         settings = self.estimator.get_params(deep=False)
         kernel, ends = getattr(self.estimator, "kernel_", None), {}
         if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:

@@ -89,7 +89,7 @@ class SubsetGPRegressor(GPRegressorBase):
     def fit(self, X, y, noise_variance=None):
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
-            table.check_separable(self._compile_kernel(table))
+            table.check_separable(self._compile_kernel(table, run))
             rows = random_rows(len(table.X), self.subset_size, run.generator).numpy()
             run.check_memory(24 * len(rows) ** 2, f"{len(rows)} rows", "use a smaller subset_size")
             run.chose("dtype", "float64", "few rows are trained on")
@@ -97,7 +97,7 @@ class SubsetGPRegressor(GPRegressorBase):
             run.begin(table.X, table.y)
             self.dtype_ = "float64"
             self._keep_table(table.rows(rows))
-            kernel = self._compile_kernel(table)
+            kernel = self._compile_kernel(table, run)
             problem = self._table().problem(kernel, torch.float64, run.device, keep=True)
             run.preview = lambda model, step: model._finish(kernel, step.theta)
             theta, n_iter, reason = kernel.theta0.numpy(), 0, "converged"

@@ -243,3 +243,30 @@ def test_a_prior_of_ones_own():
     X, y = table()
     flat = IterativeGPRegressor(KERNEL, priors={NAMES[1]: Flat()}).fit(X, y)
     assert_allclose(flat.kernel_.theta, IterativeGPRegressor(KERNEL).fit(X, y).kernel_.theta)
+
+
+def test_few_rows_a_column_have_a_prior_of_the_noise_by_default():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (121, 4))
+    y = 100 * (np.sin(2 * X[:, 0]) + 0.3 * rng.standard_normal(121))
+
+    def chosen(n=40, d=4, **settings):
+        known = settings.pop("noise_variance", None)
+        model = IterativeGPRegressor(**settings).fit(X[:n, :d], y[:n], noise_variance=known)
+        return model, model.fit_report_.choices["priors"].value
+
+    model, priors = chosen()
+    assert list(priors) == ["k2__noise_level"] and priors["k2__noise_level"].sigma == 1.5
+    assert_allclose(priors["k2__noise_level"].median, 0.1)
+    same = IterativeGPRegressor(priors=priors).fit(X[:40], y[:40])
+    assert_allclose(model.kernel_.theta, same.kernel_.theta, rtol=1e-6)
+    raw, priors = chosen(normalize_y=False)
+    assert_allclose(priors["k2__noise_level"].median, 0.1 * np.mean(y[:40] ** 2))
+    assert "log_prior" in model.fit_report_
+    for other in ({"n": 121}, {"d": 2}, {"n": 46, "d": 3}, {"noise_variance": 1.0}):
+        assert chosen(**other)[1] is None, other
+    assert chosen(kernel=KERNEL, d=2)[1] is None
+    still = IterativeGPRegressor(optimizer=None).fit(X[:40], y[:40])
+    assert "log_prior" not in still.fit_report_
+    free = IterativeGPRegressor(priors=None).fit(X[:40], y[:40])
+    assert "priors" not in free.fit_report_.choices and "log_prior" not in free.fit_report_

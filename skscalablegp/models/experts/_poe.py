@@ -50,12 +50,13 @@ class PoERegressor(GPRegressorBase):
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
         starting at the scale of the data.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
         How the experts' predictions become one. "gpoe" errs on the side of caution; "poe" is
         overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
@@ -180,7 +181,7 @@ class PoERegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         combination: Any = "gpoe",
         expert_size: Any = "auto",
         partition: Any = "kmeans",
@@ -235,7 +236,7 @@ class PoERegressor(GPRegressorBase):
         self._check_rule()
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table)
+            kernel = self._compile_kernel(table, run)
             table.check_separable(kernel)
             dtype = resolve_dtype(self.dtype, 0, threshold=0)
             run.chose("dtype", str(dtype).removeprefix("torch."), "parts are small")

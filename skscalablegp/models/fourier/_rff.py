@@ -47,12 +47,13 @@ class RFFRegressor(GPRegressorBase):
         stationary kernels, constants, DotProduct and WhiteKernel; None is that of
         :class:`IterativeGPRegressor`, its signal variance at most ten times the target's: the
         features err by a share of it.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. They are
         shared equally among the products of the kernel that have a stationary factor, each of
@@ -155,7 +156,7 @@ class RFFRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         n_components: Any = "auto",
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
@@ -206,7 +207,7 @@ class RFFRegressor(GPRegressorBase):
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table)
+            kernel = self._compile_kernel(table, run)
             table.check_separable(kernel)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)

@@ -33,12 +33,13 @@ class SSRFFRegressor(GPRegressorBase):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It has a spectral
         density; None is that of :class:`IterativeGPRegressor`.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     min_components : int, default=500
         Random Fourier functions, sines and cosines, that every step has. They are shared equally
         among the products of the kernel that have a stationary factor. Tables of no more rows are
@@ -145,7 +146,7 @@ class SSRFFRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         min_components: Any = 500,
         component_step: Any = 100,
         truncation: Any = "reciprocal",
@@ -198,7 +199,7 @@ class SSRFFRegressor(GPRegressorBase):
         with FitRun(self) as run:
             self._check_optimizer()
             table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table)
+            kernel = self._compile_kernel(table, run)
             table.check_separable(kernel)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)

@@ -54,7 +54,7 @@ class KISSGPRegressor(GPRegressorBase):
         column); an additive one takes any stationary kernel, applied to each column in turn and
         summed. None means ``ConstantKernel() * RBF() + WhiteKernel()`` with one length scale a
         column, in the units of the table.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default=None
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
@@ -281,7 +281,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _fit_rows(self, table: Table, run: FitRun) -> None:
         """The exact process of all rows in the place of a grid."""
-        kernel = self._compile_kernel(table)
+        kernel = self._compile_kernel(table, run)
         table.check_separable(kernel)
         n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
         run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
@@ -304,6 +304,7 @@ class KISSGPRegressor(GPRegressorBase):
             report_untrained(run)
         else:
             report_training(self._settings(), True, n, run)
+        run.priors = run.chose("priors", self._grid_priors(), "a grid takes those that are given")
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
         if self.device not in ("auto", "cpu"):
@@ -342,7 +343,11 @@ class KISSGPRegressor(GPRegressorBase):
             kernel = self._kernel_of_features()
             table = replace(table, X=features(table.X))
         grid = self._plan_grid(table, features is not None)
-        return GridFit.make(table, grid, kernel, features, held, budget, self._priors())
+        return GridFit.make(table, grid, kernel, features, held, budget, self._grid_priors())
+
+    def _grid_priors(self) -> dict[str, Any] | None:
+        """Those that are given; by default there are none on a grid."""
+        return None if isinstance(self.priors, str) else self.priors
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
         X, budget = table.X, self._budget()

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._validation import check_inducing, resolve_dtype, validated
-from ...core import SMALL_TABLE, FitRun, exact_start, random_rows, start_rows
+from ...core import KNOWN_NOISE, SMALL_TABLE, FitRun, exact_start, random_rows, start_rows
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.training import TrainingStep
@@ -104,7 +104,9 @@ class SparseMixin:
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
         kernel, inputs = self._kernel_and_scaling(X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
-        compiled = compile_kernel(kernel, width, priors=self._priors())
+        noisy = likelihood.conjugate and float(np.max(noise, initial=0.0)) < KNOWN_NOISE
+        priors = self._priors(kernel, (n, width), noisy and network is None, run)
+        compiled = compile_kernel(kernel, width, priors=priors)
         model = SparseModel(compiled, likelihood, n_outputs, network)
         settings, planned = self._sparse_settings(n, model, inputs, run)
         whole = self._may_be_whole(model) and n <= min(SMALL_TABLE, settings.n_inducing)

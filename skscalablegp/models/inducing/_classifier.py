@@ -47,7 +47,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         latent functions, in the units of X, and training starts at its values. None means
         ``ConstantKernel() * Matern(nu=1.5)`` with one length scale a column, started at a common
         multiple of the columns' deviations that a regression on the labels of 500 rows chooses.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default=None
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__constant_value"`` and ``"k2__length_scale"``).

@@ -50,12 +50,13 @@ class SGPRRegressor(TableRegressorBase):
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column; for
         more than 1,000 rows it starts where the exact likelihood of 500 has its maximum.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     n_inducing : int or "auto", default="auto"
         Number of inducing points. "auto" is 512, or all rows where there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
@@ -167,7 +168,7 @@ class SGPRRegressor(TableRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         n_inducing: Any = "auto",
         inducing: Any = "conditional_variance",
         optimize_inducing: Any = False,
@@ -218,7 +219,7 @@ class SGPRRegressor(TableRegressorBase):
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table)
+            kernel = self._compile_kernel(table, run)
             table.check_separable(kernel)
             n, d = table.X.shape
             m = planned_points(self, n, d, _LARGEST_DEFAULT, run)

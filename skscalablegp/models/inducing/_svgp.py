@@ -35,12 +35,13 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         X, and training starts at its values. None means
         ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column,
         started where the exact likelihood of 500 rows has its maximum.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     n_inducing : int or "auto", default="auto"
         Number of inducing points. "auto" is 512, or all rows where there are fewer. Under Gaussian
         noise it is all rows up to 2,000: the exact likelihood is then maximised, which costs less.
@@ -166,7 +167,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         n_inducing: Any = "auto",
         inducing: Any = "kmeans++",
         optimize_inducing: Any = True,

@@ -52,12 +52,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
         starting at the scale of the data, or at 1 before a fit and with ``optimizer=None``. Any
         kernel will do; those without a compiled form are evaluated by their own NumPy code, and
         may take rows that are no vectors, such as strings.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
@@ -206,7 +207,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,

@@ -32,12 +32,13 @@ class RRCGRegressor(SolvedGPRegressor):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None is that of
         :class:`IterativeGPRegressor`.
-    priors : dict of str to Prior, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="exponential"
         Distribution of the term at which a series is cut. Here of conjugate gradients' iterations.
@@ -179,7 +180,7 @@ class RRCGRegressor(SolvedGPRegressor):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         truncation: Any = "exponential",
         preconditioner: Any = "auto",
         n_probes: Any = 10,
