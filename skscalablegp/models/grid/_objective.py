@@ -26,6 +26,8 @@ _SMALLEST_NOISE = 1e-9
 # hundred times too large in practice, and a share of the prior variance, on average over points.
 _CUT_NATS = 1e-3
 _CUT_VARIANCE = 1e-9
+# Mean square by which rows may be missed, in units of their noise; training leaves less than 1.
+_MISFIT = 1.5
 # Numbers of one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
 
@@ -268,6 +270,9 @@ class GridEvaluation:
         The posterior mean of z where f = F z on the grid.
     jitter : float
         What was added to the noise variance.
+    misfit : float
+        Mean square by which the posterior mean misses the rows, beyond what noise explains: what
+        interpolation gets wrong, where there is hardly any noise.
     """
 
     value: float
@@ -277,6 +282,7 @@ class GridEvaluation:
     cholesky: Tensor
     weights: Tensor
     jitter: float
+    misfit: float = 0.0
 
 
 def grid_marginal_likelihood(
@@ -324,7 +330,12 @@ def grid_marginal_likelihood(
     grad = None
     if eval_gradient:
         grad = _gradient(kernel, theta, moments, F, P, L, alpha, jitter)
-    return GridEvaluation(value, grad, factor, A, L, alpha, jitter)
+    missed = moments.first.total.sum() - 2 * (a * alpha).sum() + (alpha * (A @ alpha)).sum()
+    # Harmonic mean noise; no number where the rows' noise is no longer known, and no misfit then.
+    D = n / moments.inverse
+    explained, mean_square = max(D - jitter, 0.0), float(missed) * D / (n * t)
+    misfit = mean_square - explained if mean_square > _MISFIT * explained else 0.0
+    return GridEvaluation(value, grad, factor, A, L, alpha, jitter, misfit)
 
 
 def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:

@@ -42,7 +42,8 @@ class GridPosterior(Posterior):
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of
     squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6 a
-    column, so that a product grid answers in O(7^d) a row, whatever the rank.
+    column, so that a product grid answers in O(7^d) a row, whatever the rank. What interpolation
+    gets wrong at the rows, where noise does not cover it, is added to every variance.
 
     Rows outside the grid see the same kernel on a grid that goes on for ever. With g the covariance
     of f(x) and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
@@ -199,14 +200,16 @@ class GridPosterior(Posterior):
         return (left + self._whitened(g).square().sum(1)).numpy()
 
     def _reported(self, variance: np.ndarray) -> Float[Tensor, " n"]:
-        return reported_variance(torch.from_numpy(variance), self._prior().expand(len(variance)))
+        scale = self._prior().expand(len(variance))
+        return reported_variance(torch.from_numpy(variance), scale) + self.evaluation.misfit
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, inside = self._split(X)
         G = self.interpolate(rows[inside], self.evaluation.factor.F)
         root = self._rooted(G)
+        missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
         if inside.all():
-            return root @ root.T
+            return root @ root.T + missed
         inner, outer = (torch.from_numpy(np.flatnonzero(part)) for part in (inside, ~inside))
         g = torch.cat([g for _, g in self._outside(rows, inside)])
         with torch.no_grad():
@@ -220,7 +223,7 @@ class GridPosterior(Posterior):
         covariance[inner[:, None], outer] = beside
         covariance[outer[:, None], inner] = beside.T
         covariance[outer[:, None], outer] = exact @ exact.T + (left + left.T) / 2
-        return covariance
+        return covariance + missed
 
     def sample(
         self, X: Float[Tensor, "n d"], n_samples: int, random_state: np.random.RandomState
@@ -239,7 +242,7 @@ class GridPosterior(Posterior):
         z = torch.randn(S.shape[1], t * n_samples, generator=generator)
         W = self.grid_kernel.grid.interpolate(rows).astype(np.float32)
         left = torch.from_numpy(W @ S.numpy())
-        white = float(self.noise(X[:1])[0]) ** 0.5 / scale
+        white = (float(self.noise(X[:1])[0]) + self.evaluation.misfit) ** 0.5 / scale
         mean = self.mean(X).numpy()[:, :, None]
         out = np.empty((n, t * n_samples))
         for part in torch.arange(n).split(max(1, _SAMPLE_BLOCK // (t * n_samples))):

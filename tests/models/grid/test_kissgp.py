@@ -1,5 +1,7 @@
 """KISSGPRegressor against dense algebra and scikit-learn's exact regressor."""
 
+import pickle
+
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
@@ -332,3 +334,16 @@ def test_a_module_takes_the_place_of_layers():
         assert model.extract_features(X_new).shape == (50, 1)
     assert torch.equal(given.weight, kept)
     assert "activation" in model.fit_report_.ignored
+
+
+@pytest.mark.parametrize("size", [20, 60])
+def test_intervals_without_noise_cover_what_interpolation_misses(size):
+    rng = np.random.default_rng(0)
+    X, X_new = rng.uniform(size=(300, 1)), rng.uniform(0.05, 0.95, size=(300, 1))
+    model = KISSGPRegressor(C() * RBF(0.3), grid_size=size).fit(X, np.sin(9 * X[:, 0]))
+    mean, cov = model.predict(X_new, return_cov=True)
+    std = model.predict_std(X_new)
+    error = np.abs(np.sin(9 * X_new[:, 0]) - mean)
+    assert np.mean(error < 1.96 * std) > 0.88 and std.mean() < 3 * error.max()
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, rtol=1e-6)
+    assert pickle.loads(pickle.dumps(model)).predict_std(X_new) == pytest.approx(std)
