@@ -175,7 +175,6 @@ ROWS = [
         "qsgp",
         QSGPRegressor(),
         search={"n_components": [32, 64]},
-        columns="numbers",
     ),
     Row(
         "qsgp-stochastic",
@@ -210,7 +209,6 @@ ROWS = [
         classifier=True,
         search={"n_components": [32, 64]},
         limit={"max_iter": 1},
-        columns="numbers",
     ),
     Row(
         "qsgp-classifier-stochastic",
