@@ -27,7 +27,7 @@ START_STEPS = 50
 # Where noise may start, of the target's mean square, and rows that decide it.
 _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
 # Where the bound is best with as much as this, noise starts at the second number.
-_MUCH_NOISE = ((0.3, 0.05), (1.0, 0.2))
+_MUCH_NOISE = ((0.3, 0.03), (1.0, 0.06))
 _NOISE_ROWS = 4096
 _CHECKS = 20
 # A belief that new rows move by less than this has converged.
