@@ -38,8 +38,8 @@ _LARGE_ROWS = 50_000
 # A subset's optimum is a start: gains below so much of the likelihood are left to the next stage,
 # the more of them where that stage sees exact values.
 _SUBSET_TOL = {True: 1e-4, False: 1e-5}
-# Of all rows; up to so many a step costs so little that the optimum is found to scikit-learn's
-# precision.
+# Of all rows. Up to so many a step costs so little that the optimum under a given kernel, whose
+# values may be compared with scikit-learn's, is found to its precision.
 _TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
 # Up to so many rows the likelihood's many local optima matter more than time.
 _TWICE_ROWS, _SCIPYS_TOL = 500, 2.2e-9
@@ -247,7 +247,8 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         # Without values BFGS needs a curvature to start from; Adam needs nothing.
         choice = "bfgs" if exact or has_metric else "adam"
         if choice == "bfgs":
-            tol = _SMALL_TOL if n <= _SMALL_ROWS else _TOL
+            small = settings.as_scikit_learn and n <= _SMALL_ROWS
+            tol = _SMALL_TOL if small else _TOL
             return QuasiNewton(tol, gain_tol=_worthwhile(n))
     optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
