@@ -15,6 +15,8 @@ from .likelihoods import Likelihood
 
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
+# Larger ones are no numbers in single precision once they are multiplied.
+_STEP_SIZE = Interval(Real, 0, 1e30, closed="right")
 _COUNT = Interval(Integral, 1, None, closed="left")
 _NATURAL = Interval(Integral, 0, None, closed="left")
 _SHARE = Interval(Real, 0, 1, closed="neither")
@@ -82,7 +84,7 @@ PARAMETERS: dict[str, Parameter] = {
         [_NATURAL], "Further starts of the optimiser, drawn uniformly within the bounds."
     ),
     "learning_rate": Parameter(
-        [_NOT_NEGATIVE, _AUTO], "Step size of the optimiser, where it has one."
+        [_STEP_SIZE, _AUTO], "Step size of the optimiser, where it has one."
     ),
     "max_iter": Parameter([_COUNT, _AUTO], "Most steps of training."),
     "max_epochs": Parameter([_COUNT, _AUTO], "Passes of training over the rows."),
@@ -165,7 +167,7 @@ PARAMETERS: dict[str, Parameter] = {
         [StrOptions({"auto", "exact", "stochastic"})], "Full-batch linear algebra, or steps."
     ),
     "variational_optimizer": Parameter([str], "What moves the belief about the weights."),
-    "variational_learning_rate": Parameter([_POSITIVE, _AUTO], "Its step size."),
+    "variational_learning_rate": Parameter([_STEP_SIZE, _AUTO], "Its step size."),
     "decay": Parameter([_RATE], "Share of the learning rates that is left at the last step."),
     "freeze": Parameter(
         [Interval(Real, 0, 1, closed="both")],

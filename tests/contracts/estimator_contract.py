@@ -224,6 +224,8 @@ class EstimatorContract:
         check_param_validation(type(row.estimator).__name__, row.new())
 
     def test_column_names_are_checked(self, row):
+        if not row.scikit_learn_checks:
+            pytest.skip(f"{row.name} is for other tables; another row of its class is checked")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_dataframe_column_names_consistency(type(row.estimator).__name__, row.new())
@@ -393,6 +395,8 @@ class EstimatorContract:
         assert_sane(row, row.new().fit(X, row.target(y)), X_new)
 
     def test_a_small_fit_takes_few_steps(self, row):
+        if not row.scikit_learn_checks:
+            pytest.skip(f"{row.name} is for other tables; another row of its class is checked")
         X, y, _ = table(n=100, d=5)
         assert row.new().fit(X, row.target(y)).n_iter_ <= 110
 
@@ -454,9 +458,9 @@ class EstimatorContract:
         row.accepts("normalize_y")
         X, y, X_new = table()
         Y = np.column_stack([y, 5 + 3 * y])
-        model = row.new().fit(X, Y, noise_variance=0.01)
+        model = row.new(normalize_y="auto").fit(X, Y, noise_variance=0.01)
         assert_sane(row, model, X_new)
-        large = row.new().fit(X, 1e4 + 1e3 * Y, noise_variance=1e4)
+        large = row.new(normalize_y="auto").fit(X, 1e4 + 1e3 * Y, noise_variance=1e4)
         small, big = model.predict(X_new), (large.predict(X_new) - 1e4) / 1e3
         assert_allclose(big, small, rtol=0, atol=max(1e-5, row.unit_atol) * y.std())
 

@@ -231,6 +231,7 @@ def test_choices_and_what_has_no_effect():
         "variational_learning_rate": 0.1,
         "dtype": "float64",
         "normalize_y": True,
+        "priors": None,
     }
     assert set(model.fit_report_.ignored) == {"activation"}
     report = SVGPRegressor(KERNEL, optimizer=None, n_inducing=10).fit(X, y).fit_report_
