@@ -279,3 +279,9 @@ def test_benchmark_names_what_it_knows(data_folder):
     done = run_benchmark("--dataset", "yacht", "--estimator", "Nothing", folder=data_folder)
     assert done.returncode != 0
     assert "IterativeGPRegressor" in done.stderr
+
+
+def test_test_files_have_different_names():
+    # Folders of tests are no packages: of two files with one name only one can be collected.
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
