@@ -20,6 +20,9 @@ from ._run import FitRun
 from .data import Table, n_columns
 from .posteriors import ExactPosterior
 
+# Variances whose products single precision still holds.
+_LARGEST_SINGLE = 1e30
+
 
 class TableRegressorBase(GPPredictionBase):
     """A kernel, and a table that stays with the model."""
@@ -76,7 +79,22 @@ class TableRegressorBase(GPPredictionBase):
         d = n_columns(table.X)
         noisy = float(np.max(table.noise, initial=0.0)) < KNOWN_NOISE
         priors = self._priors(kernel, (len(table.X), d), noisy, run)
-        return compile_kernel(kernel, d, self._any_kernel, priors)
+        compiled = compile_kernel(kernel, d, self._any_kernel, priors)
+        self._check_kernel(kernel, compiled, table)
+        return compiled
+
+    def _check_kernel(self, kernel: Kernel, compiled: TorchKernel, table: Table) -> None:
+        """Refuse what leaves nothing to learn, and variances that the precision cannot hold."""
+        if not self._any_kernel and not compiled.node.products():
+            raise ValueError(
+                f"kernel={kernel} is noise alone and has no function to learn: add a kernel such "
+                "as RBF() to it, or use IterativeGPRegressor."
+            )
+        if self.dtype == "float32" and np.max(kernel.diag(table.X[:1])) > _LARGEST_SINGLE:
+            raise ValueError(
+                f"kernel={kernel} has variances above {_LARGEST_SINGLE:g}, which dtype='float32' "
+                "cannot hold: use dtype='float64'."
+            )
 
     def _default_kernel(self, table: Table) -> Kernel:
         """Where training starts if no kernel was given."""
