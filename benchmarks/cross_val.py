@@ -26,7 +26,7 @@ import time
 import warnings
 from pathlib import Path
 
-from compare import DATASETS, HERE, known_estimators, make, revision
+from compare import BASELINES, DATASETS, HERE, known_estimators, make, revision
 
 SCORES = ("nlpd", "crps", "rmse")
 KEY = ("estimator", "dataset", "n_asked", "folds", "seed", "max_seconds")
@@ -85,7 +85,8 @@ def measure_all(args, out, done):
 
     torch.set_num_threads(args.threads)
     out.parent.mkdir(parents=True, exist_ok=True)
-    names = args.estimators or known_estimators()[:-3]
+    own = [name for name in known_estimators() if name not in BASELINES]
+    names = args.estimators or own
     names = list(dict.fromkeys([args.baseline, *names]))
     for dataset in args.datasets:
         for name in names:

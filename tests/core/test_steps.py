@@ -65,6 +65,15 @@ def test_divergence_goes_back_to_the_best():
     assert (walk.at, result.score, result.stop_reason) == (1, 4.0, "diverged")
 
 
+@pytest.mark.parametrize("keep_best", [True, False])
+@pytest.mark.parametrize(
+    "scores, reason",
+    [([1.0, 6.0, 3.0], "diverged"), ([1.0, 1.5, 1.9], "max_iter"), ([1.0, 0.9, 3.0], "max_iter")],
+)
+def test_steps_that_only_lead_away_have_diverged(scores, reason, keep_best):
+    assert run(Walk(scores), keep_best=keep_best).stop_reason == reason
+
+
 class Slowing(Walk):
     """Steps of a length that `slow_down` halves, twice at most; the score is the distance to 1."""
 

@@ -10,6 +10,10 @@ import numpy as np
 
 from ._monitor import Monitor, StopTraining
 
+# How much worse than at the start a last score is where steps led astray. Scores are nats a row, or
+# squared errors in units of the target's variance.
+_LOST = 1.0
+
 
 class Stepper(ABC):
     """Parameters and the rule that changes them; the driver owns budgets, stopping and the best.
@@ -105,6 +109,10 @@ def train_steps(
         to its best parameters and to smaller steps; without it, and where steps cannot be smaller,
         training that is not finite ends as diverged. For scores that do not vary by themselves.
 
+    Notes
+    -----
+    Training that never gets better than its start, and ends far worse, has diverged as well.
+
     Returns
     -------
     result : StepsResult
@@ -131,6 +139,8 @@ def train_steps(
         if run.kept is None:
             raise
         reason = "interrupted"
+    if reason in ("max_iter", "converged") and run.lost:
+        reason = "diverged"
     run.finish(reason)
     return StepsResult(run.best, done, monitor.end(reason))
 
@@ -149,7 +159,14 @@ class _Run:
         self.stepper, self.monitor, self.tol = stepper, monitor, tol
         self.keep_best, self.retreat = keep_best, retreat
         self.best, self.kept, self.stale = np.inf, None, 0
+        self.scores: list[float] = []
         self.current = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether steps led far away from the start, which nothing since has come up to."""
+        first, last = self.scores[0], self.scores[-1]
+        return last > first + _LOST and min(self.scores) == first
 
     def check(self, epochs: float) -> None:
         score = float(self.stepper.score())
@@ -159,6 +176,7 @@ class _Run:
             return
         if not np.isfinite(score):
             raise StopTraining("diverged")
+        self.scores.append(score)
         self.stale = 0 if score < self.best - self.tol else self.stale + 1
         self.current = score < self.best or not self.keep_best
         if self.current:

@@ -225,7 +225,6 @@ class RFFRegressor(GPRegressorBase):
             self._keep_table(table)
             # Frequencies go by the slots of the compiled kernel, which the trained one shares.
             self._features = to_numpy(features)
-            self.n_samples_seen_ = len(table.X)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
             settings = StageSettings.of(self, self.n_restarts_optimizer)
             result = train_or_report(problem, FeatureGradient(features), settings, run)
@@ -264,7 +263,7 @@ class RFFRegressor(GPRegressorBase):
         run.check_memory(24 * n * n, f"An exact fit of {n} rows", "give n_components")
         run.begin(table.X, table.y)
         self._keep_table(table)
-        self._features, self.n_samples_seen_ = None, n
+        self._features = None
         self.coef_ = self.coef_precision_cholesky_ = None
 
         def keep(model: RFFRegressor, theta: torch.Tensor) -> float:

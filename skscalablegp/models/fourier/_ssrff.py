@@ -207,7 +207,6 @@ class SSRFFRegressor(GPRegressorBase):
             run.begin(table.X, table.y)
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
-            self.n_samples_seen_ = len(table.X)
             run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
             result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
