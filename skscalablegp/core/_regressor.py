@@ -15,8 +15,10 @@ from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import ExactEvaluation, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
+from ._exact import train_exactly
 from ._prediction import GPPredictionBase
 from ._run import FitRun
+from ._stages import StageSettings
 from .data import Table, n_columns
 from .posteriors import ExactPosterior
 
@@ -213,6 +215,26 @@ class GPRegressorBase(TableRegressorBase):
         kernel = self._trained_kernel()
         problem = self._table().problem(kernel, torch.float64, device, keep=True)
         return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
+
+    def _fit_exactly(
+        self,
+        table: Table,
+        kernel: TorchKernel,
+        settings: StageSettings,
+        remedy: str,
+        run: FitRun,
+    ) -> None:
+        """Train and keep the exact process of a small table, O(n^3), in the place of the model."""
+        n = len(table.X)
+        run.check_memory(24 * n * n, f"An exact fit of {n} rows", remedy)
+        run.begin(table.X, table.y)
+        self._keep_table(table)
+        problem = table.problem(kernel, torch.float64, run.device, keep=True)
+
+        def keep(model: GPRegressorBase, theta: torch.Tensor) -> float:
+            return model._keep_exactly(kernel, theta, run.device).jitter
+
+        train_exactly(problem, settings, keep, run)
 
     def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
         """The exact process at these hyperparameters as the fitted model; its evaluation."""

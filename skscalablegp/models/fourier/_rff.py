@@ -17,7 +17,6 @@ from ...core import (
     data_scaled_kernel,
     to_numpy,
     to_torch,
-    train_exactly,
     train_or_report,
 )
 from ...core.data import Table
@@ -260,17 +259,9 @@ class RFFRegressor(GPRegressorBase):
         n = len(table.X)
         checked_pairs(run, "n_components", kernel, 2, n)
         run.chose("n_components", None, f"{n} rows: their exact process costs no more")
-        run.check_memory(24 * n * n, f"An exact fit of {n} rows", "give n_components")
-        run.begin(table.X, table.y)
-        self._keep_table(table)
-        self._features = None
-        self.coef_ = self.coef_precision_cholesky_ = None
-
-        def keep(model: RFFRegressor, theta: torch.Tensor) -> float:
-            return model._keep_exactly(kernel, theta, run.device).jitter
-
-        problem = table.problem(kernel, torch.float64, run.device, keep=True)
-        train_exactly(problem, StageSettings.of(self, self.n_restarts_optimizer), keep, run)
+        self._features = self.coef_ = self.coef_precision_cholesky_ = None
+        settings = StageSettings.of(self, self.n_restarts_optimizer)
+        self._fit_exactly(table, kernel, settings, "give n_components", run)
 
     # ------------------------------------------------------------------ after training
 

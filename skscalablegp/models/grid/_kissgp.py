@@ -21,7 +21,6 @@ from ...core import (
     fit_hyperparameters,
     report_training,
     report_untrained,
-    train_exactly,
 )
 from ...core.data import Table, known_noise
 from ...core.posteriors import Posterior
@@ -287,16 +286,8 @@ class KISSGPRegressor(GPRegressorBase):
         run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
         run.chose("grid_size", None, "there is no grid")
         run.ignores("variance_rank", "variances are exact")
-        run.check_memory(24 * n * n, f"An exact fit of {n} rows", "give grid_size")
-        run.begin(table.X, table.y)
         self.grid_ = self._network = self._kept = None
-        self._keep_table(table)
-        problem = table.problem(kernel, torch.float64, run.device, keep=True)
-
-        def keep(model: KISSGPRegressor, theta: torch.Tensor) -> float:
-            return model._keep_exactly(kernel, theta, run.device).jitter
-
-        train_exactly(problem, self._settings(), keep, run)
+        self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
 
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
