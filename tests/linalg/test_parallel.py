@@ -14,8 +14,7 @@ import joblib
 import pytest
 import torch
 
-from skscalablegp.linalg import parallel
-from skscalablegp.linalg.parallel import _pool
+from skscalablegp.linalg.parallel import _pool, map_in_order, n_workers, one_thread, run
 
 
 def in_new_thread(function):
@@ -57,30 +56,30 @@ def nap(seconds):
 
 def test_results_come_in_the_order_of_the_tasks(workers):
     naps = [0.02, 0.0, 0.01, 0.0, 0.0, 0.015] * 4
-    assert parallel.run([partial(nap, seconds) for seconds in naps]) == naps
-    assert list(parallel.map_in_order(nap, iter(naps))) == naps
-    assert parallel.run([]) == []
+    assert run([partial(nap, seconds) for seconds in naps]) == naps
+    assert list(map_in_order(nap, iter(naps))) == naps
+    assert run([]) == []
 
 
 def test_as_many_work_at_once_as_there_are_workers_each_in_one_thread(workers):
-    assert parallel.n_workers() == workers
+    assert n_workers() == workers
     together = threading.Barrier(workers)
 
     def task(_):
         together.wait(30)
         torch.ones(100_000).exp().sum()
         # Tasks of a task run inside it.
-        inner = parallel.run([torch.get_num_threads, parallel.n_workers, threading.get_ident])
+        inner = run([torch.get_num_threads, n_workers, threading.get_ident])
         return *inner, torch.get_num_threads(), threading.get_ident()
 
-    for *inner, threads, here in parallel.map_in_order(task, range(2 * workers)):
+    for *inner, threads, here in map_in_order(task, range(2 * workers)):
         assert threads == 1 and inner == [1, 1, here]
     assert torch.get_num_threads() == workers
 
 
 def test_the_caller_takes_results_that_do_not_pile_up(two):
     begun = []
-    results = parallel.map_in_order(begun.append, iter(range(1000)))
+    results = map_in_order(begun.append, iter(range(1000)))
     next(results)
     time.sleep(0.05)
     assert len(begun) <= 1 + 2 * _pool._AHEAD
@@ -100,11 +99,11 @@ def test_the_first_failure_in_order_is_raised_after_the_results_before_it(worker
         return i
 
     with pytest.raises(ValueError, match=f"^task {bad}$"):
-        for i in parallel.map_in_order(task, range(1000)):
+        for i in map_in_order(task, range(1000)):
             taken.append(i)
     assert taken == list(range(bad))
     assert len(begun) < 100
-    assert parallel.run([lambda: 1]) == [1]  # and the pool goes on
+    assert run([lambda: 1]) == [1]  # and the pool goes on
 
 
 def test_failing_items_are_raised_too(workers):
@@ -113,18 +112,18 @@ def test_failing_items_are_raised_too(workers):
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        list(parallel.map_in_order(nap, map(float, items())))
+        list(map_in_order(nap, map(float, items())))
 
 
 def test_loops_over_results_may_hold_others(two):
-    outer = parallel.map_in_order(float, range(50))
-    assert [sum(parallel.map_in_order(float, range(3))) for _ in outer] == [3.0] * 50
+    outer = map_in_order(float, range(50))
+    assert [sum(map_in_order(float, range(3))) for _ in outer] == [3.0] * 50
 
 
 def test_results_left_untaken_do_no_harm(two):
-    for _ in parallel.map_in_order(nap, [0.001] * 50):
+    for _ in map_in_order(nap, [0.001] * 50):
         break
-    assert parallel.run([lambda: 2]) == [2]
+    assert run([lambda: 2]) == [2]
 
 
 def test_an_interrupt_ends_the_work_within_a_task_or_two(two):
@@ -137,7 +136,7 @@ def test_an_interrupt_ends_the_work_within_a_task_or_two(two):
         time.sleep(0.05)
 
     with pytest.raises(KeyboardInterrupt):
-        parallel.run([partial(task, i) for i in range(200)])
+        run([partial(task, i) for i in range(200)])
     seen = len(begun)
     assert seen < 12
     time.sleep(0.12)
@@ -154,16 +153,16 @@ def test_tasks_see_the_callers_modes_of_autograd(workers):
     for context in (torch.no_grad, torch.enable_grad, torch.inference_mode):
         with context():
             here = modes(None)
-            assert set(parallel.map_in_order(modes, range(4))) == {here}
+            assert set(map_in_order(modes, range(4))) == {here}
     x = torch.ones(3, requires_grad=True)
-    sum(parallel.map_in_order(lambda i: (x * i).sum(), range(4))).backward()
+    sum(map_in_order(lambda i: (x * i).sum(), range(4))).backward()
     assert torch.equal(x.grad, torch.full((3,), 6.0))
 
 
 def test_tasks_see_the_callers_context(workers):
     variable = contextvars.ContextVar("variable")
     variable.set("set")
-    assert parallel.run([variable.get] * 3) == ["set"] * 3
+    assert run([variable.get] * 3) == ["set"] * 3
 
 
 def test_threads_that_start_later_have_as_many_as_before(monkeypatch):
@@ -177,8 +176,8 @@ def test_threads_that_start_later_have_as_many_as_before(monkeypatch):
 
             def caller(count=count):
                 _pool._set_threads_here(count)
-                parallel.run([partial(nap, 0.001)] * 4)
-                with parallel.one_thread():
+                run([partial(nap, 0.001)] * 4)
+                with one_thread():
                     seen = torch.get_num_threads(), in_new_thread(torch.get_num_threads)
                 return *seen, torch.get_num_threads()
 
@@ -190,11 +189,11 @@ def test_threads_that_start_later_have_as_many_as_before(monkeypatch):
 
 
 def test_one_thread_is_put_back_after_a_failure(two):
-    with pytest.raises(ValueError), parallel.one_thread():
-        assert parallel.n_workers() == 1
-        assert parallel.run([threading.get_ident]) == [threading.get_ident()]
+    with pytest.raises(ValueError), one_thread():
+        assert n_workers() == 1
+        assert run([threading.get_ident]) == [threading.get_ident()]
         raise ValueError
-    assert parallel.n_workers() == 2
+    assert n_workers() == 2
 
 
 # ---------------------------------------------------------------- many callers, processes
@@ -213,8 +212,7 @@ def test_many_threads_call_at_once_and_share_the_workers(two):
         return i
 
     found = joblib.Parallel(8, backend="threading")(
-        joblib.delayed(lambda: parallel.run([partial(task, i) for i in range(20)]))()
-        for _ in range(8)
+        joblib.delayed(lambda: run([partial(task, i) for i in range(20)]))() for _ in range(8)
     )
     assert found == [list(range(20))] * 8
     assert most[0] <= 2
@@ -222,7 +220,7 @@ def test_many_threads_call_at_once_and_share_the_workers(two):
 
 def square_in_child(_=None):
     torch.set_num_threads(2)
-    return parallel.run([partial(pow, i, 2) for i in range(5)])
+    return run([partial(pow, i, 2) for i in range(5)])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -234,9 +232,9 @@ def test_forked_children_have_pools_of_their_own(two):
 
 def test_joblibs_processes_keep_to_their_share_of_the_cores():
     def child():
-        from skscalablegp.linalg import parallel
+        from skscalablegp.linalg.parallel import n_workers, run
 
-        return parallel.n_workers(), parallel.run([int, float])
+        return n_workers(), run([int, float])
 
     with joblib.parallel_config("loky", inner_max_num_threads=1):
         assert joblib.Parallel(2)(joblib.delayed(child)() for _ in range(2)) == [(1, [0, 0])] * 2
@@ -247,8 +245,8 @@ def test_workers_keep_to_affinity_and_end_with_the_interpreter():
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
         "import torch; torch.set_num_threads(4);"
-        "from skscalablegp.linalg import parallel;"
-        "print(parallel.n_workers(), parallel.run([int] * 4))"
+        "from skscalablegp.linalg.parallel import n_workers, run;"
+        "print(n_workers(), run([int] * 4))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
@@ -264,7 +262,7 @@ def test_the_smaller_of_the_machines_and_the_users_limits_holds(monkeypatch, cor
     _pool._forget()
     try:
         torch.set_num_threads(threads)
-        assert parallel.n_workers() == 3
+        assert n_workers() == 3
     finally:
         torch.set_num_threads(before)
         _pool._forget()
