@@ -1,6 +1,7 @@
 # make demo   set up what is needed, then run the main job (a picture lands in demo_output/)
 # make test   set up what is needed, then run the test suite
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
+# make mutants  the same, then copies of the package that are broken on purpose: tests should fail
 # make faults the same, then refits that fail at random places, by exceptions and by signals
 #
 # Variables:
@@ -12,6 +13,7 @@
 #   WORKERS      test processes; each uses THREADS threads
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
+#   MUTANTS      families of mutants for "make mutants"; default: all
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -21,6 +23,7 @@ PIP_ARGS ?=
 WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
+MUTANTS ?=
 CASES ?= 5000
 SEED ?= 0
 FAULTS ?= 25
@@ -35,12 +38,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test fuzz faults doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test fuzz faults lint format doc bench clean
+.PHONY: help demo test fuzz faults mutants lint format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -70,6 +73,10 @@ fuzz: $(VENV)/.installed-test
 faults: $(VENV)/.installed-test
 	FAULTS=$(FAULTS) SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/contracts/test_faults.py
+
+mutants: $(VENV)/.installed-test
+	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+		$(BIN)/python tests/mutants/run.py $(MUTANTS) --workers $(WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
