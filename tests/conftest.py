@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import jaxtyping
+import joblib
 import pytest
 
 # Shapes and dtypes written in signatures are checked here and only here; the hook has to be in
@@ -38,6 +39,23 @@ def data_folder():
     if not (folder / "uci").is_dir():
         pytest.skip(f"SKSCALABLEGP_DATA={named} has no uci folder")
     return folder
+
+
+@pytest.fixture
+def set_workers(monkeypatch):
+    """A function that sets the number of workers, whatever the machine has."""
+    from skscalablegp.linalg.parallel import _pool
+
+    def set_to(count):
+        monkeypatch.setattr(joblib, "cpu_count", lambda: count)
+        torch.set_num_threads(count)
+        _pool._forget()
+        return count
+
+    before = torch.get_num_threads()
+    yield set_to
+    torch.set_num_threads(before)
+    _pool._forget()
 
 
 @pytest.fixture

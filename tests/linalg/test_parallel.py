@@ -26,24 +26,13 @@ def in_new_thread(function):
 
 
 @pytest.fixture(params=[1, 2, 3])
-def workers(request, monkeypatch):
-    """So many workers, whatever the machine has."""
-    yield from with_workers(request.param, monkeypatch)
+def workers(request, set_workers):
+    return set_workers(request.param)
 
 
 @pytest.fixture
-def two(monkeypatch):
-    yield from with_workers(2, monkeypatch)
-
-
-def with_workers(count, monkeypatch):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: count)
-    before = torch.get_num_threads()
-    _pool._forget()
-    torch.set_num_threads(count)
-    yield count
-    torch.set_num_threads(before)
-    _pool._forget()
+def two(set_workers):
+    return set_workers(2)
 
 
 def nap(seconds):
@@ -165,27 +154,20 @@ def test_tasks_see_the_callers_context(workers):
     assert run([variable.get] * 3) == ["set"] * 3
 
 
-def test_threads_that_start_later_have_as_many_as_before(monkeypatch):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: 2)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)  # what new threads have
+@pytest.mark.parametrize("count", [2, 3])
+def test_threads_that_start_later_have_as_many_as_before(set_workers, count):
+    set_workers(4)  # which is what new threads have
+
+    def caller():
         # Another thread's own number is neither lost nor spread.
-        for count in (2, 3):
-            _pool._forget()
+        _pool._set_threads_here(count)
+        run([partial(nap, 0.001)] * 4)
+        with one_thread():
+            seen = torch.get_num_threads(), in_new_thread(torch.get_num_threads)
+        return *seen, torch.get_num_threads()
 
-            def caller(count=count):
-                _pool._set_threads_here(count)
-                run([partial(nap, 0.001)] * 4)
-                with one_thread():
-                    seen = torch.get_num_threads(), in_new_thread(torch.get_num_threads)
-                return *seen, torch.get_num_threads()
-
-            assert in_new_thread(caller) == (1, 4, count)
-            assert torch.get_num_threads() == 4 == in_new_thread(torch.get_num_threads)
-    finally:
-        torch.set_num_threads(before)
-        _pool._forget()
+    assert in_new_thread(caller) == (1, 4, count)
+    assert torch.get_num_threads() == 4 == in_new_thread(torch.get_num_threads)
 
 
 def test_one_thread_is_put_back_after_a_failure(two):
@@ -255,14 +237,7 @@ def test_workers_keep_to_affinity_and_end_with_the_interpreter():
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(8, 3), (3, 8)])
-def test_the_smaller_of_the_machines_and_the_users_limits_holds(monkeypatch, cores, threads):
-    # Quotas are read by joblib, as is LOKY_MAX_CPU_COUNT.
-    monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
-    before = torch.get_num_threads()
-    _pool._forget()
-    try:
-        torch.set_num_threads(threads)
-        assert n_workers() == 3
-    finally:
-        torch.set_num_threads(before)
-        _pool._forget()
+def test_the_smaller_of_the_machines_and_the_users_limits_holds(set_workers, cores, threads):
+    set_workers(cores)  # joblib reads quotas, affinity and LOKY_MAX_CPU_COUNT
+    torch.set_num_threads(threads)
+    assert n_workers() == 3

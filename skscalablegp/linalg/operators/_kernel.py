@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
+from ..parallel import map_in_order
 from ._base import LinearOperator, slope
 from ._bound import BoundKernel, bind
 
@@ -26,6 +29,13 @@ def tile_size(device: torch.device) -> int:
 
 def _ranges(n: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+def _cells(a: int, b: int, device: torch.device) -> Iterable[tuple[slice, slice]]:
+    """Tiles of an a x b matrix; those of few rows are longer."""
+    tile = tile_size(device)
+    height = max(1, min(a, tile))
+    return product(_ranges(a, height), _ranges(b, tile * tile // height))
 
 
 class Workspace:
@@ -66,8 +76,9 @@ class KernelOperator(LinearOperator):
     Notes
     -----
     A product costs n**2 / 2 kernel entries when tiled, since each off-diagonal tile serves both
-    halves, and none when H is kept; both count as one epoch. Memory beyond the data: two tiles, or
-    H.
+    halves, and none when H is kept; both count as one epoch. Memory beyond the data: a few tiles
+    for each core, or H. Cores work on tiles side by side, and what tiles add up to is added in
+    their order, so that results do not depend on the number of cores.
     """
 
     def __init__(
@@ -95,24 +106,32 @@ class KernelOperator(LinearOperator):
         self._workspace = workspace or Workspace()
         self._H: Tensor | None = None
         self._slices = _ranges(len(X), tile_size(X.device))
+        # Other people's NumPy code need not be safe in threads, and holds the interpreter's lock.
+        alone = X.device.type != "cpu" or kernel.numpy_code
+        self._map = map if alone else map_in_order
 
-    def _tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Pairs of row ranges on and above the diagonal."""
-        for a, left in enumerate(self._slices):
-            for right in self._slices[a:]:
-                yield left, right
+    def _tiles(self, work: Callable[[slice, slice], Any]) -> Iterator[tuple[slice, slice, Any]]:
+        """Pairs of row ranges on and above the diagonal, each with what `work` gives for it."""
+        pairs = combinations_with_replacement(self._slices, 2)
+        return self._map(lambda pair: (*pair, work(*pair)), pairs)
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         self._count(self.shape[0] ** 2)
         if self._keep:
             # V' H is a fifth faster than H V where the columns of V are no multiple of a vector.
-            return torch.mm(V.T.contiguous(), self._kept()).T.contiguous()
-        out = V * self.noise[:, None]
-        for left, right in self._tiles():
+            H, VT = self._kept(), V.T.contiguous()
+            parts = self._map(lambda right: torch.mm(VT, H[:, right]), self._slices)
+            return torch.cat([VT[:, :0], *parts], 1).T.contiguous()
+
+        def products(left: slice, right: slice) -> tuple[Tensor, Tensor | None]:
             tile = self._tile(left, right)
-            out[left].addmm_(tile, V[right])
-            if left != right:
-                out[right].addmm_(tile.T, V[left])
+            return tile @ V[right], None if left == right else tile.T @ V[left]
+
+        out = V * self.noise[:, None]
+        for left, right, (above, below) in self._tiles(products):
+            out[left] += above
+            if below is not None:
+                out[right] += below
         return out
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
@@ -131,11 +150,19 @@ class KernelOperator(LinearOperator):
         self._count(len(idx) * self.shape[0])
         if self._keep or self._H is not None:
             return self._kept()[idx]
-        chosen = self._rows[idx]
-        out = torch.empty(len(idx), self.shape[0], dtype=self.dtype, device=self.device)
-        for right in self._slices:
-            out[:, right] = self.bound.tile(chosen, self._rows[right])
+        out = self._between(self._rows[idx], self._rows)
         out[torch.arange(len(idx), device=self.device), idx] = (self._diag + self.noise)[idx]
+        return out
+
+    def _between(self, left: Any, right: Any) -> Float[Tensor, "a b"]:
+        """k(left, right) without noise, as a new matrix; tiles of few rows are longer."""
+        out = torch.empty(len(left), len(right), dtype=self.dtype, device=self.device)
+
+        def write(cell: tuple[slice, slice]) -> None:
+            i, j = cell
+            out[i, j] = self.bound.tile(left[i], right[j])
+
+        deque(self._map(write, _cells(len(left), len(right), self.device)), maxlen=0)
         return out
 
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
@@ -143,8 +170,8 @@ class KernelOperator(LinearOperator):
         if self._H is not None:
             return self._H[idx[:, None], idx]
         chosen = self._rows[idx]
-        out = self.bound.tile(chosen, chosen)
         # A repeated index repeats the diagonal entry, noise included.
+        out = self._between(chosen, chosen)
         return torch.where(idx[:, None] == idx, (self._diag + self.noise)[idx], out)
 
     def diag(self) -> Float[Tensor, " n"]:
@@ -173,12 +200,16 @@ class KernelOperator(LinearOperator):
             both, swapped = torch.cat([left, right], 1), torch.cat([right, left], 1).T.contiguous()
             weights = lambda i, j: torch.mm(both[i], swapped[:, j])  # noqa: E731
             diagonal = (left * right).sum(1)
-        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
-        for i, j in self._tiles():
+
+        def gradient(i: slice, j: slice) -> Tensor:
             W = weights(i, j)
             if i == j:
                 W.mul_(0.5).fill_diagonal_(0)
-            grad += self.bound.tile_grad(*self._pair(i, j), W).to(grad.device)
+            return self.bound.tile_grad(*self._pair(i, j), W)
+
+        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
+        for _, _, part in self._tiles(gradient):
+            grad += part.to(grad.device)
         return grad.cpu() + self._diagonal_grad(diagonal)
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
@@ -211,11 +242,13 @@ class KernelOperator(LinearOperator):
         return H
 
     def _fill(self, out: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-        for left, right in self._tiles():
+        def write(left: slice, right: slice) -> None:
             tile = self._tile(left, right)
             out[left, right] = tile
             if left != right:
                 out[right, left] = tile.T
+
+        deque(self._tiles(write), maxlen=0)
         out.diagonal().add_(self.noise)
         return out
 
@@ -242,21 +275,21 @@ class CrossOperator:
         self.shape = (len(X), operator.shape[0])
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
-        """k(X, training rows) V in tiles; O(m n d) time and one tile of memory."""
+        """k(X, training rows) V in tiles; O(m n d) time and a few tiles of memory."""
         op = self._operator
+
+        def share(cell: tuple[slice, slice]) -> tuple[slice, Tensor]:
+            left, right = cell
+            return left, op.bound.tile(self._rows[left], op._rows[right]) @ V[right]
+
         out = V.new_zeros(self.shape[0], V.shape[1])
-        for left in _ranges(self.shape[0], tile_size(op.device)):
-            for right in op._slices:
-                out[left].addmm_(op.bound.tile(self._rows[left], op._rows[right]), V[right])
+        for left, part in op._map(share, _cells(*self.shape, op.device)):
+            out[left] += part
         return out
 
     def to_dense(self) -> Float[Tensor, "m n"]:
         """The whole m x n block."""
-        op = self._operator
-        out = torch.empty(self.shape, dtype=op.dtype, device=op.device)
-        for right in op._slices:
-            out[:, right] = op.bound.tile(self._rows, op._rows[right])
-        return out
+        return self._operator._between(self._rows, self._operator._rows)
 
     def prior_diag(self) -> Float[Tensor, " m"]:
         """k(x, x) of the new rows."""
@@ -271,6 +304,6 @@ class CrossOperator:
 
     def prior_covariance(self) -> Float[Tensor, "m m"]:
         """k(X, X) without noise."""
-        covariance = self._operator.bound.tile(self._rows, self._rows)
+        covariance = self._operator._between(self._rows, self._rows)
         covariance.diagonal().copy_(self.prior_diag())
         return covariance

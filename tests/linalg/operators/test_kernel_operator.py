@@ -1,5 +1,10 @@
 """What the contract does not ask: two ways of multiplying, closed forms, new rows, memory."""
 
+import threading
+import time
+from functools import partial
+from itertools import count as count_from
+
 import numpy as np
 import pytest
 import torch
@@ -185,6 +190,53 @@ def test_tiled_products_evaluate_each_pair_of_tiles_once(small_tiles, monkeypatc
     monkeypatch.setattr(op.bound, "tile", lambda a, b: calls.append(1) or tile(a, b))
     op.matmul(normal(len(X), 3))
     assert len(calls) == 10  # 4 * 5 / 2
+
+
+def now_and_then_late(work, calls, *args):
+    time.sleep(0.004 * (next(calls) % 3 == 0))
+    return work(*args)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("kernel", [STATIONARY["sum"] + W(0.1), AUTODIFF[1] + W(0.1)], ids=str)
+def test_every_bit_is_the_same_with_any_number_of_workers(
+    keep, kernel, small_tiles, set_workers, monkeypatch
+):
+    X, U, V = normal(60, 3), normal(60, 4, seed=1), normal(60, 4, seed=2)
+
+    def results(count):
+        set_workers(count)
+        op = operator(kernel, X, keep=keep)
+        calls = count_from()
+        for name in ("tile", "tile_grad"):
+            # Some tiles take long, so that later ones are done before them.
+            late = partial(now_and_then_late, getattr(op.bound, name), calls)
+            monkeypatch.setattr(op.bound, name, late)
+        few = torch.arange(0, 60, 5)
+        cross = op.cross(V[:20, :3])
+        return [
+            *(op.rows(few), op.block(few), op.matmul(V), op.to_dense(), cross.matmul(V)),
+            *(op.bilinear_grad(U, V), op.bilinear_grad(U @ U.T), cross.to_dense()),
+        ]
+
+    alone = results(1)
+    for count in (2, 3):
+        assert all(map(torch.equal, results(count), alone))
+
+
+def test_other_peoples_numpy_code_runs_in_the_callers_thread(small_tiles, set_workers):
+    class Own(RBF):
+        def __call__(self, *args, **kwargs):
+            threads.add(threading.get_ident())
+            return super().__call__(*args, **kwargs)
+
+    set_workers(2)
+    threads, X = set(), normal(40, 3)
+    compiled = compile_kernel(Own(), 3, any_kernel=True)
+    op = KernelOperator(compiled, compiled.theta0, X)
+    op.matmul(X)
+    op.bilinear_grad(X, X)
+    assert threads == {threading.get_ident()}
 
 
 # ---------------------------------------------------------------- the shared buffer
