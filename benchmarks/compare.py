@@ -306,6 +306,10 @@ class Budget:
     def __call__(self, step=None):
         return self.clock() - self.start > self.seconds
 
+    def __deepcopy__(self, memo):
+        # scikit-learn's clone, before each fold, starts the clock anew.
+        return Budget(self.seconds, self.clock)
+
 
 def predict(model, X):
     if hasattr(model, "distribution"):
