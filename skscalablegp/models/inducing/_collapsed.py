@@ -133,8 +133,6 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     t = belief.shift.shape[1]
     eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     excess = whitened.covariance[0] - eye
-    Q = white.inverse.T @ excess @ white.inverse
-    alpha = white.inverse.T @ whitened.mean
     for X, Y, extra in blocks():
         K = KernelValues(
             None,
@@ -143,11 +141,14 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             kernel.noise(theta, X) + extra,
         )
         with torch.no_grad():
-            T = Q.to(X) @ K.cross
-            variance = (K.diag + (K.cross * T).sum(0))[:, None]
-            terms = Gaussian().expected(Y, K.cross.T @ alpha.to(X), variance, K.noise)
-            cross = alpha.to(X) @ terms.d_mean.T
+            # By way of A: errors of k(Z, Z)^-1 grow with its condition, not with the root of it.
+            A = white.inverse.to(X) @ K.cross
+            T = excess.to(X) @ A
+            mean, variance = A.T @ whitened.mean.to(X), (K.diag + (A * T).sum(0))[:, None]
+            terms = Gaussian().expected(Y, mean, variance, K.noise)
+            cross = whitened.mean.to(X) @ terms.d_mean.T
             cross.addcmul_(T, terms.d_variance[:, 0], value=2)
+            cross = white.inverse.T.to(X) @ cross
         K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
     inducing = kernel.cross(theta, Z.double(), Z.double())
     # At the optimum the gradient of the likelihood in the belief's mean is that of the prior.

@@ -212,7 +212,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any) -> QSRVMRegressor:
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSRVMRegressor:
         """Train on a table.
 
         Parameters
@@ -221,6 +221,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             Rows.
         y : array-like of shape (n,) or (n, t)
             Targets.
+        noise_variance : None, default=None
+            Anything else is refused: the evidence has one noise variance for all rows. Predictions
+            take the noise of new rows as everywhere.
 
         Returns
         -------
@@ -229,10 +232,15 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         Raises
         ------
         ValueError
-            For a dictionary larger than the table.
+            For a dictionary larger than the table, and for a noise_variance.
         MemoryError
             If the dictionary's matrix does not fit.
         """
+        if noise_variance is not None:
+            raise ValueError(
+                "QSRVMRegressor learns one noise variance for all rows and cannot be told those of "
+                "each (noise_variance): leave them out, or use QSGPRegressor or SVGPRegressor."
+            )
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             n = len(X)

@@ -74,6 +74,22 @@ def test_bound_is_below_the_likelihood_and_tight_with_all_rows(t):
     assert_allclose(tight.grad, exact.grad, rtol=1e-3, atol=1e-3)
 
 
+def test_collapsed_gradient_of_points_that_all_but_agree():
+    """A condition of 1e7 and little noise: errors must not be those of the points' inverse."""
+    kernel = compile_kernel(180.0 * Matern([13.0, 21.0], nu=1.5) + WhiteKernel(5e-4), 2)
+    X = normal(60, 2, seed=4)
+    ours = GPProblem(kernel, X, torch.sin(X[:, :1]), None)
+    grads = torch.stack(
+        [
+            collapsed_bound(
+                kernel, kernel.theta0 + 1e-14 * e, X, problem_blocks(ours), eval_gradient=True
+            ).grad
+            for e in normal(10, len(kernel.theta0), seed=5)
+        ]
+    )
+    assert grads.std(0).max() < 1e-9 * grads.abs().max()
+
+
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("kernel", [KERNEL, RBF(0.8) + DotProduct() + WhiteKernel(0.1)])
 def test_collapsed_gradient_by_finite_differences(t, kernel):
