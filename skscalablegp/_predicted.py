@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 from sklearn.base import MetaEstimatorMixin
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import BaggingRegressor, VotingRegressor
 from sklearn.frozen import FrozenEstimator
+from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from ._validation import check_coverage, check_noise_variance, check_share
 
@@ -38,7 +41,8 @@ def predict_quantiles(
     estimator : estimator
         A fitted regressor of this package, or one whose ``predict`` takes ``return_std``, whose
         predictions then count as Gaussian. It may be the last step of a `Pipeline`, the best
-        estimator of a search, the regressor of a `TransformedTargetRegressor`, or all at once.
+        estimator of a search, the regressor of a `TransformedTargetRegressor` or of a
+        `MultiOutputRegressor`, or all at once.
 
     X : array-like of shape (m, d)
         Rows as the outermost estimator takes them.
@@ -63,7 +67,8 @@ def predict_quantiles(
     Raises
     ------
     TypeError
-        For an estimator that predicts no standard deviations.
+        For an estimator that predicts no standard deviations, averages and chains of regressors
+        included.
     ValueError
         For probabilities outside (0, 1), and for a transform of the target that is not monotone or
         mixes targets.
@@ -145,6 +150,14 @@ def predict_std(
         See `predict_quantiles`.
     """
     core, X = _unwrapped(estimator, X)
+    if isinstance(core, MultiOutputRegressor):
+        return np.stack(
+            [
+                predict_std(one, X, include_noise=include_noise, noise_variance=known)
+                for one, known in _of_targets(core, X, noise_variance)
+            ],
+            axis=1,
+        )
     if not isinstance(core, TransformedTargetRegressor):
         return mean_and_std(core, X, include_noise, noise_variance)[1]
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
@@ -158,15 +171,24 @@ def predict_std(
 def mean_and_std(
     estimator: Any, X: Any, include_noise: bool = True, noise_variance: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations, through pipelines and finished searches."""
+    """Means and standard deviations, through pipelines, finished searches and separate targets."""
     core, X = _unwrapped(estimator, X)
     if isinstance(core, TransformedTargetRegressor):
         raise TypeError(
-            "TransformedTargetRegressor gives no standard deviations: undoing the transform of "
-            "the target does not keep a Gaussian one. Score its intervals or quantiles "
-            "(skscalablegp.metrics.predict_interval), or use a model with normalize_y=True in its "
-            "place."
+            "A TransformedTargetRegressor for each target has no standard deviations in the units "
+            "of the model: put MultiOutputRegressor inside TransformedTargetRegressor instead."
         )
+    if isinstance(core, BaggingRegressor | VotingRegressor | RegressorChain):
+        raise TypeError(
+            f"{type(core).__name__} says nothing of how uncertain what it makes of its regressors' "
+            "predictions is: use one regressor, or MultiOutputRegressor for several targets."
+        )
+    if isinstance(core, MultiOutputRegressor):
+        moments = [
+            mean_and_std(one, X, include_noise, known)
+            for one, known in _of_targets(core, X, noise_variance)
+        ]
+        return np.stack([m for m, _ in moments], 1), np.stack([s for _, s in moments], 1)
     if hasattr(core, "predict_quantiles"):
         if include_noise:
             return core.predict(X, return_std=True, noise_variance=noise_variance)
@@ -190,6 +212,25 @@ def mean_and_std(
     wide = mean.reshape(len(mean), -1).shape
     known = check_noise_variance(noise_variance, *wide)
     return mean, std if known is None else np.sqrt(std**2 + known.reshape(mean.shape))
+
+
+def behind_transforms(estimator: Any, X: Any) -> tuple[Any, Any, list[Any]]:
+    """What predicts below transforms of the target, its rows, and they, outermost first."""
+    core, X = _unwrapped(estimator, X)
+    transforms = []
+    while isinstance(core, TransformedTargetRegressor):
+        transforms.append(core.transformer_)
+        core, X = _unwrapped(core.regressor_, X)
+    return core, X, transforms
+
+
+def _of_targets(
+    core: MultiOutputRegressor, X: Any, noise_variance: Any
+) -> Iterator[tuple[Any, np.ndarray | None]]:
+    """The regressor of each target, and what is known of its noise."""
+    known = check_noise_variance(noise_variance, _num_samples(X), len(core.estimators_))
+    for j, one in enumerate(core.estimators_):
+        yield one, None if known is None else known[:, j]
 
 
 def _unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
@@ -218,7 +259,7 @@ def _quantiles(
         wanted = np.concatenate([_GRID, q, 1 - q])
         order = np.argsort(wanted)
         inner = _quantiles(core.regressor_, X, wanted[order], include_noise, noise_variance)
-        values = _transformed_back(core.transformer_, inner)
+        values = transformed_back(core.transformer_, inner)
         steps = np.diff(values, axis=-1)
         with np.errstate(invalid="ignore"):
             rises, falls = ~(steps < 0).any(-1), ~(steps > 0).any(-1)
@@ -231,13 +272,19 @@ def _quantiles(
         places = np.argsort(order)[len(_GRID) :]
         up, down = values[..., places[: len(q)]], values[..., places[len(q) :]]
         return np.where(rises[..., None], up, down)
+    if isinstance(core, MultiOutputRegressor):
+        separate = [
+            _quantiles(one, X, q, include_noise, known)
+            for one, known in _of_targets(core, X, noise_variance)
+        ]
+        return np.stack(separate, axis=1)
     if hasattr(core, "predict_quantiles"):
         return core.predict_quantiles(X, q, include_noise, noise_variance)
     mean, std = mean_and_std(core, X, include_noise, noise_variance)
     return mean[..., None] + std[..., None] * ndtri(q)
 
 
-def _transformed_back(transformer: Any, values: np.ndarray) -> np.ndarray:
+def transformed_back(transformer: Any, values: np.ndarray) -> np.ndarray:
     """Quantiles (m, k) or (m, t, k) in the units of y, each target's by itself."""
     m, k = len(values), values.shape[-1]
     if values.ndim == 2:

@@ -10,12 +10,14 @@ from scipy import integrate, stats
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.decomposition import PCA
+from sklearn.ensemble import BaggingRegressor, VotingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LinearRegression
 from sklearn.metrics import mean_pinball_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
+from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -228,9 +230,14 @@ def test_estimators_without_std_are_named():
     X, y = table()
     with pytest.raises(TypeError, match="LinearRegression.predict has no return_std"):
         neg_nlpd_scorer(LinearRegression().fit(X, y), X, y)
-    wrapped = TransformedTargetRegressor(gp(), transformer=StandardScaler()).fit(X, y)
-    with pytest.raises(TypeError, match="TransformedTargetRegressor gives no standard deviations"):
-        neg_nlpd_scorer(wrapped, X, y)
+    for made in (VotingRegressor([("a", gp())]), BaggingRegressor(gp()), RegressorChain(gp())):
+        fitted = made.fit(X, np.column_stack([y, y]) if isinstance(made, RegressorChain) else y)
+        for ask in (predict_std, predict_interval, lambda m, X: neg_crps_scorer(m, X, y)):
+            with pytest.raises(TypeError, match=f"{type(made).__name__} says nothing of how"):
+                ask(fitted, X)
+    inside = MultiOutputRegressor(TransformedTargetRegressor(gp())).fit(X, y[:, None])
+    with pytest.raises(TypeError, match="put MultiOutputRegressor inside"):
+        neg_nlpd_scorer(inside, X, y)
     with pytest.raises(TypeError, match="another cause"):
         neg_nlpd_scorer(_Fails(), X, y)
 
@@ -327,6 +334,56 @@ def test_deviations_and_intervals_through_pipelines_searches_and_targets(model):
         coverage_scorer(0.9)(wrapped, X, 100 + 5 * y),
         np.mean((100 + 5 * y >= expected[:, 0]) & (100 + 5 * y <= expected[:, 1])),
     )
+
+
+def test_scores_of_a_logarithm_are_those_of_a_log_normal():
+    X, y = table()
+    mean, std = gp().fit(X, y).predict(X, return_std=True)
+    seen = np.exp(y)
+    law = stats.lognorm(std, scale=np.exp(mean))
+    a = (y - mean) / std
+    # Baran and Lerch (2015), equation 8.
+    expected = seen * (2 * law.cdf(seen) - 1) - 2 * law.mean() * (
+        stats.norm.cdf(a - std) + stats.norm.cdf(std / np.sqrt(2)) - 1
+    )
+    rises = TransformedTargetRegressor(gp(), func=np.log, inverse_func=np.exp)
+    falls = TransformedTargetRegressor(
+        TransformedTargetRegressor(gp(), func=np.negative, inverse_func=np.negative),
+        func=lambda y: -np.log(y),
+        inverse_func=lambda z: np.exp(-z),
+        check_inverse=False,
+    )
+    for model in (rises.fit(X, seen), falls.fit(X, seen)):
+        assert_allclose(neg_nlpd_scorer(model, X, seen), law.logpdf(seen).mean(), rtol=1e-6)
+        assert_allclose(neg_crps_scorer(model, X, seen), -expected.mean(), rtol=1e-3)
+    flat = TransformedTargetRegressor(gp(), func=np.abs, inverse_func=np.sign, check_inverse=False)
+    with pytest.raises(ValueError, match="is not finite, invertible and smooth"):
+        neg_nlpd_scorer(flat.fit(X, y), X, y)
+
+
+def test_several_targets_of_separate_regressors():
+    X, y = table()
+    ours = SGPRRegressor(max_iter=5, random_state=0)
+    Y = np.column_stack([y, 3 - 2 * y])
+    apart = [clone(ours).fit(X, column) for column in Y.T]
+    known = np.column_stack([np.full(len(X), 0.1), np.linspace(0, 1, len(X))])
+    together = MultiOutputRegressor(ours).fit(X, Y)
+    expected = [m.predict_std(X, noise_variance=v) for m, v in zip(apart, known.T, strict=True)]
+    assert_allclose(predict_std(together, X, noise_variance=known), np.column_stack(expected))
+    expected = np.stack([m.predict_interval(X, 0.9) for m in apart], 1)
+    assert_allclose(predict_interval(together, X, 0.9), expected)
+    assert predict_quantiles(together, X, 0.3).shape == Y.shape
+    one = np.mean([neg_nlpd_scorer(m, X, c) for m, c in zip(apart, Y.T, strict=True)])
+    assert_allclose(neg_nlpd_scorer(together, X, Y), one)
+    # The scaler's slope is one number a target.
+    outside = TransformedTargetRegressor(MultiOutputRegressor(ours), transformer=StandardScaler())
+    outside.fit(X, Y)
+    z = StandardScaler().fit_transform(Y)
+    inner = MultiOutputRegressor(ours).fit(X, z)
+    shift = np.log(Y.std(0)).mean()
+    score = neg_nlpd_scorer(outside, X, Y)
+    assert_allclose(score, neg_nlpd_scorer(inner, X, z) - shift, rtol=1e-6)
+    assert_allclose(predict_std(outside, X), predict_std(inner, X) * Y.std(0), rtol=1e-6)
 
 
 def test_quantiles_of_transformed_targets():
