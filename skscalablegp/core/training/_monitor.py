@@ -116,7 +116,7 @@ class Monitor:
     verbose: int = 0
     steps: list[TrainingStep] = field(default_factory=list)
     solutions: list[SolveSummary] = field(default_factory=list)
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=lambda: time.perf_counter())
     stopped: str | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
