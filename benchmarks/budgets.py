@@ -5,13 +5,16 @@
     python benchmarks/budgets.py --estimator SSRFFRegressor --rows 5000 --interrupt 2
 
 Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
-SIGINT after so many seconds and reports those that the process went on for. Run it on a quiet
-machine: the load stands in every line.
+SIGINT after each of so many seconds and reports those that the process went on for. Run it on a
+quiet machine: the load stands in every line. On a busy one ``--clock cpu`` has one thread, whose
+processor seconds are the clock of budgets, too. ``--memory 3`` limits the addresses of the process
+to 3 GiB.
 """
 
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,12 +24,18 @@ from datetime import date
 
 import numpy as np
 
-import skscalablegp
+if "cpu" in sys.argv:
+    # Before the package takes its clock.
+    time.perf_counter = time.process_time
+
+import skscalablegp  # noqa: E402
 
 ESTIMATORS = [name for name in skscalablegp.__all__ if name.endswith(("Regressor", "Classifier"))]
 ESTIMATORS += ["LOVEPredictor"]
 # A fit is given up after so many seconds.
 LARGEST = 600
+# Makes numerical libraries keep to one thread.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def table(n, classes):
@@ -43,8 +52,7 @@ def fit(name, n, seconds):
     X, y = table(n, name.endswith("Classifier"))
     model = getattr(skscalablegp, name)(max_seconds=seconds, random_state=0)
     print("begins", flush=True)
-    started = time.perf_counter()
-    line = {}
+    started, line = time.perf_counter(), {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -54,32 +62,50 @@ def fit(name, n, seconds):
         line["stages"] = {stage: round(took, 2) for stage, took in report.seconds.items()}
     except (MemoryError, TimeoutError, ValueError, KeyboardInterrupt) as error:
         line = {"status": type(error).__name__, "message": str(error)[:200]}
-    print(json.dumps(line | {"taken": round(time.perf_counter() - started, 2)}), flush=True)
+    line["taken"] = round(time.perf_counter() - started, 2)
+    if "stages" in line:
+        # What has been kept, on other rows.
+        X, y = table(n + 1000, name.endswith("Classifier"))
+        line["score"] = round(float(model.score(X[n:], y[n:])), 4)
+    line["GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+    print(json.dumps(line), flush=True)
 
 
-def measured(name, n, seconds, interrupt):
+def measured(name, n, arguments, interrupt):
     """The line of one fit."""
-    command = [sys.executable, __file__, "--child", name, str(n), str(seconds)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    seconds = arguments.max_seconds if interrupt is None else float(LARGEST)
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--child", name, str(n), str(seconds), arguments.clock],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | (ONE_THREAD if arguments.clock == "cpu" else {}),
+        preexec_fn=None if arguments.memory is None else lambda: limited(arguments.memory),
+    )
     child.stdout.readline()
-    line = {"estimator": name, "n": n, "asked": seconds, "load": os.getloadavg()[0]}
-    sent = None
+    line = {"estimator": name, "n": n, "asked": seconds, "load": round(os.getloadavg()[0], 1)}
     if interrupt is not None:
         time.sleep(interrupt)
         if child.poll() is None:
             child.send_signal(signal.SIGINT)
-            sent = time.perf_counter()
+            line["interrupted"] = interrupt
+    sent = time.monotonic()
     try:
         last = child.communicate(timeout=LARGEST)[0].strip()
         line |= json.loads(last.splitlines()[-1]) if last else {"status": "interrupted"}
     except subprocess.TimeoutExpired:
         child.kill()
         line |= {"status": "given up", "taken": LARGEST}
-    if sent is not None:
-        line["served_after"] = round(time.perf_counter() - sent, 2)
+    if "interrupted" in line:
+        line["served_after"] = round(time.monotonic() - sent, 2)
     elif "taken" in line:
         line["share"] = round(line["taken"] / seconds, 2)
-    return line | {"cores": os.cpu_count(), "date": date.today().isoformat()}
+    line |= {"clock": arguments.clock, "memory": arguments.memory, "cores": os.cpu_count()}
+    return line | {"date": date.today().isoformat()}
+
+
+def limited(gib):
+    """Limit the addresses of this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30),) * 2)
 
 
 def main():
@@ -87,17 +113,21 @@ def main():
     parser.add_argument("--estimator", nargs="+", default=ESTIMATORS, choices=ESTIMATORS)
     parser.add_argument("--rows", nargs="+", type=int, default=[5000, 20000])
     parser.add_argument("--max-seconds", type=float, default=5.0)
-    parser.add_argument("--interrupt", type=float, help="seconds until SIGINT; no budget is set")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--memory", type=float, help="most GiB of addresses")
+    parser.add_argument(
+        "--interrupt", nargs="+", type=float, help="seconds until SIGINT; no budget is set"
+    )
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        name, n, seconds = arguments.child
+        name, n, seconds, _ = arguments.child
         fit(name, int(n), float(seconds))
         return
     for n in arguments.rows:
         for name in arguments.estimator:
-            seconds = arguments.max_seconds if arguments.interrupt is None else float(LARGEST)
-            print(json.dumps(measured(name, n, seconds, arguments.interrupt)), flush=True)
+            for interrupt in arguments.interrupt or [None]:
+                print(json.dumps(measured(name, n, arguments, interrupt)), flush=True)
 
 
 if __name__ == "__main__":

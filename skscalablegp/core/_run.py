@@ -220,6 +220,16 @@ class FitRun(Run):
         """In bytes; None is what the machine has."""
         return self.estimator._budget()
 
+    def reserve(self, work: Callable[[], Any], times: float) -> None:
+        """Keep as much of the time budget for what follows training as `times` such pieces of work.
+
+        Half of it at most; the piece is timed now. Does nothing where there is no budget.
+        """
+        if self.monitor.max_seconds is not None:
+            begun = self.monitor.seconds
+            work()
+            self.monitor.reserve(times * (self.monitor.seconds - begun))
+
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Refuse work that does not fit on the fit's device, before it starts.
 
@@ -378,9 +388,11 @@ class FitRun(Run):
     def finish(self, name: str, part: Callable[[], T]) -> T:
         """What a last part without which there is no model returns; a stage of its own.
 
+        It has what is left of the time budget, what training had to leave included.
         An interrupt starts it again, unless training was interrupted before: the second one is
         for leaving.
         """
+        self.monitor.reserve(0.0)
         with self.stage(name):
             try:
                 return part()

@@ -109,6 +109,8 @@ class Monitor:
         Parts of the training that failed, where the others make up for them.
     preview : callable or None
         What every step is given as its own.
+    reserved : float
+        Seconds of the budget that training leaves to what follows it.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
@@ -121,6 +123,7 @@ class Monitor:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     preview: Callable[[TrainingStep], Any] | None = None
+    reserved: float = 0.0
     _bar: tqdm | None = None
     _stage: str | None = None
     _stage_started: float = 0.0
@@ -199,22 +202,30 @@ class Monitor:
         return reason
 
     def check_time(self) -> None:
-        """Raise StopTraining when the time budget is spent."""
-        if self.max_seconds is not None and self.seconds > self.max_seconds:
+        """Raise StopTraining when training's part of the time budget is spent."""
+        if self.seconds_left == 0:
             raise StopTraining("max_seconds")
+
+    def reserve(self, seconds: float) -> None:
+        """Keep so much of the time budget, half of it at most, for what follows training."""
+        if self.max_seconds is not None:
+            self.reserved = min(seconds, 0.5 * self.max_seconds)
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
     def spent(self) -> float:
-        """The share of the time budget that has gone; 0 where there is none."""
-        return 0.0 if self.max_seconds is None else self.seconds / max(self.max_seconds, 1e-9)
+        """The share of training's time budget that has gone; 0 where there is none."""
+        left = self.seconds_left
+        return 0.0 if left is None else self.seconds / max(self.seconds + left, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the time budget, at least 0; None where there is none."""
-        return None if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds)
+        """Of training's time budget, at least 0; None where there is none."""
+        if self.max_seconds is None:
+            return None
+        return max(0.0, self.max_seconds - self.reserved - self.seconds)
 
     def close(self) -> None:
         """End the stage under way."""

@@ -127,7 +127,7 @@ def train_steps(
         while done < max_steps:
             for _ in range(min(check_every, max_steps - done)):
                 stepper.step()
-                done += 1
+                done, run.at_best = done + 1, False
                 monitor.check_time()
             run.check(done * epochs_per_step)
             if n_iter_no_change is not None and run.stale >= n_iter_no_change:
@@ -160,7 +160,7 @@ class _Run:
         self.keep_best, self.retreat = keep_best, retreat
         self.best, self.kept, self.stale = np.inf, None, 0
         self.scores: list[float] = []
-        self.current = False
+        self.at_best = False
 
     @property
     def lost(self) -> bool:
@@ -172,15 +172,15 @@ class _Run:
         score = float(self.stepper.score())
         if self._retreats(score):
             self.stepper.restore(self.kept)
+            self.at_best = True
             self.monitor.record_score(self.stepper.theta(), -score, epochs)
             return
         if not np.isfinite(score):
             raise StopTraining("diverged")
         self.scores.append(score)
         self.stale = 0 if score < self.best - self.tol else self.stale + 1
-        self.current = score < self.best or not self.keep_best
-        if self.current:
-            self.best, self.kept = score, self.stepper.snapshot()
+        if score < self.best or not self.keep_best:
+            self.best, self.kept, self.at_best = score, self.stepper.snapshot(), True
         self.monitor.record_score(self.stepper.theta(), -score, epochs)
 
     def _retreats(self, score: float) -> bool:
@@ -192,6 +192,8 @@ class _Run:
 
     def finish(self, reason: str) -> None:
         """Score what a budget or an interrupt left behind, then go back to the best."""
+        if self.at_best:
+            return
         if reason in ("max_seconds", "interrupted"):
             score = float(self.stepper.score())
             if np.isfinite(score) and (score < self.best or not self.keep_best):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
 from ...features import PriorFeatures
-from ...linalg.blocks import addmm_, cholesky_inverse, matmul
+from ...linalg.blocks import addmm_, cholesky_inverse, look_up, matmul
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
@@ -35,6 +35,8 @@ class CollapsedEvaluation:
         Its gradient in theta with the frequencies frozen, float64.
     jitter : float
         What had to be added to the diagonal of the matrix that was factorised.
+    weights : FeatureWeights or None
+        The weights' posterior, where that matrix was its precision.
     """
 
     quadratic: float
@@ -42,6 +44,7 @@ class CollapsedEvaluation:
     value: float
     grad: Tensor | None
     jitter: float
+    weights: FeatureWeights | None = None
 
 
 def collapsed_marginal_likelihood(
@@ -85,8 +88,8 @@ def feature_weights(
     theta: Float[Tensor, " p"],
     features: PriorFeatures,
     batch_rows: int = BATCH_ROWS,
-) -> FeatureWeights:
-    """The posterior of the weights; O(n m^2 + m^3).
+) -> tuple[FeatureWeights, CollapsedEvaluation]:
+    """The posterior of the weights, and the likelihood without its gradient; O(n m^2 + m^3).
 
     With little noise I + phi' D^-1 phi exceeds what a factorisation holds, and a jitter would be
     added to the prior's own precision I: variances far from the data would fall short. Its factor
@@ -94,17 +97,17 @@ def feature_weights(
     """
     rows, m = _Rows(problem, features, batch_rows), features.n_features
     theta = theta.detach().double().cpu()
+    evaluation = collapsed_marginal_likelihood(problem, theta, features, False, batch_rows)
     if m >= len(problem.X):
         with torch.no_grad():
             ((phi, Y, noise),) = rows.batches(theta, len(problem.X))
         noise, jitter = _resolvable_noise(phi, noise)
-        return _orthogonal_weights([(phi, Y, noise)], m, jitter)
-    S, b, _, _ = rows.sums(theta)
-    L, jitter = cholesky_with_jitter(S + torch.eye(m, dtype=S.dtype, device=S.device))
-    if jitter == 0:
-        return FeatureWeights(L, torch.cholesky_solve(b, L))
+        return _orthogonal_weights([(phi, Y, noise)], m, jitter), evaluation
+    if evaluation.jitter == 0:
+        return evaluation.weights, evaluation
     with torch.no_grad():
-        return _orthogonal_weights(rows.batches(theta, max(batch_rows, m)), m)
+        batches = rows.batches(theta, max(batch_rows, m))
+        return _orthogonal_weights(batches, m), evaluation
 
 
 def _resolvable_noise(
@@ -150,6 +153,7 @@ class _Rows:
             self._extra().split(size or self.batch_rows),
             strict=True,
         ):
+            look_up()
             X = X.double()
             noise = ours.kernel.noise(theta, X) + extra
             yield self.features.evaluate(theta, X), Y.double(), noise
@@ -200,7 +204,7 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
             return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
 
         grad = _differentiate(rows.batches, part, theta)
-    return _evaluation(quadratic, log_det, n, t, grad, jitter)
+    return _evaluation(quadratic, log_det, n, t, grad, jitter, FeatureWeights(L, W))
 
 
 def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
@@ -236,7 +240,13 @@ def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
 
 
 def _evaluation(
-    quadratic: float, log_det: float, n: int, t: int, grad: Tensor | None, jitter: float
+    quadratic: float,
+    log_det: float,
+    n: int,
+    t: int,
+    grad: Tensor | None,
+    jitter: float,
+    weights: FeatureWeights | None = None,
 ) -> CollapsedEvaluation:
     value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
-    return CollapsedEvaluation(quadratic, log_det, value, grad, jitter)
+    return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)

@@ -24,7 +24,7 @@ from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
 from ...features import PriorFeatures, sample_prior_features
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
-from ._collapsed import collapsed_marginal_likelihood, feature_weights
+from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
 from ._training import FLOAT64, checked_pairs
 
@@ -226,6 +226,11 @@ class RFFRegressor(GPRegressorBase):
             self._features = to_numpy(features)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
             settings = StageSettings.of(self, self.n_restarts_optimizer)
+            few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
+            run.reserve(
+                lambda: feature_weights(few, kernel.theta0, features),
+                len(problem.X) / len(few.X),
+            )
             result = train_or_report(problem, FeatureGradient(features), settings, run)
             jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
@@ -238,8 +243,7 @@ class RFFRegressor(GPRegressorBase):
     def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
         """The model with these hyperparameters; returns the jitter."""
         theta = torch.as_tensor(theta)
-        evaluation = collapsed_marginal_likelihood(problem, theta, features, eval_gradient=False)
-        weights = feature_weights(problem, theta, features)
+        weights, evaluation = feature_weights(problem, theta, features)
         self.kernel_ = problem.kernel.to_sklearn(theta)
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import FitRun, GPRegressorBase, StageSettings, train_or_report
+from ...core import FactorBudget, FitRun, GPRegressorBase, StageSettings, train_or_report
 from ...core.posteriors import Posterior
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
@@ -85,8 +85,8 @@ class SSRFFRegressor(GPRegressorBase):
         Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
         Time budget of the whole fit; the best state so far is kept. Here the mean of the last five
-        iterates. The clock is read between the terms of a step, and the exact factor from which
-        predictions are made is computed in any case.
+        iterates. Up to a half is for the exact factor behind predictions; where it allows a part of
+        the rows only, `X_train_` are these, and a warning says so.
     verbose : int, default=0
         1 shows a progress bar.
 
@@ -208,8 +208,10 @@ class SSRFFRegressor(GPRegressorBase):
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
             run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
+            factor = FactorBudget(problem, run)
             result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
+            self._keep_table(factor.affordable(table))
             jitter = run.finish("factor", lambda: self._finish(kernel, result.theta, run.device))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(

@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ...core import (
+    FactorBudget,
     FitRun,
     GPRegressorBase,
     StageSettings,
@@ -32,6 +33,8 @@ from ._posterior import IterativePosterior
 
 # Why a fit departs from what it had planned.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
+# Of the time budget: what training leaves to a last solve.
+_SOLVE_SHARE = 0.3
 
 
 class SolvedGPRegressor(GPRegressorBase):
@@ -92,8 +95,14 @@ class SolvedGPRegressor(GPRegressorBase):
                 kernel, step.theta, plan, GradientState(), run.generator, Monitor()
             )
             problem = table.problem(kernel, plan.sizes.dtype, run.device, plan.sizes.keep)
+            exact = plan.sizes.posterior == "exact"
+            if not exact:
+                run.monitor.reserve(_SOLVE_SHARE * (self.max_seconds or 0.0))
+            factor = FactorBudget(problem, run) if exact else None
             result = self._train(problem, plan, run)
             problem.workspace.release()
+            if factor is not None:
+                self._keep_table(factor.affordable(table))
             if result.exact:
                 if not plan.gradient.exact:
                     self._report_factorised(plan, n, run)

@@ -137,8 +137,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     callbacks : callable, list of callable or None, default=None
         Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. The final solve has what
-        training leaves, and a tenth in any case; factorisations are not cut short.
+        Time budget of the whole fit; the best state so far is kept. Up to a half is kept
+        for the factorisation or the solve behind predictions; where it allows a part of the rows
+        only, `X_train_` are these, and a warning says so.
     verbose : int, default=0
         1 shows a progress bar.
 

@@ -108,7 +108,8 @@ class RRCGRegressor(SolvedGPRegressor):
         Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
         Time budget of the whole fit; the best state so far is kept. The mean of the last iterates
-        is kept. The final solve has what training leaves, and a tenth in any case.
+        is kept. Up to a half is for the factorisation or the solve behind predictions; where it
+        allows a part of the rows only, `X_train_` are these, and a warning says so.
     verbose : int, default=0
         1 shows a progress bar.
 

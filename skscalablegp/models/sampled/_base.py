@@ -28,6 +28,8 @@ from ._steps import train_steps
 _CURVATURE_ROWS = 1000
 # Newton steps of the exact process on the start's rows.
 _PROCESS_STEPS = 30
+# Of the time budget: what these need, or the weights.
+_LAST_SHARE = 0.2
 # Of the noise (one over a likelihood's curvature): what chosen functions may leave open of a row.
 _LEFT_OPEN = 1e-2
 _TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_dual}
@@ -89,11 +91,13 @@ class QSGPMixin:
 
             def process(start: Start) -> ExactModel:
                 rows = start.X, start.Y, _PROCESS_STEPS, start.known
-                return exact_process(start.kernel, likelihood, *rows)
+                late = lambda: run.monitor.seconds_left == 0  # noqa: E731
+                return exact_process(start.kernel, likelihood, *rows, late)
 
             # Random features err by a share of the signal's variance.
             largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
             start = first_rows(settings, likelihood, source, run, largest)
+            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             with run.stage("start", optional=True):
                 start = trained_start(
                     start, settings, likelihood, run, lambda model, at: model._keep(process(at))

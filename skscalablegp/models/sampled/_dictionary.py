@@ -121,7 +121,8 @@ class Dictionary:
                 square, n = square + float(Y.square().sum()), n + len(X)
                 if n < len(source) and monitor.seconds_left == 0:
                     monitor.end("max_seconds")
-                if monitor.stopped in ("max_seconds", "interrupted"):
+                    break
+                if monitor.stopped == "interrupted":
                     break
         return gram, projection, max(square, 1e-300), n
 

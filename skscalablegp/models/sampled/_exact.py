@@ -253,8 +253,12 @@ def exact_process(
     Y: np.ndarray,
     steps: int,
     known: np.ndarray | float = 0.0,
+    late: Callable[[], bool] = lambda: False,
 ) -> ExactModel:
-    """The exact process on some rows: what there is where a fit ends with its start. O(s^3)."""
+    """The exact process on some rows: what there is where a fit ends with its start. O(s^3).
+
+    No further Newton step is taken when it is `late`.
+    """
     rows, targets = torch.as_tensor(X), torch.as_tensor(Y)
     compiled = compile_kernel(kernel, X.shape[1])
     site = Site.of(likelihood, noise_of(compiled, compiled.theta0), targets)
@@ -263,7 +267,10 @@ def exact_process(
     batch = full_batch(
         full_map(functions, X.shape[1], site.noise, rows.device), site, rows, targets
     )
-    *_, q = newton_steps(batch, steps)
+    for belief in newton_steps(batch, steps):
+        q = belief
+        if late():
+            break
     return believed(functions, batch, q)
 
 

@@ -30,7 +30,10 @@ from ._steps import make_stepper
 from ._trained import fitted_scale
 
 # Functions whose precisions are trained by full batches; larger dictionaries shrink by steps first.
-_EXACT = 2048
+# Where there was no time for that, as many as are soon solved for.
+_EXACT, _EXACT_IN_HASTE = 2048, 1024
+# Of the time budget: what moments and weights need.
+_LAST_SHARE = 0.2
 # Most rounds of steps, and steps of each.
 _ROUNDS, _ROUND_STEPS = 12, 40
 # Updates that max_iter="auto" allows.
@@ -254,6 +257,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             # The dictionary before the start: it is then the same whatever the start's rows are.
             chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
             start = first_rows(settings, Gaussian(), source, run, LARGEST_FEATURE_SIGNAL)
+            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             with run.stage("start", optional=True):
                 start = trained_start(
                     start,
@@ -264,9 +268,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 )
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
-            stepper = run.finish(
-                "moments", lambda: self._stepper(dictionary.most_relevant(_EXACT), source, run)
-            )
+            # Weights are cubic in their functions: without time for updates fewer must do.
+            few = dictionary.most_relevant(_EXACT_IN_HASTE if run.stopped else _EXACT)
+            stepper = run.finish("moments", lambda: self._stepper(few, source, run))
+            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             run.preview = lambda model, step: model._keep(start.kernel, stepper)
             run.monitor.begin("full", self._most_updates(), objective=stepper.objective_name)
             result = train_steps(
@@ -279,7 +284,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
             scale = 1.0
             with run.stage("calibration", optional=True):
-                few = dictionary.most_relevant(_EXACT)
+                run.monitor.check_time()
                 scale = self._checked(start.kernel, few, source, run)
             run.finish("weights", lambda: self._keep(start.kernel, stepper))
             self._variance_scale = scale

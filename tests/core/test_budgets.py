@@ -1,0 +1,171 @@
+"""Time budgets: what training leaves to the parts of a fit that follow it."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from test_run import Model
+from test_steps import Walk
+
+from skscalablegp import IterativeGPRegressor, QSRVMRegressor, RFFRegressor, SSRFFRegressor
+from skscalablegp.core import FactorBudget, _exact, to_torch
+from skscalablegp.core.data import Table
+from skscalablegp.core.likelihoods import Bernoulli
+from skscalablegp.core.training import Monitor, StopTraining, _monitor, train_steps
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.blocks import watched
+from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood
+from skscalablegp.models.sampled._exact import exact_process
+
+
+class Clock:
+    """Stands for the time module; only the tests move it."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(_monitor, "time", self)
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def monitor(clock, max_seconds):
+    return Monitor(max_seconds=max_seconds, started=clock.now)
+
+
+def test_training_leaves_what_is_reserved(clock):
+    watch = monitor(clock, 10.0)
+    watch.reserve(4.0)
+    clock.now += 3.0
+    assert watch.seconds_left == 3.0 and watch.spent() == 0.5
+    watch.check_time()
+    clock.now += 3.0
+    with pytest.raises(StopTraining, match="max_seconds"):
+        watch.check_time()
+    watch.reserve(0.0)
+    assert watch.seconds_left == 4.0
+    watch.reserve(100.0)
+    assert watch.reserved == 5.0
+    free = Monitor()
+    free.reserve(4.0)
+    assert free.reserved == 0 and free.seconds_left is None and free.spent() == 0
+
+
+def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):
+    def body(run):
+        run.monitor.started = clock.now
+        run.reserve(lambda: setattr(clock, "now", clock.now + 0.5), times=6)
+        assert run.monitor.reserved == 3.0 and run.monitor.seconds_left == 6.5
+        assert run.finish("factor", lambda: run.monitor.seconds_left) == 9.5
+
+    Model(max_seconds=10.0).fit(1, body)
+
+    def unlimited(run):
+        run.reserve(lambda: pytest.fail("timed in vain"), times=2)
+
+    Model().fit(1, unlimited)
+
+
+def table(n):
+    X = np.random.default_rng(0).uniform(-2, 2, (n, 2))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.1 * np.random.default_rng(1).standard_normal(n)
+    return Table(X, y, np.zeros(()), np.ones(()), np.full(n, 1e-10))
+
+
+@pytest.mark.parametrize("trained_for, rows", [(2.0, None), (3.814, 1785)])
+def test_as_many_rows_are_factorised_as_there_is_time_for(clock, monkeypatch, trained_for, rows):
+    def cholesky(H):
+        clock.now += 1.0
+        return H, torch.tensor(0)
+
+    monkeypatch.setattr(_exact, "cholesky_", cholesky)
+    ours, kernel = table(2000), compile_kernel(RBF() + WhiteKernel(), 2)
+    problem = ours.problem(kernel, torch.float64, torch.device("cpu"), keep=False)
+
+    def body(run):
+        run.monitor.started = clock.now
+        budget = FactorBudget(problem, run)
+        # (2000 / 1500)^3 = 2.37 seconds for all rows; a tenth of the budget may be exceeded.
+        assert_allclose(run.monitor.reserved, 2.37, atol=0.01)
+        clock.now += trained_for - 1.0
+        some = budget.affordable(ours)
+        if rows is None:
+            assert some is ours and run.monitor.stopped is None
+            return
+        assert len(some.X) == rows and run.monitor.stopped == "max_seconds"
+        pairs = {tuple(x): y for x, y in zip(ours.X, ours.y, strict=True)}
+        assert len({tuple(x) for x in some.X}) == rows
+        assert_array_equal([pairs[tuple(x)] for x in some.X], some.y)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Model(max_seconds=5.0).fit(1, body)
+    # The estimate for m rows is (m / 1500)^3 seconds; 1.186 and a half are left in the second case.
+    said = [str(warning.message) for warning in caught]
+    assert rows is None or "1,785 random rows, since to factorise all 2,000" in said[0], said
+    assert rows is not None or not said
+
+
+@pytest.mark.parametrize("cls", [IterativeGPRegressor, SSRFFRegressor])
+def test_a_spent_budget_leaves_the_exact_process_of_some_rows(cls):
+    ours = table(1800)
+    with pytest.warns(ConvergenceWarning, match="1,500 random rows"):
+        model = cls(max_seconds=1e-6, random_state=0).fit(ours.X, ours.y)
+    assert model.fit_report_.status == "max_seconds" and model.n_samples_seen_ == 1800
+    assert model.X_train_.shape == (1500, 2) and model.alpha_.shape == (1500,)
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    mean, std = exact.fit(model.X_train_, model.y_train_).predict(ours.X[:9], return_std=True)
+    ours_mean, ours_std = model.predict(ours.X[:9], return_std=True)
+    centre, unit = ours.y.mean(), ours.y.std()
+    assert_allclose(ours_mean, centre + unit * mean, atol=1e-6)
+    assert_allclose(ours_std, unit * std, rtol=1e-5)
+
+
+def test_features_look_at_the_clock_at_every_batch():
+    ours, looks = table(60), []
+    model = RFFRegressor(n_components=10, optimizer=None, random_state=0).fit(ours.X, ours.y)
+    kernel = compile_kernel(model.kernel_, 2)
+    problem = ours.problem(kernel, torch.float64, torch.device("cpu"), keep=False)
+    with watched(lambda: looks.append(1)):
+        collapsed_marginal_likelihood(problem, kernel.theta0, to_torch(model._features), True, 10)
+    assert len(looks) >= 12
+
+
+def test_a_budget_that_is_spent_at_the_start_costs_one_score():
+    class Counted(Walk):
+        scored = 0
+
+        def score(self):
+            self.scored += 1
+            return super().score()
+
+    walk = Counted([3.0, 2.0, 1.0])
+    train_steps(walk, max_steps=2, check_every=1, monitor=Monitor(max_seconds=0.0))
+    assert walk.scored == 1
+
+
+def test_a_late_process_takes_one_newton_step():
+    X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
+    labels = (X > 0).astype(float)
+    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), X, labels, 30
+    late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
+    assert late.lower_bound < whole.lower_bound - 0.1
+    assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9
+
+
+def test_relevance_vectors_are_not_calibrated_after_the_deadline(monkeypatch):
+    ours = table(80)
+    monkeypatch.setattr(QSRVMRegressor, "_checked", lambda *_: pytest.fail("no time for it"))
+    with pytest.warns(ConvergenceWarning, match="max_seconds"):
+        model = QSRVMRegressor(max_seconds=1e-6, random_state=0).fit(ours.X, ours.y)
+    assert np.isfinite(model.predict(ours.X)).all()
