@@ -7,6 +7,7 @@ from .models.fourier import RFFRegressor, SSRFFRegressor
 from .models.grid import KISSGPRegressor
 from .models.inducing import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from .models.iterative import IterativeGPRegressor, RRCGRegressor
+from .models.neighbors import NNGPRegressor
 from .models.sampled import QSGPClassifier, QSGPRegressor, QSRVMRegressor
 
 __version__ = "0.1.0.dev0"
@@ -17,6 +18,7 @@ __all__ = [
     "KISSGPRegressor",
     "LOVEPredictor",
     "MinimaxDKLRegressor",
+    "NNGPRegressor",
     "PoERegressor",
     "QSGPClassifier",
     "QSGPRegressor",

@@ -181,7 +181,12 @@ PARAMETERS: dict[str, Parameter] = {
     "inducing": Parameter([str, "array-like"], "How the inducing points are chosen."),
     "optimize_inducing": Parameter(["boolean"], "Whether training moves the inducing points."),
     "calibrate": Parameter(
-        ["boolean"], "Raise the probabilities to the power with the best leave-one-out score."
+        ["boolean"], "Bring predictive distributions to their best leave-one-out score."
+    ),
+    # Neighbours.
+    "n_neighbors": Parameter([_COUNT, _AUTO], "Training rows that predict a new row."),
+    "objective": Parameter(
+        [StrOptions({"leave_one_out", "blocks", "subset"})], "What the hyperparameters maximise."
     ),
     # Grids.
     "grid_size": Parameter(

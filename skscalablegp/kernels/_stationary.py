@@ -143,7 +143,10 @@ class Stationary(Node):
         far = _FAR[X.dtype]
         X, Z = (X * scale).clamp(-far, far), (Z * scale).clamp(-far, far)
         # A kink feels the rounding of a product form, and so does its derivative.
-        apart = distance(X, Z) if self.profile.kink else squared_distance(X, Z)
+        return self.at(theta, distance(X, Z) if self.profile.kink else squared_distance(X, Z))
+
+    def at(self, theta: Tensor, apart: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
+        """The profile of squared scaled distances, with a kink of their roots; it may overwrite."""
         shape = [slot.value(theta) for slot in self.shape]
         if torch.is_grad_enabled() and any(t.requires_grad for t in (apart, *shape)):
             return _Profiled.apply(apart, self.profile, *shape)

@@ -22,6 +22,7 @@ from skscalablegp import (  # noqa: E402
     KISSGPRegressor,
     LOVEPredictor,
     MinimaxDKLRegressor,
+    NNGPRegressor,
     PoERegressor,
     QSGPClassifier,
     QSGPRegressor,
@@ -156,6 +157,19 @@ ROWS = [
     Row(
         "poe-separate",
         PoERegressor(share_hyperparameters=False, expert_size=12, max_iter=5),
+        limit={"max_iter": 1},
+        scikit_learn_checks=False,
+    ),
+    Row("nngp", NNGPRegressor(), search={"n_neighbors": [5, 40]}, limit={"max_iter": 1}),
+    Row(
+        "nngp-neighbours",
+        NNGPRegressor(n_neighbors=8, subset_size=15, batch_size=20),
+        search={"objective": ["leave_one_out", "blocks"]},
+        limit={"max_iter": 1},
+    ),
+    Row(
+        "nngp-subset",
+        NNGPRegressor(n_neighbors=10, objective="subset", subset_size=20),
         limit={"max_iter": 1},
         scikit_learn_checks=False,
     ),

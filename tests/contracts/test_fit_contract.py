@@ -15,6 +15,8 @@ REAL_PATHS = (
     "rrcg-truncated",
     "poe-experts",
     "poe-separate",
+    "nngp-neighbours",
+    "nngp-subset",
     "rff-few",
     "ssrff-truncated",
     "scgd",

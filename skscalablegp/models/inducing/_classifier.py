@@ -72,8 +72,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
         What follows each layer of a network that is given by its layer sizes.
     calibrate : bool, default=True
-        Raise the probabilities to the power with the best leave-one-out score. That is the log loss
-        of up to 2,000 training rows: the variational posterior alone is too cautious.
+        Bring predictive distributions to their best leave-one-out score. Probabilities are raised
+        to the power of lowest log loss on up to 2,000 training rows: the variational posterior
+        alone is too cautious.
     variational_optimizer : {"natural", "adam"}, default="natural"
         What moves the belief about the weights. Those are the whitened function values at the
         inducing points; "natural" follows natural gradients, in closed form.

@@ -1,0 +1,3 @@
+"""Nearest-neighbour Gaussian processes."""
+
+from ._nngp import NNGPRegressor

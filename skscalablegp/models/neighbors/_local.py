@@ -1,0 +1,327 @@
+"""Small systems of equations, one for each row: its neighbours, and what they say of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...kernels import TorchKernel
+from ...linalg.blocks import look_up
+from ...linalg.gradients import GPProblem
+from ...linalg.operators import slope
+from ...linalg.parallel import map_in_order
+
+# Numbers of the matrices that are worked on at a time: on a CPU they stay in the cache of a core.
+_CPU_BLOCK, _GPU_BLOCK = 2**20, 2**28
+# Scaled distances beyond which every profile is zero.
+_FAR = 1e15
+# Mean squared distances, in length scales, above which double precision forms them.
+_WIDE = 32.0
+# Smaller variances, as shares of the prior's, are not told from rounding by single precision.
+_RESOLVED = 1e-4
+# Of the mean diagonal entry: what may be added to a matrix without a factor.
+_LARGEST_JITTER = 1e-3
+# Of the prior's variance: what tells two new rows at the same place apart.
+_SAME = 1e-12
+
+
+def local_kernel(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "b k d"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "b k k"]:
+    """k(Z_i, Z_i) without noise, differentiable in theta. O(b k^2 d).
+
+    Rows are measured from the last of their own set, in double precision: distances between close
+    rows then keep their digits in single precision, and need no more than a matrix product.
+    """
+    terms = kernel.stationary_terms()
+    if terms is None:
+        return torch.stack([kernel.cross(theta, rows, rows) for rows in Z]).to(dtype)
+    b, k = Z.shape[:2]
+    values = {}
+    for leaf in dict.fromkeys(leaf for term in terms for leaf in term.leaves):
+        rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
+        scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
+        A = ((rows - rows[:, -1:]) * scale).clamp(-_FAR, _FAR)
+        if not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE:
+            A = A.to(dtype)
+        q = A.square().sum(2, keepdim=True)
+        one = torch.ones_like(q)
+        u = torch.bmm(torch.cat([A, q, one], 2), torch.cat([-2 * A, one, q], 2).mT)
+        u = u.to(dtype).clamp_min(0)
+        u.diagonal(dim1=1, dim2=2).zero_()
+        u = u.reshape(b * k, k)
+        values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
+    total = torch.zeros((1, 1), dtype=dtype, device=Z.device)
+    for term in terms:
+        factors = [values[leaf] for leaf in term.leaves]
+        total = total + reduce(torch.mul, [term.amplitude(theta).to(total), *factors])
+    return total.expand(b * k, k).reshape(b, k, k)
+
+
+def _root(u: Tensor) -> Tensor:
+    """The square root, with a derivative of 0 at 0."""
+    zero = u == 0
+    return u.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+class Given(NamedTuple):
+    """The last row of each of b sets, given noisy observations of the others.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (b, t)
+    variance, prior : Tensor of shape (b,)
+        Of the latent function, with the observations and without them.
+    factor : Tensor of shape (b, m, m)
+        L, the Cholesky factor of the observations' covariance.
+    half : Tensor of shape (b, m, 1 + t)
+        L^-1 times the covariances with the last row, and times the targets.
+    failed : Tensor of bool of shape (b,)
+        Where there is no factor in single precision.
+    jitter : float
+        The largest that was needed in double precision.
+    """
+
+    mean: Float[Tensor, "b t"]
+    variance: Float[Tensor, " b"]
+    prior: Float[Tensor, " b"]
+    factor: Float[Tensor, "b m m"]
+    half: Float[Tensor, "b m s"]
+    failed: Bool[Tensor, " b"]
+    jitter: float
+
+
+def condition(
+    K: Float[Tensor, "b k k"], noise: Float[Tensor, "b m"], Y: Float[Tensor, "b m t"]
+) -> Given:
+    """The last row of each set given the others; m^3 / 3 operations each.
+
+    In double precision, a set without a factor gets jitter in steps.
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        Where a thousandth of the mean diagonal entry is not enough of it.
+    """
+    H = K[:, :-1, :-1].clone()
+    H.diagonal(dim1=1, dim2=2).add_(noise)
+    L, info = torch.linalg.cholesky_ex(H)
+    failed, fraction, jitter = info > 0, 1e-15, 0.0
+    while H.dtype == torch.float64 and failed.any():
+        fraction *= 10
+        if fraction > _LARGEST_JITTER:
+            raise torch.linalg.LinAlgError(
+                "The neighbours of a row have no Cholesky factor: increase the noise."
+            )
+        some = H[failed]
+        # Noise may be as good as infinite, where a row does not count.
+        added = fraction * some.diagonal(dim1=1, dim2=2).median(1, keepdim=True).values
+        some.diagonal(dim1=1, dim2=2).add_(added)
+        jitter = max(jitter, float(added.max()))
+        again, info = torch.linalg.cholesky_ex(some)
+        L[failed] = again
+        failed[failed.clone()] = info > 0
+    half = torch.linalg.solve_triangular(L, torch.cat([K[:, :-1, -1:], Y], 2), upper=False)
+    mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
+    prior = K[:, -1, -1]
+    variance = prior - half[:, :, 0].square().sum(1)
+    return Given(mean, variance, prior, L, half, failed, jitter)
+
+
+def gather(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b m"], Float[Tensor, "b m t"]]:
+    """Neighbours with the row itself as the last, their noise, and their targets."""
+    Z = problem.X[near]
+    noise = problem.kernel.noise(theta, Z.flatten(0, 1)).reshape(near.shape)
+    if problem.extra_noise is not None:
+        noise = noise + problem.extra_noise[near]
+    return torch.cat([Z, X[:, None]], 1), noise, problem.Y[near]
+
+
+def _starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
+    """Where blocks of n systems of m equations begin, and how long they are."""
+    step = max(1, (_CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK) // (m + 1) ** 2)
+    return range(0, n, step), step
+
+
+def predict(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
+    """Mean and latent variance of rows given their neighbours.
+
+    What single precision does not resolve is done again in double.
+    """
+
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        Z, noise, Y = gather(problem, theta, X, near)
+        K = local_kernel(problem.kernel, theta, Z, dtype)
+        found = condition(K, noise.to(dtype), Y.to(dtype))
+        mean, variance = found.mean.double(), found.variance.double()
+        if dtype == torch.float32:
+            lost = found.failed | ~(found.variance >= _RESOLVED * found.prior)
+            if lost.any():
+                mean[lost], variance[lost] = answer(X[lost], near[lost], torch.float64)
+        return mean, variance
+
+    starts, step = _starts(len(X), near.shape[1], X.device)
+    with torch.no_grad():
+        parts = map_in_order(
+            lambda start: answer(X[start : start + step], near[start : start + step], dtype),
+            starts,
+            X.device,
+        )
+        mean, variance = zip(*parts, strict=True)
+    return torch.cat(mean), torch.cat(variance)
+
+
+def chain(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    X: Float[Tensor, "b d"],
+    near: Int[Tensor, "b m"],
+    order: Int[Tensor, " b"],
+    earlier: Int[Tensor, "b c"],
+    counts: Bool[Tensor, "b c"],
+) -> Float[Tensor, "b b"]:
+    r"""A factor of the rows' posterior covariance: each row given neighbours and earlier rows.
+
+    f_i = sum_j a_ij f_j + sqrt(d_i) e_i for the earlier rows j, known the training rows near i:
+    the factor is (I - A)^-1 diag(sqrt(d)), which is exact where all training rows are near and all
+    earlier rows count. Vecchia (1988); Katzfuss and Guinness (2021), section 3.
+
+    Parameters
+    ----------
+    order : Tensor of shape (b,)
+        The rows, the first one first.
+    earlier : Tensor of shape (b, c)
+        Of each row some of those before it.
+    counts : Tensor of bool of shape (b, c)
+        Which of them are meant.
+    """
+    m, A = near.shape[1], torch.zeros(len(X), len(X), dtype=X.dtype, device=X.device)
+    d = X.new_empty(len(X))
+    starts, step = _starts(len(X), m + earlier.shape[1], X.device)
+    with torch.no_grad():
+        for start in starts:
+            rows = slice(start, start + step)
+            Z, noise, Y = gather(problem, theta, X[rows], near[rows])
+            Z = torch.cat([Z[:, :-1], X[earlier[rows]], Z[:, -1:]], 1)
+            K = local_kernel(problem.kernel, theta, Z, X.dtype)
+            # Infinite noise for what does not count; a little for rows that are asked for twice.
+            free = K[:, -1, -1:] * torch.where(counts[rows], _SAME, 1 / _SAME)
+            nothing = Y.new_zeros(*free.shape, Y.shape[2])
+            found = condition(K, torch.cat([noise, free], 1), torch.cat([Y, nothing], 1))
+            w = torch.linalg.solve_triangular(found.factor.mT, found.half[:, :, :1], upper=True)
+            A[rows].scatter_add_(1, earlier[rows], torch.where(counts[rows], w[:, m:, 0], 0.0))
+            d[rows] = found.variance.clamp_min(0)
+        steps = torch.eye(len(X), dtype=X.dtype, device=X.device) - A[order][:, order]
+        half = torch.linalg.solve_triangular(steps, d[order].sqrt().diag(), upper=False)
+        out = torch.empty_like(half)
+        out[order] = half
+    return out
+
+
+def left_out(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    rows: Int[Tensor, " s"],
+    near: Int[Tensor, "s m"],
+    eval_gradient: bool = True,
+) -> tuple[float, Float[Tensor, " p"] | None]:
+    r"""The mean of log p(y_i | y of the neighbours of i) over some rows, and its gradient.
+
+    With w = H^-1 k, a = H^-1 y, r = y_i - k' a and s = k(x_i, x_i) - k' w + noise, the derivative
+    is (r / s) dm + 1/2 (r^2 / s^2 - 1 / s) ds, where dm = a' dk - w' dH a and
+    ds = dk(x_i, x_i) - 2 w' dk + w' dH w + dnoise: quadratic forms in the covariances of the set,
+    and nothing of order m^3 beside its one factor. Rasmussen and Williams (2006), section 5.4.2.
+    """
+
+    def part(at: Tensor, rows: Tensor, near: Tensor) -> tuple[float, Tensor]:
+        Z, noise, Y = gather(problem, at, problem.X[rows], near)
+        own = gather(problem, at, problem.X[rows], rows[:, None])[1][:, 0]
+        K = local_kernel(problem.kernel, at, Z, Z.dtype)
+        with torch.no_grad():
+            found = condition(K, noise, Y)
+            s = (found.variance + own)[:, None]
+            r = problem.Y[rows] - found.mean
+            value = -0.5 * float((r.square() / s + (2 * math.pi * s).log()).sum())
+            solved = torch.linalg.solve_triangular(found.factor.mT, found.half, upper=True)
+            w, v = solved[:, :, 0], (solved[:, :, 1:] @ (r / s)[:, :, None])[:, :, 0]
+            beta = (r.square() / s.square() - 1 / s).sum(1, keepdim=True)
+            left = torch.cat([w, -torch.ones_like(s)], 1)
+            right = torch.cat([0.5 * beta * w - v, -0.5 * beta], 1)
+            both = left * right
+        noisy = torch.cat([noise, own[:, None]], 1)
+        return value, (left[:, None] @ K @ right[:, :, None]).sum() + (both * noisy).sum()
+
+    return _mean_and_slope(part, theta, rows, near, eval_gradient)
+
+
+def blocks(
+    problem: GPProblem,
+    theta: Float[Tensor, " p"],
+    rows: Int[Tensor, " s"],
+    near: Int[Tensor, "s m"],
+    eval_gradient: bool = True,
+) -> tuple[float, Float[Tensor, " p"] | None]:
+    """The log marginal likelihood of blocks, of a row and its neighbours each, a row in them.
+
+    The gradient is that of exact processes, 1/2 sum_ij (V V' - t H^-1)_ij dH_ij with V = H^-1 Y.
+    """
+    t, size = problem.Y.shape[1], near.shape[1] + 1
+
+    def part(at: Tensor, rows: Tensor, near: Tensor) -> tuple[float, Tensor]:
+        Z, noise, Y = gather(problem, at, problem.X[rows], torch.cat([near, rows[:, None]], 1))
+        K = local_kernel(problem.kernel, at, Z, Z.dtype)
+        with torch.no_grad():
+            found = condition(K, noise, Y)
+            L, half = found.factor, found.half[:, :, 1:]
+            log_det = 2 * L.diagonal(dim1=1, dim2=2).log().sum()
+            value = (
+                half.square().sum() + t * log_det + t * Y[:, :, 0].numel() * math.log(2 * math.pi)
+            )
+            V = torch.linalg.solve_triangular(L.mT, half, upper=True)
+            W = 0.5 * (V @ V.mT - t * torch.cholesky_inverse(L))
+        slopes = (W * K[:, :-1, :-1]).sum() + (W.diagonal(dim1=1, dim2=2) * noise).sum()
+        return -0.5 * float(value) / size, slopes / size
+
+    return _mean_and_slope(part, theta, rows, near, eval_gradient)
+
+
+def _mean_and_slope(
+    part: Callable[[Tensor, Tensor, Tensor], tuple[float, Tensor]],
+    theta: Float[Tensor, " p"],
+    rows: Int[Tensor, " s"],
+    near: Int[Tensor, "s m"],
+    eval_gradient: bool,
+) -> tuple[float, Float[Tensor, " p"] | None]:
+    """What a sum over parts of the rows says of one, and the slope of each part's second answer."""
+    starts, step = _starts(len(rows), near.shape[1], rows.device)
+
+    def one(start: int) -> tuple[float, Tensor | None]:
+        look_up()
+        at = theta.detach().clone().requires_grad_(eval_gradient)
+        with torch.set_grad_enabled(eval_gradient):
+            value, slopes = part(at, rows[start : start + step], near[start : start + step])
+        return value, slope(slopes, at) if eval_gradient else None
+
+    values, grads = zip(*map_in_order(one, starts, rows.device), strict=True)
+    n = len(rows)
+    return sum(values) / n, sum(grads) / n if eval_gradient else None

@@ -1,0 +1,137 @@
+"""Which rows a kernel holds to be near, and how they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.spatial import cKDTree
+from scipy.spatial.distance import cdist
+from torch import Tensor
+
+from ...kernels import Node, TorchKernel
+
+# Directions of the space in which categories are points.
+_MOST_DIRECTIONS = 64
+# Columns whose spread is less than this share of the widest say nothing of who is near.
+_NEGLIGIBLE = 1e-6
+_FAR = 1e30
+# Points beside a tree that are looked through one by one; beyond, a new tree pays.
+_FEW_BESIDE, _SHARE_BESIDE = 1000, 0.02
+
+
+class Metric:
+    """Rows as points whose squared distances are about 1 - correlation where that is small.
+
+    Kernels that are multiplied add up, and so do summands, by their share of the variance.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    theta : Tensor of shape (p,)
+    X : Tensor of shape (n, d)
+        The rows among which neighbours are looked for.
+
+    Raises
+    ------
+    ValueError
+        For a kernel that has no such points.
+    """
+
+    def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]):
+        self.theta = theta
+        terms = kernel.node.products()
+        amplitudes = [float(term.amplitude(theta)) for term in terms]
+        shares: dict[Node, float] = {}
+        for term, amplitude in zip(terms, amplitudes, strict=True):
+            for leaf in term.leaves:
+                shares[leaf] = shares.get(leaf, 0.0) + amplitude / max(sum(amplitudes), 1e-300)
+        self._parts = [_points(leaf, theta, X, share**0.5) for leaf, share in shares.items()]
+        points = self._joined(X)
+        self._centre = points.mean(0)
+        spread = np.abs(points - self._centre).max(0)
+        self._kept = spread > _NEGLIGIBLE * spread.max(initial=0.0)
+        # Rows that are all the same are all as near.
+        self._kept[:1] |= not self._kept.any()
+        self.points = self._chosen(points)
+
+    def __call__(self, X: Float[Tensor, "m d"]) -> Float[np.ndarray, "m q"]:
+        return self._chosen(self._joined(X))
+
+    def _joined(self, X: Tensor) -> np.ndarray:
+        with torch.no_grad():
+            return torch.cat([part(X) for part in self._parts], 1).cpu().numpy()
+
+    def _chosen(self, points: np.ndarray) -> np.ndarray:
+        return np.clip((points - self._centre)[:, self._kept], -_FAR, _FAR)
+
+
+Points = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m q"]]
+
+
+def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
+    """What turns rows into points for one kernel without parts."""
+    d = X.shape[1]
+    if leaf.codes:
+        return _of_categories(leaf, theta, X, weight)
+    if leaf.profile is not None:
+        scale = weight * 0.5**0.5 / leaf.length_scale.value_like(theta, X)
+        return lambda rows: leaf.seen(rows) * scale
+    if leaf.n_exact_features(d):
+        unit = weight / (2 * leaf.diag(theta, X).mean()) ** 0.5
+        return lambda rows: leaf.exact_features(theta, rows) * unit
+    raise ValueError(
+        f"{leaf.label} has no distance by which rows are neighbours: use IterativeGPRegressor, or "
+        "sums and products of RBF, Matern, RationalQuadratic, DotProduct, Categorical and "
+        "LowRankCategorical."
+    )
+
+
+def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
+    """Points whose inner products are the covariances of the categories that the rows have."""
+    codes = X[:, sorted(leaf.coded(X.shape[1]))].round()
+    _, where = np.unique(codes.cpu().numpy(), axis=0, return_index=True)
+    known = X[torch.as_tensor(where, device=X.device)]
+    shape = len(known), len(known)
+    values, vectors = torch.linalg.eigh(leaf.smooth(theta, known, known).expand(shape))
+    most = values.argsort(descending=True)[:_MOST_DIRECTIONS]
+    most = most[values[most] > 1e-9 * values.max()]
+    unit = weight / (2 * values.sum() / len(known)) ** 0.5
+    basis = vectors[:, most] / values[most].sqrt() * unit
+    return lambda rows: leaf.smooth(theta, rows, known).expand(len(rows), len(known)) @ basis
+
+
+class Index:
+    """The nearest of many points in a tree, beside which there is room for further ones.
+
+    Parameters
+    ----------
+    points : ndarray of shape (n, q)
+    """
+
+    def __init__(self, points: np.ndarray):
+        self._tree, self._more = cKDTree(points), points[:0]
+
+    def plus(self, points: np.ndarray) -> Index:
+        """The same with further points, numbered after the others."""
+        more = np.concatenate([self._more, points])
+        if len(more) > _FEW_BESIDE + _SHARE_BESIDE * self._tree.n:
+            return Index(np.concatenate([self._tree.data, more]))
+        index = copy(self)
+        index._more = more
+        return index
+
+    def nearest(self, points: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distances and numbers of the m nearest of all, (b, m) each."""
+        k = min(m, self._tree.n)
+        away, found = self._tree.query(points, np.arange(1, k + 1), workers=torch.get_num_threads())
+        if not len(self._more):
+            return away, found
+        beside = cdist(points, self._more)
+        numbers = np.broadcast_to(np.arange(len(self._more)) + self._tree.n, beside.shape)
+        away, found = np.hstack([away, beside]), np.hstack([found, numbers])
+        first = np.argsort(away, axis=1, kind="stable")[:, :m]
+        return np.take_along_axis(away, first, 1), np.take_along_axis(found, first, 1)

@@ -1,0 +1,424 @@
+"""The nearest-neighbour Gaussian process.
+
+Longer than most files here: half of it documents the parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..._compat import fit_context
+from ..._validation import check_n_targets, resolve_dtype, validated
+from ...core import (
+    SMALL_TABLE,
+    FitRun,
+    GPRegressorBase,
+    StageSettings,
+    fit_hyperparameters,
+    random_rows,
+    start_rows,
+    train_or_report,
+)
+from ...core.data import Table, known_noise
+from ...core.posteriors import Posterior
+from ...core.training import TrainingResult
+from ...kernels import TorchKernel
+from ...linalg.gradients import ExactGradient, GPProblem, GradientEstimator, GradientState
+from ._metric import Metric
+from ._objectives import LocalGradient, variances
+from ._posterior import NeighborPosterior
+
+# What n_neighbors="auto" is on tables that are not small.
+_NEIGHBORS = 200
+# Rows of the exact fit: where training starts, and where it ends with objective="subset".
+_START, _SUBSET = 1000, 3000
+# What batch_size="auto" is, and the rows left out for two numbers.
+_CENTRES, _CALIBRATION = 1000, 500
+_CALIBRATING_STEPS = 20
+# Rows up to which small systems are in double precision.
+_DOUBLE_ROWS = 10_000
+
+
+class NNGPRegressor(GPRegressorBase):
+    """Gaussian-process regression from the nearest training rows of each new row.
+
+    A row is predicted by the exact Gaussian process of its few hundred nearest neighbours in the
+    metric of the kernel, which itself is trained so that rows left out are predicted well. Nothing
+    is compressed: every training row counts where it is near. Fits take seconds to minutes, also
+    for millions of rows; predictions take about half a millisecond a row.
+
+    Parameters
+    ----------
+    kernel : kernel instance, default=None
+        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
+        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
+        starting at the scale of the data. Periodic kernels have no nearest rows and are refused.
+    priors : dict of str to Prior, "auto" or None, default="auto"
+        Priors of hyperparameters by name, whose log density training adds to what it maximises.
+        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
+        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
+        target. "auto" gives the noise of the default kernel a prior where there are at most 120
+        rows, and at most 15 a column, of three columns or more; None gives none.
+    n_neighbors : int or "auto", default="auto"
+        Training rows that predict a new row. Tables of no more rows are the exact Gaussian process.
+        "auto" is all rows up to 2,000, and 200 above; time grows with its third power.
+    objective : {"leave_one_out", "blocks", "subset"}, default="leave_one_out"
+        What the hyperparameters maximise. "leave_one_out" is the log density of rows given their
+        nearest others, which is what predictions are scored by; "blocks" is the likelihood of
+        neighbourhoods that know nothing of each other; "subset" is the exact likelihood of some
+        random rows, and the fastest. The last two do not see how far predictions are right.
+    calibrate : bool, default=True
+        Bring predictive distributions to their best leave-one-out score. Amplitude and noise of the
+        kernel then maximise it after "blocks" and "subset"; "leave_one_out" does so by itself.
+    subset_size : int, "auto" or None, default="auto"
+        Rows of the exact fit from which training starts. "auto" is 1,000, or 3,000 where training
+        ends there (``objective="subset"``).
+    batch_size : int or "auto", default="auto"
+        Rows of a training step. Rows that are left out, or centres of blocks, the same in every
+        step; "auto" is 1,000.
+    alpha : float or array-like of shape (n,), default=1e-10
+        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
+        with normalize_y=True. The default is relative to the target's variance in any case.
+    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton
+        method.
+    n_restarts_optimizer : int, default=0
+        Further starts of the optimiser, drawn uniformly within the bounds.
+    learning_rate : float or "auto", default="auto"
+        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
+        rows and 0.03 above.
+    max_iter : int or "auto", default="auto"
+        Most steps of training. "auto" is 25 after the exact start (Adam: 30), and 100 otherwise.
+    n_iter_no_change : int or None, default=5
+        Training ends after so many steps or scores without progress; None never ends it so. For
+        Adam, where no log hyperparameter moves by more than 1e-3.
+    normalize_y : bool or "auto", default="auto"
+        Centre the target and divide it by its standard deviation before training. "auto" does
+        unless a kernel is given, which is then a prior for y in its own units.
+    copy_X_train : bool, default=True
+        Keep a copy of X rather than X itself.
+    n_targets : int, default=None
+        Number of target columns, checked against y.
+    random_state : int, RandomState instance or None, default=None
+        Seed of all that is random in a fit; None draws a new one each time. Here the rows that
+        training looks at, and the restarts.
+    memory_budget : float or "auto", default="auto"
+        Bytes that matrices may take; "auto" looks at the machine.
+    device : str, default="auto"
+        Where the fit runs; "auto" takes CUDA where there is one. Neighbours are found on the CPU.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the training's products. Here of the small systems of predictions: "auto" is
+        float64 up to 10,000 rows. Training, and variances too small for float32, are float64.
+    callbacks : callable, list of callable or None, default=None
+        Called after each step or score with a `TrainingStep`; a true value ends training.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit; the best state so far is kept.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    kernel_ : kernel instance
+        The trained scikit-learn kernel.
+    n_neighbors_ : int
+        Rows that predict a new one.
+    X_train_, y_train_ : ndarray
+        What predictions are made from; the target normalised.
+    log_marginal_likelihood_value_ : float
+        What training maximised, in normalised units, as if all rows had been looked at: the log
+        density of rows given their neighbours, or of blocks or the subset.
+    n_iter_ : int
+        Training steps, all stages together.
+    n_samples_seen_ : int
+        Training rows.
+    history_ : dict of lists
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step.
+    fit_report_ : FitReport
+        How the fit ended, what "auto" chose and why, seconds by stage.
+    device_, dtype_ : str
+        Where and in what precision predictions run.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    IterativeGPRegressor : The exact posterior of the whole table.
+    PoERegressor : Exact processes of parts of the table, multiplied.
+
+    Notes
+    -----
+    With m neighbours a step of training on b rows costs O(b m^3), a predicted row O(m^3) and a
+    search in a k-d tree. Nearness is that of the kernel: columns divided by their length scales,
+    summands by their share of the variance, categories by their covariances.
+
+    A joint covariance, and joint samples, come from Vecchia's factorisation: rows in an order from
+    coarse to fine, each given its training neighbours and as many of the new rows before it. They
+    are scaled to the standard deviations that rows have one by one.
+
+    References
+    ----------
+    R. Allison, A. Stephenson, F. Samuel, E. O. Pyzer-Knapp (2023), Leveraging locality and
+    robustness to achieve massively scalable Gaussian process regression, arXiv:2306.14731.
+
+    A. V. Vecchia (1988), Estimation and model identification for continuous spatial processes.
+
+    M. Katzfuss, J. Guinness (2021), A general framework for Vecchia approximations of Gaussian
+    processes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman2
+    >>> from skscalablegp import NNGPRegressor
+    >>> X, y = make_friedman2(n_samples=600, noise=1.0, random_state=0)
+    >>> gp = NNGPRegressor(n_neighbors=50, random_state=0).fit(X, y)
+    >>> bool(gp.score(X, y) > 0.99)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        priors: Any = "auto",
+        n_neighbors: Any = "auto",
+        objective: Any = "leave_one_out",
+        calibrate: Any = True,
+        subset_size: Any = "auto",
+        batch_size: Any = "auto",
+        alpha: Any = 1e-10,
+        optimizer: Any = "auto",
+        n_restarts_optimizer: Any = 0,
+        learning_rate: Any = "auto",
+        max_iter: Any = "auto",
+        n_iter_no_change: Any = 5,
+        normalize_y: Any = "auto",
+        copy_X_train: Any = True,
+        n_targets: Any = None,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self._set(locals())
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
+        """Train the hyperparameters on some rows and their neighbours, and index all rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before any of it.
+        """
+        with FitRun(self) as run:
+            table = self._read_table(X, y, noise_variance, run)
+            kernel = self._compile_kernel(table, run)
+            table.check_separable(kernel)
+            self._fit_table(table, kernel, run)
+        return self
+
+    def _fit_table(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
+        n = len(table.X)
+        self.n_neighbors_ = self._enough(n)
+        why = f"{n:,} rows; all of them up to {SMALL_TABLE:,}"
+        run.chose("n_neighbors", self.n_neighbors_, why)
+        self.dtype_ = self._precision(n)
+        run.chose("dtype", self.dtype_, f"{n:,} rows")
+        if self.n_neighbors_ >= n:
+            why = "all rows are neighbours: the exact process"
+            run.ignores(("objective", "calibrate", "subset_size", "batch_size", "dtype"), why)
+            self.dtype_ = "float64"
+            settings = StageSettings.of(self, self.n_restarts_optimizer)
+            self._fit_exactly(table, kernel, settings, "use a smaller n_neighbors", run)
+            return
+        problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        Metric(kernel, kernel.theta0, problem.X[:2])
+        run.begin(table.X, table.y)
+        self._keep_table(table)
+        run.preview = lambda model, step: model._keep(kernel, step.theta, step.objective)
+        result = self._train(problem, run)
+        run.finish("value", lambda: self._keep(kernel, result.theta, result.value))
+        run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+        self._remember(run.finish("index", self._build_posterior))
+        run.reports(summary=f"{self.n_neighbors_} of {n:,} rows predict a new one")
+
+    def _enough(self, n: int) -> int:
+        """Neighbours of a row among n rows."""
+        if self.n_neighbors == "auto":
+            return n if n <= SMALL_TABLE else _NEIGHBORS
+        return min(self.n_neighbors, n)
+
+    def _precision(self, n: int) -> str:
+        return str(resolve_dtype(self.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
+
+    def _train(self, problem: GPProblem, run: FitRun) -> TrainingResult:
+        """The hyperparameters, and what was looked at, by which `_objective` is known again."""
+        n, exact = len(problem.X), self.objective == "subset"
+        size = self.subset_size
+        if size == "auto" or (exact and size is None):
+            size = _SUBSET if exact else _START
+        size = None if size is None else min(size, n)
+        centres = min(_CENTRES if self.batch_size == "auto" else self.batch_size, n)
+        if exact:
+            run.ignores("batch_size", "the exact likelihood of a subset has no batches")
+        else:
+            run.chose("batch_size", centres, "as precise as hyperparameters need")
+        need = 8 * n * (4 * problem.X.shape[1] + problem.Y.shape[1]) + 24 * (size or 0) ** 2
+        run.check_memory(need, f"{n:,} rows in a tree, and {size} rows at once", "use fewer rows")
+        self._kind, self._near = self.objective, None
+        self._seen = random_rows(n, size if exact else centres, run.generator).numpy()
+        part, estimator = self._objective_on(problem)
+        settings = StageSettings.of(
+            self,
+            self.n_restarts_optimizer,
+            subset_size=start_rows(len(part.X)) if exact else size,
+        )
+        unused = ("objective", "calibrate", "subset_size", "batch_size")
+        result = train_or_report(part, estimator, settings, run, unused)
+        run.chose("subset_size", size, f"{n:,} rows: an exact start saves")
+        if self.optimizer is None or problem.kernel.n_params == 0:
+            return result
+        if not exact and "near" in result.state.extra:
+            self._near = result.state.extra["near"].cpu().numpy()
+        return self._calibrated(problem, result, run)
+
+    def _calibrated(self, problem: GPProblem, result: TrainingResult, run: FitRun):
+        """The same with the amplitude and the noise that the rows left out ask for."""
+        free = torch.as_tensor(variances(problem.kernel))
+        if self.objective == "leave_one_out":
+            run.ignores("calibrate", "rows left out have trained all hyperparameters")
+            return result
+        if not self.calibrate or run.stopped or not free.any():
+            return result
+        rows = random_rows(len(problem.X), _CALIBRATION, run.generator).to(problem.X.device)
+        left_out = LocalGradient(rows, self.n_neighbors_, "leave_one_out", free)
+        settings = StageSettings("bfgs", _CALIBRATING_STEPS, name="calibration")
+        found = fit_hyperparameters(problem, left_out, result.theta, settings, run)
+        n_iter, nan = result.n_iter + found.n_iter, float("nan")
+        return replace(result, theta=found.theta, n_iter=n_iter, value=nan)
+
+    def _objective_on(self, problem: GPProblem) -> tuple[GPProblem, GradientEstimator]:
+        """The rows whose likelihood training maximised, and what evaluates it."""
+        seen = torch.as_tensor(self._seen, device=problem.X.device)
+        if self._kind == "subset":
+            return problem.subset(seen), ExactGradient()
+        return problem, LocalGradient(seen, self.n_neighbors_, self._kind)
+
+    def _keep(self, kernel: TorchKernel, theta: np.ndarray, value: float) -> None:
+        """Hyperparameters as fitted attributes; the value is that with priors, or not known."""
+        self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
+        self._remember(None)
+        value -= kernel.log_prior(theta)[0]
+        if not np.isfinite(value):
+            value = self._likelihood_at(torch.as_tensor(theta), False)[0]
+        self.log_marginal_likelihood_value_ = value
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
+        """Add rows to the model, with the hyperparameters and the target's scale as they are.
+
+        O(n) for n rows, milliseconds; the first call is a `fit`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            New rows.
+        y : array-like of shape (n,) or (n, t)
+            Their targets.
+        noise_variance : float or array-like of shape (n,), optional
+            As in `fit`.
+
+        Returns
+        -------
+        self : object
+            The model as if all rows had been given at once with ``optimizer=None``.
+
+        Raises
+        ------
+        ValueError
+            For rows unlike those of the first call.
+        """
+        if not hasattr(self, "n_iter_"):
+            return self.fit(X, y, noise_variance)
+        before = self._posterior()
+        with FitRun(self) as run:
+            X, y = validated(
+                self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
+            )
+            check_n_targets(self._n_outputs(), y)
+            known = self._own_noise(len(X), self._y_train_std)
+            known = known + known_noise(noise_variance, len(X), self._y_train_std)
+            self._noise_given |= noise_variance is not None
+            run.begin(X, y, self.n_samples_seen_)
+            y = (y.astype(np.float64) - self._y_train_mean) / self._y_train_std
+            more = y.reshape(-1, *self.y_train_.shape[1:])
+            self.X_train_ = np.concatenate([self.X_train_, X])
+            self.y_train_ = np.concatenate([self.y_train_, more])
+            self._noise_train = np.concatenate([self._noise_train, known])
+            n, m = len(self.X_train_), self.n_neighbors_
+            self.n_neighbors_ = self._enough(n)
+            if self.n_neighbors_ == m < n - len(X):
+                posterior = before.plus(self._problem(), len(X))
+            else:
+                posterior = run.finish("index", self._build_posterior)
+            self._remember(posterior)
+            run.reports(summary=f"{self.n_neighbors_} of {n:,} rows predict a new one")
+            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
+        return self
+
+    # ------------------------------------------------------------------ what predictions need
+
+    def _problem(self) -> GPProblem:
+        """The fitted table under the trained kernel."""
+        kernel = self._trained_kernel()
+        return self._table().problem(kernel, torch.float64, self._fit_device(), keep=False)
+
+    def _build_posterior(self) -> Posterior:
+        if self.n_neighbors_ >= len(self.X_train_):
+            return self._exact(self._fit_device())[0]
+        problem, dtype = self._problem(), getattr(torch, self.dtype_)
+        return NeighborPosterior(problem, problem.kernel.theta0, self.n_neighbors_, dtype)
+
+    def _has_low_rank_form(self) -> bool:
+        return False
+
+    def _likelihood_at(
+        self, theta: torch.Tensor, eval_gradient: bool
+    ) -> tuple[float, torch.Tensor | None]:
+        """Value and gradient of what training maximised."""
+        if self.n_neighbors_ >= len(self.X_train_):
+            return super()._likelihood_at(theta, eval_gradient)
+        part, estimator = self._objective_on(self._problem())
+        state = GradientState()
+        if self._near is not None:
+            state.extra["near"] = torch.as_tensor(self._near, device=part.X.device)
+        found, _ = estimator.estimate(part, theta, state)
+        return float(found.value), found.grad

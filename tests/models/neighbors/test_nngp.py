@@ -1,0 +1,346 @@
+"""NNGPRegressor against dense algebra on neighbours found by looking at every row."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    ExpSineSquared,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from skscalablegp import NNGPRegressor
+from skscalablegp.core.posteriors import ExactPosterior
+from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
+from skscalablegp.models.neighbors._local import blocks, chain, left_out, predict
+from skscalablegp.models.neighbors._metric import Index, Metric
+from skscalablegp.models.neighbors._objectives import neighbours_of
+
+KERNEL = ConstantKernel(2.0) * Matern([0.7, 1.5], nu=1.5) + WhiteKernel(0.05)
+KERNELS = {
+    "default": KERNEL,
+    "kink": Matern(1.1, nu=0.5) + WhiteKernel(0.1),
+    "sum of products": ConstantKernel(1.5) * RBF(0.9) * RationalQuadratic(1.2, 0.7)
+    + ConstantKernel(0.3) * Matern([2.0, 0.5], nu=2.5)
+    + WhiteKernel(0.05),
+    "noise in a product": ConstantKernel(1.5) * (RBF(0.9) + WhiteKernel(0.1)),
+    "linear": DotProduct(0.5) + RBF(0.5) + WhiteKernel(0.1),
+    "constant": ConstantKernel(0.5) + RBF(0.8) + WhiteKernel(0.1),
+    "categories": Columns(RBF(0.8), [0]) * Columns(Categorical(0.4), [1]) + WhiteKernel(0.1),
+    "category covariance": Columns(RBF(0.8), [0]) * Columns(LowRankCategorical(3), [1])
+    + WhiteKernel(0.1),
+}
+
+
+def table(n=80, seed=0, m=9):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n + m, 2))
+    y = np.sin(2 * X[:, 0]) + 0.5 * X.sum(1) + 0.2 * rng.standard_normal(n + m)
+    return X[:n], y[:n], X[n:]
+
+
+def problem(kernel, n=40, t=2, codes=False, noise=None):
+    X, y, X_new = table(n)
+    if codes:
+        X[:, 1], X_new[:, 1] = np.arange(n) % 3, np.arange(len(X_new)) % 3
+    Y = torch.tensor(np.column_stack([y, np.cos(3 * y)])[:, :t])
+    compiled = compile_kernel(kernel, 2)
+    known = None if noise is None else torch.tensor(noise)
+    return GPProblem(compiled, torch.tensor(X), Y, known), torch.tensor(X_new)
+
+
+def of(name, **more):
+    return problem(KERNELS[name], codes="categor" in name, **more)
+
+
+def model(**params):
+    settings = dict(optimizer=None, kernel=KERNEL, n_neighbors=12, random_state=0)
+    return NNGPRegressor(**(settings | params))
+
+
+# -------------------------------------------------------------------- one row at a time
+
+
+def test_all_rows_as_neighbours_are_the_exact_process():
+    X, y, X_new = table()
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    for m in ("auto", len(X), 10**6):
+        ours = model(n_neighbors=m).fit(X, y)
+        assert ours.n_neighbors_ == len(X)
+        for a, b in zip(
+            ours.predict(X_new, return_std=True), exact.predict(X_new, return_std=True), strict=True
+        ):
+            assert_allclose(a, b, rtol=1e-8)
+    # The systems of the neighbours themselves, with all rows but one.
+    nearly = model(n_neighbors=len(X) - 1).fit(X, y)
+    for i in range(3):
+        apart = ((X - X_new[i]) / KERNEL.k1.k2.length_scale) ** 2
+        rest = np.delete(np.arange(len(X)), apart.sum(1).argmax())
+        alone = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X[rest], y[rest])
+        assert_allclose(nearly.predict(X_new[[i]]), alone.predict(X_new[[i]]), rtol=1e-8)
+
+
+def test_predictions_are_those_of_the_nearest_rows():
+    X, y, X_new = table()
+    noise = np.linspace(0.01, 0.5, len(X))
+    ours = model(dtype="float64").fit(X, y, noise_variance=noise)
+    mean, std = ours.predict(X_new, return_std=True, noise_variance=0.0)
+    for i, x in enumerate(X_new):
+        near = (((X - x) / KERNEL.k1.k2.length_scale) ** 2).sum(1).argsort()[:12]
+        H = KERNEL(X[near]) + np.diag(noise[near])
+        k = KERNEL(x[None], X[near])[0]
+        w = np.linalg.solve(H, k)
+        assert_allclose(mean[i], w @ y[near], rtol=1e-8)
+        assert_allclose(std[i] ** 2, KERNEL(x[None])[0, 0] - w @ k, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_with_all_rows_near(name):
+    p, X_new = of(name, noise=np.linspace(0.01, 0.3, 40))
+    theta = p.kernel.theta0
+    exact = ExactPosterior.of(p, theta)[0]
+    near = torch.arange(40).expand(len(X_new), 40)
+    found = predict(p, theta, X_new, near, torch.float64)
+    for ours, theirs in zip(found, exact.mean_and_variance(X_new), strict=True):
+        assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_far_from_all_rows_is_the_prior():
+    X, y, X_new = table()
+    ours = model(dtype="float32").fit(X, y)
+    mean, std = ours.predict(X_new + 1e6, return_std=True)
+    assert_allclose(mean, 0, atol=1e-12)
+    assert_allclose(std, np.sqrt(2.05))
+
+
+def test_single_precision_keeps_the_digits_of_close_rows():
+    rng = np.random.default_rng(0)
+    X = np.repeat(1e4 + rng.uniform(-1, 1, (60, 2)), 5, axis=0)
+    X += 1e-5 * rng.standard_normal(X.shape)
+    y = np.sin(3 * X[:, 0]) + 0.01 * rng.standard_normal(len(X))
+    kernel = ConstantKernel(4.0) * Matern([0.8, 2.0], nu=2.5) + WhiteKernel(1e-4)
+    X_new = 1e4 + rng.uniform(-1, 1, (40, 2))
+    single, double = (
+        model(kernel=kernel, n_neighbors=60, dtype=dtype).fit(X, y)
+        for dtype in ("float32", "float64")
+    )
+    means, stds = zip(*(m.predict(X_new, return_std=True) for m in (single, double)), strict=True)
+    assert_allclose(*means, atol=2e-3)
+    assert_allclose(*stds, rtol=1e-2)
+    latent = [m.predict_std(X_new, include_noise=False) for m in (single, double)]
+    assert_allclose(*latent, rtol=2e-2)
+
+
+# -------------------------------------------------------------------- several rows at once
+
+
+@pytest.mark.parametrize("name", ["default", "sum of products", "category covariance"])
+def test_the_chain_with_full_sets_is_the_exact_covariance(name):
+    p, X_new = of(name)
+    theta, b = p.kernel.theta0, len(X_new)
+    exact = ExactPosterior.of(p, theta)[0].covariance(X_new)
+    order = torch.tensor([4, 0, 8, 2, 6, 1, 7, 3, 5])
+    place = order.argsort()
+    earlier = torch.arange(b).expand(b, b)
+    half = chain(
+        p,
+        theta,
+        X_new,
+        torch.arange(40).expand(b, 40),
+        order,
+        earlier,
+        place[None] < place[:, None],
+    )
+    assert_allclose(half @ half.T, exact, atol=1e-8)
+
+
+def test_joint_answers():
+    X, y, X_new = table(n=60)
+    X_new = np.vstack([X_new, X_new[:2]])  # asked for twice
+    ours = model(n_neighbors=59).fit(X, y)
+    mean, cov = ours.predict(X_new, return_cov=True)
+    exact = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y)
+    expected = exact.predict(X_new, return_cov=True)[1]
+    assert_allclose(cov, expected, atol=2e-3)
+    assert_allclose(np.sqrt(np.diag(cov)), ours.predict_std(X_new), rtol=1e-8)
+    draws = ours.sample_y(X_new, 40_000)
+    assert_allclose(draws.mean(1), mean, atol=4 * np.sqrt(2.05 / 40_000))
+    assert_allclose(np.cov(draws), cov, atol=0.02)
+    few = model(n_neighbors=5).fit(X, y)
+    assert np.linalg.eigvalsh(few.predict(X_new, return_cov=True)[1]).min() > 0
+
+
+# -------------------------------------------------------------------- what training maximises
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("objective", [left_out, blocks])
+def test_gradients(name, objective):
+    p, _ = of(name, noise=np.linspace(0.01, 0.3, 40))
+    theta, rows = p.kernel.theta0, torch.tensor([3, 17, 39, 4])
+    near = neighbours_of(p, theta, rows, 7)
+    value, grad = objective(p, theta, rows, near)
+    assert_allclose(objective(p, theta, rows, near, False)[0], value, rtol=1e-12)
+    for j in range(len(theta)):
+        step = torch.zeros_like(theta)
+        step[j] = 1e-5
+        up, down = (objective(p, theta + s, rows, near, False)[0] for s in (step, -step))
+        assert_allclose(grad[j], (up - down) / 2e-5, rtol=1e-5, atol=1e-7)
+
+
+def test_rows_left_out_against_models_without_them():
+    p, _ = of("default", t=1)
+    X, y = p.X.numpy(), p.Y.numpy()[:, 0]
+    rows = torch.arange(0, 40, 7)
+    near = neighbours_of(p, p.kernel.theta0, rows, 10)
+    expected = []
+    for i in rows:
+        rest = np.delete(np.arange(40), i)
+        alone = model(n_neighbors=10).fit(X[rest], y[rest])
+        mean, std = alone.predict(X[[i]], return_std=True)
+        expected.append(-0.5 * ((y[i] - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi)))
+    assert_allclose(
+        left_out(p, p.kernel.theta0, rows, near, False)[0], np.mean(expected), rtol=1e-8
+    )
+
+
+def test_one_block_is_the_exact_likelihood():
+    p, _ = of("sum of products")
+    theta, row = p.kernel.theta0, torch.tensor([5])
+    value, grad = blocks(p, theta, row, neighbours_of(p, theta, row, 39))
+    exact = exact_marginal_likelihood(p, theta)
+    assert_allclose(40 * value, exact.value, rtol=1e-9)
+    assert_allclose(40 * grad, exact.grad, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("objective", ["leave_one_out", "blocks", "subset"])
+def test_what_was_maximised_is_answered_again(objective):
+    X, y, _ = table(120)
+    settings = dict(objective=objective, subset_size=30, batch_size=40, optimizer="auto")
+    ours = model(kernel=None, **settings).fit(X, y)
+    value = ours.log_marginal_likelihood_value_
+    theta = ours.kernel_.theta
+    assert_allclose(ours.log_marginal_likelihood(theta), value, rtol=1e-9)
+    _, grad = ours.log_marginal_likelihood(theta, eval_gradient=True)
+    again = pickle.loads(pickle.dumps(ours)).log_marginal_likelihood(theta)
+    assert again == ours.log_marginal_likelihood(theta)
+    if objective == "leave_one_out":
+        assert np.abs(grad).max() < 0.05 * len(X)
+        assert ours.log_marginal_likelihood(theta + 0.3) < value
+    stages = list(dict.fromkeys(ours.history_["stage"]))
+    assert ("calibration" in stages) == (objective != "leave_one_out")
+
+
+def test_calibration_moves_amplitude_and_noise_only():
+    X, y, _ = table(300)
+    settings = dict(objective="subset", subset_size=40, optimizer="auto", kernel=None)
+    plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
+    assert_array_equal(ours.kernel_.k1.k2.length_scale, plain.kernel_.k1.k2.length_scale)
+    assert ours.kernel_.k2 != plain.kernel_.k2 and ours.kernel_.k1.k1 != plain.kernel_.k1.k1
+
+    def score(m):
+        p = m._problem()
+        rows = torch.arange(len(X))
+        near = neighbours_of(p, p.kernel.theta0, rows, 12)
+        return left_out(p, p.kernel.theta0, rows, near, False)[0]
+
+    assert score(ours) > score(plain)
+
+
+# -------------------------------------------------------------------- who is near
+
+
+def test_nearness_is_the_kernels():
+    p, X_new = of("category covariance")
+    metric = Metric(p.kernel, p.kernel.theta0, p.X)
+    found = Index(metric.points).nearest(metric(X_new), 40)[1]
+    near_codes = p.X[torch.as_tensor(found[:, :5]), 1].numpy()
+    assert (near_codes == X_new[:, 1:].numpy()).mean() > 0.7
+    # A column whose length scale is past all bounds does not count.
+    kernel = compile_kernel(RBF([1.0, 1e12]), 2)
+    assert Metric(kernel, kernel.theta0, p.X).points.shape == (40, 1)
+
+
+def test_kernels_without_neighbours_are_refused():
+    X, y, _ = table()
+    with pytest.raises(ValueError, match="ExpSineSquared has no distance.*IterativeGPRegressor"):
+        model(kernel=ExpSineSquared() + WhiteKernel()).fit(X, y)
+    # As an exact process they need none; they are covariances of one column.
+    model(kernel=ExpSineSquared() + WhiteKernel(), n_neighbors="auto").fit(X[:, :1], y)
+
+
+def test_a_row_is_never_its_own_neighbour():
+    p, _ = of("default")
+    X = p.X.clone()
+    X[5:15] = X[5]  # ten equal rows
+    p = GPProblem(p.kernel, X, p.Y)
+    near = neighbours_of(p, p.kernel.theta0, torch.arange(40), 3)
+    assert (near != torch.arange(40)[:, None]).all()
+    assert all(len(set(row.tolist())) == 3 for row in near)
+
+
+def test_an_index_that_grows():
+    points = np.random.default_rng(0).normal(size=(3000, 3))
+    whole = Index(points).nearest(points[:50], 20)
+    index = Index(points[:500])
+    for start in range(500, 3000, 250):
+        index = index.plus(points[start : start + 250])
+    for a, b in zip(whole, index.nearest(points[:50], 20), strict=True):
+        assert_allclose(a, b)
+
+
+# -------------------------------------------------------------------- further rows
+
+
+@pytest.mark.parametrize("m", [12, 70, "auto"])
+def test_added_rows_are_as_if_they_had_been_there(m):
+    X, y, X_new = table(80)
+    noise = np.linspace(0.01, 0.5, 80)
+    parts = model(n_neighbors=m, normalize_y=False)
+    for some in (slice(0, 60), slice(60, 61), slice(61, 80)):
+        parts.partial_fit(X[some], y[some], noise_variance=noise[some])
+    whole = model(n_neighbors=m, normalize_y=False).fit(X, y, noise_variance=noise)
+    assert parts.n_samples_seen_ == 80 and parts.n_neighbors_ == whole.n_neighbors_
+    for made in (parts, pickle.loads(pickle.dumps(parts))):
+        for a, b in zip(
+            made.predict(X_new, return_cov=True, noise_variance=0.1),
+            whole.predict(X_new, return_cov=True, noise_variance=0.1),
+            strict=True,
+        ):
+            assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_wrong_rows_are_not_added():
+    X, y, X_new = table()
+    ours = model().fit(X, y)
+    before = ours.predict(X_new)
+    with pytest.raises(ValueError, match="3 features"):
+        ours.partial_fit(np.ones((2, 3)), np.ones(2))
+    with pytest.raises(ValueError, match="NaN"):
+        ours.partial_fit(X[:2], np.full(2, np.nan))
+    assert_array_equal(ours.predict(X_new), before)
+    assert len(ours.X_train_) == len(X)
+
+
+def test_threads_change_nothing():
+    X, y, X_new = table(120)
+    settings = dict(kernel=None, optimizer="auto", subset_size=40, batch_size=60)
+    before = torch.get_num_threads()
+    answers = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            ours = model(**settings).fit(X, y)
+            answers.append(ours.predict(X_new, return_std=True))
+    finally:
+        torch.set_num_threads(before)
+    assert_allclose(*answers, rtol=1e-9)
