@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from ...linalg.operators import slope
 from ...linalg.parallel import map_in_order
 
 # Numbers of the matrices that are worked on at a time: on a CPU they stay in the cache of a core.
-_CPU_BLOCK, _GPU_BLOCK = 2**20, 2**28
+_CPU_BLOCK, _GPU_BLOCK = 2**19, 2**28
 # Scaled distances beyond which every profile is zero.
 _FAR = 1e15
 # Mean squared distances, in length scales, above which double precision forms them.
@@ -53,18 +52,40 @@ def local_kernel(
         A = ((rows - rows[:, -1:]) * scale).clamp(-_FAR, _FAR)
         if not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE:
             A = A.to(dtype)
+        u = _SquaredDistances.apply(A, dtype).reshape(b * k, k)
+        values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
+    # Memory that is written for the first time costs more than arithmetic.
+    once = len(terms) == 1 == len(terms[0].leaves)
+    reuse = once and not (torch.is_grad_enabled() and theta.requires_grad)
+    total = None
+    for term in terms:
+        value = term.amplitude(theta).to(Z.device, dtype)
+        for leaf in term.leaves:
+            value = values[leaf].mul_(value) if reuse else values[leaf] * value
+        total = value if total is None else total + value
+    return total.expand(b * k, k).reshape(b, k, k)
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """|a_i - a_j|^2 within each set of rows near zero, in another precision."""
+
+    @staticmethod
+    def forward(ctx, A: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(A)
         q = A.square().sum(2, keepdim=True)
         one = torch.ones_like(q)
         u = torch.bmm(torch.cat([A, q, one], 2), torch.cat([-2 * A, one, q], 2).mT)
-        u = u.to(dtype).clamp_min(0)
+        u = u.to(dtype).clamp_min_(0)
         u.diagonal(dim1=1, dim2=2).zero_()
-        u = u.reshape(b * k, k)
-        values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
-    total = torch.zeros((1, 1), dtype=dtype, device=Z.device)
-    for term in terms:
-        factors = [values[leaf] for leaf in term.leaves]
-        total = total + reduce(torch.mul, [term.amplitude(theta).to(total), *factors])
-    return total.expand(b * k, k).reshape(b, k, k)
+        return u
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        (A,) = ctx.saved_tensors
+        grad = grad.to(A)
+        sums = (grad.sum(1) + grad.sum(2))[:, :, None]
+        return 2 * (sums * A - grad @ A - grad.mT @ A), None
 
 
 def _root(u: Tensor) -> Tensor:

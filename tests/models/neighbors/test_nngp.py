@@ -33,6 +33,7 @@ KERNELS = {
     + ConstantKernel(0.3) * Matern([2.0, 0.5], nu=2.5)
     + WhiteKernel(0.05),
     "noise in a product": ConstantKernel(1.5) * (RBF(0.9) + WhiteKernel(0.1)),
+    "power": ConstantKernel(1.5) * RBF([0.9, 2.0]) ** 2 + WhiteKernel(0.1),
     "linear": DotProduct(0.5) + RBF(0.5) + WhiteKernel(0.1),
     "constant": ConstantKernel(0.5) + RBF(0.8) + WhiteKernel(0.1),
     "categories": Columns(RBF(0.8), [0]) * Columns(Categorical(0.4), [1]) + WhiteKernel(0.1),
