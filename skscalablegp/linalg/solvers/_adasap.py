@@ -89,7 +89,7 @@ class ADASAP(RowSolver):
     ) -> None:
         solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
         if not state.stride:
-            self._pace(state, len(idx) / len(state.x), ratio)
+            self._pace(state, len(idx) / len(state.x), float(ratio))
         x, R, leader, leader_R = state.x, state.R, state.leader, state.leader_R
         x.lerp_(leader, state.mixing)
         R.lerp_(leader_R, state.mixing)
@@ -117,24 +117,24 @@ class ADASAP(RowSolver):
         state: ADASAPState,
         idx: Int[Tensor, " b"],
         block: Float[Tensor, "b b"],
-    ) -> tuple[Callable[[Tensor], Tensor], float]:
+    ) -> tuple[Callable[[Tensor], Tensor], Tensor | float]:
         """R -> (an approximate inverse of the block) R, and noise / (noise + what is left out)."""
-        noise = float(operator.noise[idx].double().min())
-        floor = 10 * torch.finfo(block.dtype).eps * float(block.diagonal().double().mean())
-        noise = max(noise, floor, torch.finfo(block.dtype).tiny)
+        floor = 10 * torch.finfo(block.dtype).eps * block.diagonal().double().mean()
+        noise = torch.maximum(operator.noise[idx].double().min(), floor)
+        noise = noise.clamp_min(torch.finfo(block.dtype).tiny)
         if self.rank is None or self.rank >= len(idx):
             factor, jitter = cholesky_with_jitter(block.contiguous())
             state.stats["jitter"] = max(state.stats["jitter"], jitter)
             ratio = state.ratio
             if not (state.stride or ratio):
                 values = torch.linalg.eigvalsh(block.double())
-                ratio = noise / (noise + max(float(values[len(values) // 2]) - noise, 0.0))
+                ratio = noise / (noise + (values[len(values) // 2] - noise).clamp_min(0))
             return (lambda V: torch.cholesky_solve(V, factor)), ratio
         basis, values = _nystrom(block.double(), noise, self.rank, state.generator)
-        ridge = noise + float(values[-1])
+        ridge = noise + values[-1]
         shrink = 1 - ridge / (values + ridge)
         inverse = partial(_shrunk, U=basis, shrink=shrink, ridge=ridge)
-        factor = 1 / _largest_ratio(inverse, block.double(), state.generator) / ridge
+        factor = (1 / _largest_ratio(inverse, block.double(), state.generator) / ridge).to(block)
         U, shrink = basis.to(block.dtype), shrink.to(block.dtype)
         return (lambda V: _shrunk(V, U, shrink).mul_(factor)), noise / ridge
 
@@ -152,7 +152,7 @@ class ADASAP(RowSolver):
 
 
 def _nystrom(
-    block: Float[Tensor, "b b"], noise: float, rank: int, generator: Generator
+    block: Float[Tensor, "b b"], noise: Float[Tensor, ""], rank: int, generator: Generator
 ) -> tuple[Float[Tensor, "b k"], Float[Tensor, " k"]]:
     """Eigenpairs of the Nystrom approximation of ``block - noise I`` from a Gaussian sketch.
 
@@ -161,7 +161,7 @@ def _nystrom(
     sketch = torch.randn(len(block), rank, generator=generator, dtype=torch.float64)
     sketch, _ = torch.linalg.qr(sketch.to(block.device))
     Y = block @ sketch - noise * sketch
-    shift = torch.finfo(torch.float64).eps * len(block) ** 0.5 * float(Y.norm())
+    shift = torch.finfo(torch.float64).eps * len(block) ** 0.5 * Y.norm()
     Y += shift * sketch
     core = sketch.mT @ Y
     factor, _ = cholesky_with_jitter((core + core.mT) / 2)
@@ -170,7 +170,7 @@ def _nystrom(
     return U, (singular.square() - shift).clamp_min_(0)
 
 
-def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: float | None = None) -> Tensor:
+def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: Tensor | None = None) -> Tensor:
     """(I - U diag(shrink) U') V, divided by the ridge."""
     left = V - U @ (shrink[:, None] * (U.mT @ V))
     return left if ridge is None else left / ridge
@@ -178,10 +178,8 @@ def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: float | None = None) ->
 
 def _largest_ratio(
     inverse: Callable[[Tensor], Tensor], block: Float[Tensor, "b b"], generator: Generator
-) -> float:
+) -> Float[Tensor, ""]:
     """The largest eigenvalue of ``inverse(block)`` by ten power iterations, at least 1."""
     size, device = len(block), block.device
     value = largest_eigenvalue(lambda v: inverse(block @ v), size, device, generator, 10)
-    if not value < float("inf"):
-        raise torch.linalg.LinAlgError("A block of the matrix is not finite.")
-    return max(1.0, value)
+    return value.clamp_min(1)

@@ -24,9 +24,11 @@ class APState(RowState):
     factors : dict of int to Tensor
         Cholesky factors of the blocks visited so far, as far as the budget goes.
     weights : Tensor of shape (s,)
-        1 / |b|^2, so that every column counts alike.
+        1 / |b|^2, the largest 1, so that every column counts alike.
     owner : Tensor of shape (n,)
         The block of each row.
+    spans : list of slice
+        The rows of each block, which follow one another.
     chosen : int
         The block of the step under way.
     room : float
@@ -36,6 +38,7 @@ class APState(RowState):
     factors: dict = field(default_factory=dict)
     weights: Tensor = None
     owner: Tensor = None
+    spans: list = None
     chosen: int = 0
     room: float = 0.0
 
@@ -79,17 +82,20 @@ class AP(RowSolver):
         rows = torch.arange(n, device=state.x.device)
         state.blocks = list(rows.tensor_split(n_blocks(n, self.block_size)))
         squares = state.b_norms.square()
-        state.weights = torch.where(squares > 0, 1 / squares, 0.0)
-        sizes = torch.tensor([len(block) for block in state.blocks], device=rows.device)
-        state.owner = torch.arange(len(sizes), device=rows.device).repeat_interleave(sizes)
+        weights = torch.where(squares > 0, 1 / squares, 0.0)
+        # scaled, since 1 / |b|^2 may be out of float32's range
+        state.weights = (weights / weights.max()).to(state.R)
+        sizes = torch.tensor([len(block) for block in state.blocks])
+        ends = [0, *sizes.cumsum(0).tolist()]
+        state.spans = [slice(*ends[k : k + 2]) for k in range(len(sizes))]
+        state.owner = torch.arange(len(sizes)).repeat_interleave(sizes).to(rows.device)
         state.room = float(self.factor_memory)
         state.stats["jitter"] = 0.0
 
     def _choose(self, state: APState) -> Int[Tensor, " b"]:
         if len(state.blocks) == 1:
             return state.blocks[0]
-        # scaled, since 1 / |b|^2 may be out of float32's range
-        mass = state.R.square() @ (state.weights / state.weights.max()).to(state.R.dtype)
+        mass = state.R.square() @ state.weights
         sums = mass.new_zeros(len(state.blocks)).index_add_(0, state.owner, mass)
         state.chosen = int(sums.argmax())
         return state.blocks[state.chosen]
@@ -101,7 +107,7 @@ class AP(RowSolver):
         idx: Int[Tensor, " b"],
         rows: Float[Tensor, "b n"],
     ) -> None:
-        span = slice(int(idx[0]), int(idx[-1]) + 1)
+        span = state.spans[state.chosen]
         factor = self._factor(state, rows[:, span])
         delta = torch.cholesky_solve(state.R[span], factor)
         state.x[span] += delta

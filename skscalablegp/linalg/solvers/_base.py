@@ -28,6 +28,9 @@ class Column(IntEnum):
 class SolverState:
     """Where a solve stands; steps change it in place and return it.
 
+    What decides how a solve goes on, one number for each right-hand side, lives on the CPU, so that
+    a step waits for a GPU once.
+
     Attributes
     ----------
     B : Tensor of shape (n, s)
@@ -35,11 +38,11 @@ class SolverState:
     x : Tensor of shape (n, s)
         Best solution so far: usable at any time, also after an interruption.
     b_norms : Tensor of shape (s,)
-        Norms of the right-hand sides, float64.
+        Norms of the right-hand sides, float64, on the CPU.
     residual_norms : Tensor of shape (s,)
-        Relative residuals, float64; those of zero right-hand sides are 0.
+        Relative residuals, float64, on the CPU; those of zero right-hand sides are 0.
     columns : Tensor of shape (s,)
-        A `Column` for every right-hand side.
+        A `Column` for every right-hand side, on the CPU.
     iteration : int
         Steps taken.
     exact : bool
@@ -67,7 +70,8 @@ class UpdatedState(SolverState):
     R : Tensor of shape (n, s)
         B - H x, as updated.
     best_norms, strikes : Tensor of shape (s,)
-        Smallest true residual seen, and how often in a row rounding kept it from falling.
+        Smallest true residual seen, and how often in a row rounding kept it from falling; on the
+        CPU.
     intact : bool
         False while a step is under way: after an interruption the next step starts afresh from x.
     """
@@ -132,10 +136,11 @@ def start(
     """A writable first guess, zero where B is zero or x0 is not finite, and the norms of B."""
     b_norms = column_norms(B)
     if x0 is None:
-        return torch.zeros_like(B), b_norms
+        return torch.zeros_like(B), b_norms.cpu()
+    x0 = x0.to(dtype=B.dtype, device=B.device)
     usable = (b_norms > 0) & x0.isfinite().all(0)
-    x = torch.where(usable, x0.to(dtype=B.dtype, device=B.device), torch.zeros_like(B))
-    return x, b_norms
+    x = torch.where(usable, x0, torch.zeros_like(B))
+    return x, b_norms.cpu()
 
 
 def begin(
@@ -165,8 +170,9 @@ def replace_residual(
     Returns its norms, and whether the two were far apart.
     """
     R = true_residual(operator, state)
-    norms = relative_norms(R, state.b_norms)
-    drifted = column_norms(state.R.sub_(R)) / state.b_norms > 0.1 * norms
+    both = torch.stack([column_norms(R), column_norms(state.R.sub_(R))]).cpu()
+    norms, apart = (_relative(lengths, state.b_norms) for lengths in both)
+    drifted = apart > 0.1 * norms
     held_up = drifted & (norms > 0.9 * state.best_norms)
     state.R = R
     state.strikes = torch.where(held_up, state.strikes + 1, 0)
@@ -205,9 +211,12 @@ def column_norms(V: Float[Tensor, "n s"]) -> Float[Tensor, " s"]:
 
 
 def relative_norms(R: Float[Tensor, "n s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
-    """|r| / |b| for every column, 0 where b is 0."""
-    ratio = column_norms(R) / b_norms
-    return torch.where(b_norms == 0, torch.zeros_like(ratio), ratio)
+    """|r| / |b| for every column, 0 where b is 0; on the CPU."""
+    return _relative(column_norms(R).cpu(), b_norms)
+
+
+def _relative(lengths: Float[Tensor, " s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
+    return torch.where(b_norms == 0, 0.0, lengths / b_norms)
 
 
 def column_dots(

@@ -52,7 +52,7 @@ class BlockCG(CG):
         HD = operator.matmul(D)
         curvature = (D.mT @ HD).double()
         factor, info = torch.linalg.cholesky_ex((curvature + curvature.mT) / 2)
-        if int(info) or not bool(factor.isfinite().all()):
+        if not bool((info == 0) & factor.isfinite().all()):
             return give_up(state)
         alpha = torch.cholesky_solve((D.mT @ state.R).double(), factor).to(D.dtype)
         state.x.addmm_(D, alpha)
@@ -70,6 +70,4 @@ class BlockCG(CG):
 
 def _orthonormal(V: Float[Tensor, "n s"]) -> Float[Tensor, "n k"]:
     """An orthonormal basis of the columns, k = min(n, s)."""
-    if not bool(V.isfinite().all()):
-        return V[:, : min(V.shape)]
     return torch.linalg.qr(V)[0]

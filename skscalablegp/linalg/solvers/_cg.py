@@ -45,7 +45,7 @@ class CGState(UpdatedState):
     rz, rz_previous : Tensor of shape (s,)
         R' Z now and one step ago.
     restart : Tensor of shape (s,)
-        Columns whose next direction forgets the last one.
+        Columns whose next direction forgets the last one; on the CPU.
     lowest, since_lower : Tensor of shape (s,)
         The residual that the last fall by a tenth led to, and the steps since. True residuals are
         looked at where they are computed now and then, else the updated ones.
@@ -110,7 +110,7 @@ class CG(Solver):
         built = build_preconditioner(chosen, operator)
         fields = begin(operator, B, x0)
         norms = fields["residual_norms"]
-        zeros = torch.zeros_like(norms)
+        zeros = torch.zeros_like(norms, device=B.device)
         state = CGState(
             **fields,
             preconditioner=built,
@@ -118,7 +118,7 @@ class CG(Solver):
             direction=torch.zeros_like(B),
             gamma=zeros,
             rz_previous=zeros,
-            restart=zeros > 0,
+            restart=norms < 0,
             lowest=norms,
             since_lower=torch.zeros_like(norms, dtype=torch.long),
             # a sequence of plain increments is never judged
@@ -137,6 +137,7 @@ class CG(Solver):
         HD = operator.matmul(D)
         curvature = column_dots(D, HD)
         moving = (state.columns == Column.ACTIVE) | (state.columns == Column.STAGNATED)
+        moving = moving.to(D.device, non_blocking=True)
         sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
         _retire(state, HD, moving & ~sound)
         # r'd instead of r'z: the same until rounding or a refresh; it never increases the error
@@ -161,7 +162,7 @@ class CG(Solver):
             return
         norms = relative_norms(state.R, state.b_norms)
         record(state, norms, _stuck(state, norms, looked=interval is None))
-        state.restart = torch.zeros_like(state.restart)
+        state.restart = torch.zeros_like(state.columns, dtype=torch.bool)
 
     def needs_check(self, state: CGState) -> bool:
         if state.exact or self.residual_refresh is None:
@@ -170,7 +171,7 @@ class CG(Solver):
             return True
         # the drift is below eps |H| |x| a step, and |H| below its trace
         drift = state.since_refresh * torch.finfo(state.x.dtype).eps * state.trace
-        bound = drift * column_norms(state.x)
+        bound = drift * column_norms(state.x).cpu()
         return bool((bound > 0.1 * state.residual_norms * state.b_norms).any())
 
     def check(self, operator: LinearOperator, state: CGState) -> CGState:
@@ -191,7 +192,8 @@ def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGS
     """What the next direction is made of: Z = P^-1 R and beta = (r'z) / (r'z one step ago)."""
     state.Z = state.preconditioner.solve(state.R)
     state.rz = column_dots(state.R, state.Z, scratch)
-    keep = (state.rz_previous > 0) & ~state.restart & (state.gamma != 0)
+    restart = state.restart.to(state.rz.device, non_blocking=True)
+    keep = (state.rz_previous > 0) & ~restart & (state.gamma != 0)
     state.beta = torch.where(keep, state.rz / state.rz_previous, 0.0)
     state.intact = True
     return state
@@ -221,6 +223,6 @@ def _stuck(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> Bool[Ten
 def _retire(state: CGState, HD: Float[Tensor, "n s"], broken: Bool[Tensor, " s"]) -> None:
     """Clear the columns that broke down, so that no 0 * inf reaches x."""
     if bool(broken.any()):
-        state.columns = torch.where(broken, Column.BROKEN, state.columns)
+        state.columns = torch.where(broken.cpu(), Column.BROKEN, state.columns)
         for block in (state.direction, state.R, HD):
             block.masked_fill_(broken, 0.0)

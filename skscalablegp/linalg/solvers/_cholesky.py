@@ -84,8 +84,9 @@ class Cholesky(Solver):
         R = true_residual(operator, state)
         norms = relative_norms(R, state.b_norms)
         better = norms < old_norms
-        state.x = torch.where(better, state.x, old)
-        state.R = torch.where(better, R, old_R)
+        there = better.to(R.device)
+        state.x = torch.where(there, state.x, old)
+        state.R = torch.where(there, R, old_R)
         state.residual_norms = torch.where(better, norms, old_norms)
         falling = norms < 0.5 * old_norms
         state.columns = torch.where(falling, Column.ACTIVE, Column.STAGNATED)
@@ -124,16 +125,16 @@ def cholesky_with_jitter(
         When the largest jitter is not enough.
     """
     check_number("max_jitter", max_jitter, example=1e-3)
-    mean = float(H.diagonal().mean(dtype=torch.float64))
+    mean = H.diagonal().mean(dtype=torch.float64)
     fraction = 0.0
     while True:
         target = H if rebuild is not None else H.clone()
         target.diagonal().add_(fraction * mean)
         # LAPACK wants columns: H' is H read by columns, so nothing is copied
         L, info = cholesky_(target.mT if target.is_contiguous() else target)
-        if int(info) == 0 and bool(L.diagonal().isfinite().all()):
-            return L, fraction * mean
-        if fraction >= max_jitter or not 0 < mean < float("inf"):
+        if bool((info == 0) & L.diagonal().isfinite().all()):
+            return L, float(fraction * mean) if fraction else 0.0
+        if fraction >= max_jitter or not 0 < float(mean) < float("inf"):
             raise torch.linalg.LinAlgError(
                 f"No Cholesky factor with a jitter of {fraction * mean:.3g}: the matrix is not "
                 "numerically positive definite. Increase the noise."

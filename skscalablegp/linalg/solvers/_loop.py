@@ -66,15 +66,15 @@ def solve(
     if units is not None:
         B, x0 = B / units, None if x0 is None else x0.to(B) / units
     state = solver.init(operator, B, x0, preconditioner)
-    first = state.residual_norms.cpu().clone()
+    first = state.residual_norms.clone()
     while True:
         progress = Progress(
-            state.residual_norms.cpu(),
+            state.residual_norms,
             state.iteration,
             operator.epochs - epochs,
             perf_counter() - begin,
         )
-        status = _verdict(stopping, progress, state.columns.cpu())
+        status = _verdict(stopping, progress, state.columns)
         if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
             state = solver.check(operator, state)
             continue

@@ -235,14 +235,14 @@ def largest_eigenvalue(
     device: torch.device,
     generator: Generator,
     n_iter: int = 30,
-) -> float:
+) -> Float[Tensor, ""]:
     """Of a symmetric matrix in modulus, by power iteration; float64, a slight underestimate."""
     v = torch.randn(size, 1, generator=generator, dtype=torch.float64).to(device)
     value = v.norm()
     for _ in range(n_iter):
         v = image(v / value)
         value = v.norm()
-    return float(value)
+    return value
 
 
 def _mean(norms: Float[Tensor, " s"]) -> float:

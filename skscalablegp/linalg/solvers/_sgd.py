@@ -138,4 +138,4 @@ def first_step(
 
 def _largest(block: Float[Tensor, "b b"], state: RowState) -> float:
     A = block.double()
-    return largest_eigenvalue(lambda v: A @ v, len(A), A.device, state.generator)
+    return float(largest_eigenvalue(lambda v: A @ v, len(A), A.device, state.generator))

@@ -151,9 +151,8 @@ def _interruptible(
             raise
     state = states[0]
     # Columns of an extreme size are solved for in other units.
-    units = torch.where(state.b_norms > 0, B.double().norm(dim=0) / state.b_norms, 1.0)
-    residuals = state.residual_norms.cpu()
-    value = state.x * units.to(state.x)
+    units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)
+    value, residuals = state.x * units.to(state.x), state.residual_norms
     return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
 
 
