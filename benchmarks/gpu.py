@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""What a GPU does with today's operators, in parts of less than eight minutes, as lines of JSON.
+
+    python benchmarks/gpu.py --part entries
+    python benchmarks/gpu.py --part exact
+    python benchmarks/gpu.py --part sets
+    python benchmarks/gpu.py --part million
+    python benchmarks/gpu.py --part entries --device cpu --small
+
+entries   kernel entries a second in a tiled product, for numbers of right-hand sides and both
+          precisions, beside two limits that are measured in the same run: the device's own matrix
+          product, and a copy of a large tensor (bytes a second)
+exact     default fits of 4,000 and 30,000 drawn rows: seconds, predictions a second, scores
+sets      the six comparison sets by default, split 0 (needs the data: SKSCALABLEGP_DATA)
+million   a drawn million rows of 10 columns: seconds of one product and of one solver step with 17
+          right-hand sides, and the training that they project to
+
+``--small`` divides all sizes, so that the parts can be tried on a CPU.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+
+SETS = ("pol", "elevators", "bike", "protein", "kin40k", "keggdirected")
+COLUMNS = 10
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    import torch
+    from compare import revision
+    from uci import plain, versions
+
+    words = sys.argv[1:] if argv is None else argv
+    part = dict(entries=entries, exact=exact, sets=sets, million=million)[args.part]
+    on_gpu = torch.device(args.device).type == "cuda"
+    facts = dict(
+        device=torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU",
+        date=datetime.date.today().isoformat(),
+        revision=revision(),
+        versions=versions(),
+        command=shlex.join(["python", "benchmarks/gpu.py", *words]),
+    )
+    for line in part(args):
+        print(json.dumps(plain(dict(benchmark="gpu", part=args.part, **line, **facts))), flush=True)
+
+
+def parse_args(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", required=True, choices=["entries", "exact", "sets", "million"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a fiftieth of the rows")
+    parser.add_argument("--seconds", type=float, default=400, help="where the part stops")
+    return parser.parse_args(argv)
+
+
+def rows(args, n):
+    return n // 50 if args.small else n
+
+
+def timed(work, args, repeats=5):
+    """The median of the seconds that finished calls take, after one for warmth."""
+    import torch
+
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        if args.device != "cpu":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def operator(args, n, dtype):
+    """H over drawn rows at typical hyperparameters, and the generator of what is drawn next."""
+    import torch
+
+    from skscalablegp.kernels import compile_kernel, default_kernel
+    from skscalablegp.linalg.operators import KernelOperator
+
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(n, COLUMNS, generator=generator, dtype=dtype).to(args.device)
+    kernel = compile_kernel(default_kernel(COLUMNS), COLUMNS)
+    theta = kernel.theta0.clone()
+    theta[1:-1], theta[-1] = 0.5 * torch.log(torch.tensor(float(COLUMNS))), -3.0
+    return KernelOperator(kernel, theta, X), generator
+
+
+def entries(args):
+    import torch
+
+    n = rows(args, 100_000)
+    for name in ("float32", "float64"):
+        dtype = getattr(torch, name)
+        m = rows(args, 16_384)
+        A = torch.randn(m, m, dtype=dtype, device=args.device)
+        gemm = 2 * m**3 / timed(lambda A=A: A @ A, args)
+        copy = 2 * A.numel() * A.element_size() / timed(A.clone, args)
+        del A
+        H, generator = operator(args, n, dtype)
+        for columns in (1, 17, 65):
+            V = torch.randn(n, columns, generator=generator, dtype=dtype).to(args.device)
+            seconds = timed(lambda H=H, V=V: H.matmul(V), args)
+            # each pair of rows once: its distance, its value, and both halves of the product
+            operations = n**2 / 2 * (2 * COLUMNS + 4 * columns)
+            yield dict(
+                dtype=name,
+                n=n,
+                n_columns=COLUMNS,
+                n_right_hand_sides=columns,
+                seconds=seconds,
+                entries_per_second=n**2 / seconds,
+                share_of_gemm=operations / seconds / gemm,
+                gemm_operations_per_second=gemm,
+                copy_bytes_per_second=copy,
+            )
+
+
+def drawn(n, noise=0.1):
+    """Rows of a smooth function of ten columns with noise, and 2,000 more to test on."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (n + 2000, COLUMNS))
+    W, phases = rng.standard_normal((COLUMNS, 64)), rng.uniform(0, 6.3, 64)
+    f = np.sin(X @ W + phases) @ rng.standard_normal(64) / 8
+    y = f + noise * rng.standard_normal(len(f))
+    return X[:n], X[n:], y[:n], y[n:]
+
+
+def fitted(args, X, X_test, y, y_test, **params):
+    """One line: seconds and scores of a default fit of the iterative model."""
+    from uci import fitted_facts, scores
+
+    from skscalablegp import IterativeGPRegressor
+
+    model = IterativeGPRegressor(
+        device=args.device, random_state=0, max_seconds=args.seconds / 2, **params
+    )
+    start = time.perf_counter()
+    model.fit(X, y)
+    middle = time.perf_counter()
+    mean, std = model.predict(X_test, return_std=True)
+    end = time.perf_counter()
+    facts = fitted_facts(model)
+    facts["ran_on"] = facts.pop("device")
+    return dict(
+        n=len(X),
+        n_columns=X.shape[1],
+        fit_seconds=middle - start,
+        predictions_per_second=len(X_test) / (end - middle),
+        **scores(y_test, dict(mean=mean, std=std)),
+        **facts,
+    )
+
+
+def exact(args):
+    for n in (4_000, 30_000):
+        yield fitted(args, *drawn(rows(args, n)))
+
+
+def sets(args):
+    from uci import load
+
+    start = time.perf_counter()
+    for name in SETS:
+        if time.perf_counter() - start > args.seconds:
+            yield dict(dataset=name, status="left out: the part's time is over")
+            continue
+        X, X_test, y, y_test = load(name, 0, rows(args, 10**6) if args.small else 0, 0)
+        yield dict(dataset=name, **fitted(args, X, X_test, y, y_test))
+
+
+def million(args):
+    import torch
+
+    from skscalablegp.solvers import CG, MaxIterations, solve
+
+    n, columns = rows(args, 1_000_000), 17
+    H, generator = operator(args, n, torch.float32)
+    V = torch.randn(n, columns, generator=generator).to(args.device)
+    product = timed(lambda: H.matmul(V), args, repeats=1)
+    gradient = timed(lambda: H.bilinear_grad(V, V), args, repeats=1)
+    steps = 3
+    solver = CG(residual_refresh=None)
+    start = time.perf_counter()
+    solve(H, V, solver, stopping=MaxIterations(steps))
+    step = (time.perf_counter() - start) / steps
+    # thirty training steps with solves of ten epochs, and a last solve of a hundred
+    yield dict(
+        n=n,
+        n_columns=COLUMNS,
+        n_right_hand_sides=columns,
+        product_seconds=product,
+        gradient_seconds=gradient,
+        solver_step_seconds=step,
+        projected_fit_seconds=30 * (10 * step + gradient) + 100 * step,
+    )
+
+
+if __name__ == "__main__":
+    main()
