@@ -34,7 +34,7 @@ corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=float)
 X = np.vstack([corners, rng.uniform(size=(196, 2))])
 y = eggholder(X)
 kernel = ConstantKernel(1.0) * RBF(0.1, (0.06, 0.3)) + WhiteKernel(1e-3, (1e-5, 0.1))
-gp = KISSGPRegressor(kernel, grid_size=40, normalize_y=True, variance_rank=None).fit(X, y)
+gp = KISSGPRegressor(kernel, grid_size=40, normalize_y=True).fit(X, y)
 
 best = [y.min()]
 for step in range(20):

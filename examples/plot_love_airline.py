@@ -39,7 +39,7 @@ train, test = slice(0, 96), slice(96, 144)
 # the approximation differs. Months to come lie outside the grid, which goes on for ever.
 start = SpectralMixture.from_data(months[train], y[train], n_components=10)
 kernel = start + WhiteKernel(0.03, (1e-2, 1.0))
-kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, variance_rank=None, max_iter=60)
+kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, max_iter=60)
 kiss.fit(months[train], y[train])
 exact = GaussianProcessRegressor(kiss.kernel_, optimizer=None, alpha=0)
 exact.fit(months[train], y[train])

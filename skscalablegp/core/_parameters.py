@@ -200,7 +200,7 @@ PARAMETERS: dict[str, Parameter] = {
         [StrOptions({"extend", "error"})], "What happens to rows outside the grid."
     ),
     "variance_rank": Parameter([_COUNT, None], "Rank of the low-rank variances."),
-    "max_variance_rank": Parameter([_COUNT], "Largest rank that is tried."),
+    "max_variance_rank": Parameter([_COUNT, _AUTO], "Largest rank that is tried."),
     "variance_tol": Parameter(
         [_POSITIVE], "Error of the variances, as a share of the target's, that is accepted."
     ),
@@ -222,6 +222,13 @@ PARAMETERS: dict[str, Parameter] = {
         "What follows each layer of a network that is given by its layer sizes.",
     ),
     "penalty": Parameter([_POSITIVE, callable], "Weight of the constraint of the saddle."),
+    "penalty_scale": Parameter(
+        [StrOptions({"relative", "published"})],
+        "What the constraint of the saddle is measured against.",
+    ),
+    "exact_passes": Parameter(
+        ["boolean"], "Whether scores also put what is known in closed form on its optimum."
+    ),
     "dual_rate": Parameter([_RATE, _AUTO], "Step size of the ascent."),
     "averaging": Parameter([_RATE, _AUTO], "Weight of a batch in the running average."),
     "averaging_decay": Parameter(

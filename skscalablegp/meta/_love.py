@@ -17,13 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from .._validation import validated
 from ..core import FitRun, GPPredictionBase
-from ..core.posteriors import LowRank, LowRankForm, Posterior
+from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..core.training import StopTraining, TrainingStep
 from ..models.grid import KISSGPRegressor
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
-_HELD_ROWS = 20
+_HELD_ROWS = 30
 _PROBE_ROWS = 1000
+# The error at these rows is to be so many times smaller than what is accepted at every row.
+_MARGIN = 10
 # Fitted attributes that are the regressor's.
 _TAKEN = ("kernel_", "log_marginal_likelihood_value_", "lower_bound_", "n_samples_seen_")
 
@@ -32,9 +34,10 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     """Low-rank variances, covariances and samples for a Gaussian-process regressor.
 
     Lanczos builds, once, a basis of rank k in which the inverse of the covariance matrix is small;
-    after that a variance costs O(k) or less on a grid, O(m k) with m random features or inducing
-    points and O(n k) over n rows. The error is measured against exact variances at a few rows, and
-    the rank grows until it is small enough.
+    after that a variance costs O(k) on a grid, O(m k) with m random features or inducing points and
+    O(n k) over n rows. The largest error is measured against exact variances at rows of the table,
+    between them and beside them, and the rank grows until it is small enough. Where low-rank
+    variances would cost no less than exact ones, exact ones are taken.
 
     Parameters
     ----------
@@ -46,11 +49,11 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     variance_rank : int or None, default=100
         Rank of the low-rank variances. This is where growth begins; None is the full rank, which is
         exact up to rounding.
-    max_variance_rank : int, default=1600
-        Largest rank that is tried. A ConvergenceWarning says if the error is still above
-        `variance_tol`.
+    max_variance_rank : int or "auto", default="auto"
+        Largest rank that is tried. "auto" is 1,600, above which variances are exact; at a rank of
+        your own a ConvergenceWarning says if the error is still above `variance_tol`.
     variance_tol : float, default=0.0001
-        Error of the variances, as a share of the target's, that is accepted. It is the mean
+        Error of the variances, as a share of the target's, that is accepted. It is the largest
         absolute error at the measured rows, over the target's mean square.
     random_state : int, RandomState instance or None, default=None
         Seed of all that is random in a fit; None draws a new one each time. Here which rows are
@@ -78,10 +81,10 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     estimator_ : regressor
         The fitted regressor.
     variance_rank_ : int
-        Lanczos vectors in use.
+        Lanczos vectors in use; the full rank where variances are exact.
     variance_error_ : float
-        Mean absolute error of the variance at the measured rows, in units of the target's mean
-        square.
+        Largest absolute error of the variance at the measured rows, in units of the target's mean
+        square; 0 where variances are exact.
     kernel_ : kernel instance
         The regressor's.
     log_marginal_likelihood_value_, lower_bound_ : float
@@ -118,7 +121,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     >>> from skscalablegp import KISSGPRegressor, LOVEPredictor
     >>> X = np.random.default_rng(0).uniform(size=(2000, 2))
     >>> y = np.sin(5 * X[:, 0]) + X[:, 1]
-    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=20), variance_rank=50).fit(X, y)
+    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=20, solver="cg")).fit(X, y)
     >>> mean, std = gp.predict(X[:3], return_std=True)
     >>> bool(gp.variance_error_ < 1e-4)
     True
@@ -129,7 +132,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         estimator: Any = None,
         *,
         variance_rank: Any = 100,
-        max_variance_rank: Any = 1600,
+        max_variance_rank: Any = "auto",
         variance_tol: Any = 1e-4,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -196,7 +199,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             scale = _mean_square(inner, targets)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)
-            self._conclude(inner, frozen, form.full, run)
+            self._conclude(inner, frozen, run)
         return self
 
     def _frozen(self, X: Any, noise_variance: Any, run: FitRun) -> GPPredictionBase:
@@ -288,6 +291,11 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         """The rank at which growth begins."""
         return _form(inner).full if self.variance_rank is None else self.variance_rank
 
+    def _most(self, first: int) -> int | None:
+        """Where growth ends; None for no limit of the user's."""
+        given = self.max_variance_rank
+        return None if given == "auto" else max(first, given)
+
     def _grown(
         self,
         inner: GPPredictionBase,
@@ -299,17 +307,17 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     ) -> LowRank:
         """Caches whose error is small enough, or of the largest rank that there was time for."""
         first, made = self._first(inner), None
-        most = max(first, self.max_variance_rank)
+        most = self._most(first)
         what = f"Low-rank variances of rank {first}"
         run.check_memory(form.need(min(first, form.full)), what, "use a smaller variance_rank")
-        doublings = math.ceil(math.log2(max(1.0, min(most, form.full) / first)))
+        doublings = math.ceil(math.log2(max(1.0, min(most or AUTO_RANK, form.full) / first)))
         run.monitor.begin("variances", 1 + doublings, "minus the variances' error")
         run.preview = lambda model, step: model._finish(inner, made, scale)
         rows = _inputs(inner, held, probes)
         try:
             for made in form.growing(*rows, first, most):
                 run.monitor.record_score(inner.kernel_.theta, -made.error / scale, 0.0)
-                if run.stopped or made.error <= self.variance_tol * scale:
+                if run.stopped or made.error <= self.variance_tol * scale / _MARGIN:
                     break
         except StopTraining as stop:
             run.monitor.end(str(stop))
@@ -335,7 +343,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         self.dtype_ = _dtype(inner)
         self._remember(made.posterior)
 
-    def _conclude(self, inner: GPPredictionBase, frozen: bool, full: int, run: FitRun) -> None:
+    def _conclude(self, inner: GPPredictionBase, frozen: bool, run: FitRun) -> None:
         """How the two fits ended."""
         error, rank = self.variance_error_, self.variance_rank_
         run.reports(
@@ -348,15 +356,13 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         if not frozen:
             status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
         if error > self.variance_tol and not run.stopped:
-            largest = rank >= full
-            remedy = "variance_tol or the noise" if largest else "max_variance_rank"
             reason = (
                 f"the variances' error {error:.1e} is above variance_tol={self.variance_tol:g} at "
-                f"rank {rank}: raise {remedy}"
+                f"rank {rank}: raise max_variance_rank"
             )
             run.warn(f"{type(self).__name__}: {reason}.")
             if status in ("converged", "completed"):
-                status, because = "stagnated" if largest else "max_iter", reason
+                status, because = "max_iter", reason
         run.ended(status, n_iter=inner.n_iter_, because=because)
 
     # ------------------------------------------------------------------ what predictions need
@@ -368,7 +374,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         basis, below = self._basis, self.estimator_._posterior()
         if basis is not None:
             basis = torch.tensor(basis, dtype=below.dtype, device=below.device)
-        return _form(self.estimator_).posterior(self.variance_rank_, basis)
+        return _form(self.estimator_).posterior(basis)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         return self.estimator_._inputs(X)
@@ -408,7 +414,7 @@ def _mean_square(inner: GPPredictionBase, y: np.ndarray) -> float:
 
 
 def _between(X: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:
-    """Rows of X and midpoints of pairs of rows."""
-    first, second = random_state.randint(len(X), size=(2, _HELD_ROWS))
-    second[: _HELD_ROWS // 2] = first[: _HELD_ROWS // 2]
-    return (X[first] + X[second]) / 2
+    """Rows of X, midpoints of pairs of rows, and rows whose columns come from different rows."""
+    first, second, *mixed = random_state.randint(len(X), size=(2 + X.shape[1], _HELD_ROWS))
+    beside = np.column_stack([X[rows, j] for j, rows in enumerate(mixed)])
+    return np.concatenate([X[first], (X[first] + X[second]) / 2, beside])

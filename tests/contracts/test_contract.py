@@ -70,7 +70,7 @@ ROWS = [
     ),
     Row(
         "love",
-        LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive")),
+        LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive", solver="cg", max_iter=5)),
         search={"variance_rank": [5, 20]},
         columns="none",
     ),
@@ -78,7 +78,9 @@ ROWS = [
     Row(
         "love-grows",
         LOVEPredictor(
-            KISSGPRegressor(grid_size=15, variance_rank=None), variance_rank=2, variance_tol=1e-6
+            KISSGPRegressor(grid_size=15, solver="cg", max_iter=5),
+            variance_rank=2,
+            variance_tol=1e-6,
         ),
         limit={"max_variance_rank": 2},
         scikit_learn_checks=False,

@@ -48,14 +48,16 @@ def fixed(**params):
 
 
 class TestLOVE:
-    @pytest.mark.parametrize("below", [fixed(grid_size=25), None], ids=["grid", "rows"])
+    @pytest.mark.parametrize(
+        "below", [fixed(grid_size=25, solver="cg"), None], ids=["grid", "rows"]
+    )
     def test_error_is_measured_and_falls_with_the_rank(self, below):
         X, y, X_new = table()
         if below is None:
             below = IterativeGPRegressor(fixed().kernel, optimizer=None, solver_tol=1e-6)
         below = below.fit(X, y)
         if isinstance(below, KISSGPRegressor):
-            exact = fixed(grid_size=25, variance_rank=None).fit(X, y).predict_std(X_new) ** 2
+            exact = fixed(grid_size=25).fit(X, y).predict_std(X_new) ** 2
         else:
             exact = below.predict_std(X_new) ** 2
         errors = []
@@ -66,16 +68,45 @@ class TestLOVE:
             variance = low.fit(X, y).predict_std(X_new) ** 2
             assert (variance > exact - 1e-6).all()  # a projection errs upwards
             errors.append(np.abs(variance - exact).mean())
-            assert low.variance_error_ * np.mean(y**2) == pytest.approx(errors[-1], rel=2, abs=1e-6)
+            unit = np.mean(y**2)
+            assert np.abs(variance - exact).max() <= 2 * low.variance_error_ * unit + 1e-6
             assert low.variance_rank_ == rank
         assert errors[0] > 3 * errors[1] > 9 * errors[2]
         assert low.estimator_ is below
 
     def test_the_rank_grows_until_the_error_is_small(self):
         X, y, _ = table()
-        for below in (fixed(grid_size=25), IterativeGPRegressor(fixed().kernel, optimizer=None)):
+        for below in (
+            fixed(grid_size=25, solver="cg"),
+            IterativeGPRegressor(fixed().kernel, optimizer=None),
+        ):
             low = LOVEPredictor(below, variance_rank=3, variance_tol=1e-5).fit(X, y)
-            assert low.variance_rank_ > 3 and low.variance_error_ <= 1e-5
+            assert 3 < low.variance_rank_ <= 100 and 0 < low.variance_error_ <= 1e-5
+
+    def test_every_row_is_within_the_tolerance(self):
+        """Also on a 20 x 20 grid of rows, where one Krylov space of rank 100 was far off."""
+        square = np.stack(np.meshgrid(*[np.linspace(0, 1, 20)] * 2), -1).reshape(-1, 2)
+        rng = np.random.default_rng(0)
+        new = np.vstack([square, rng.uniform(size=(300, 2))])
+        for X in (square, rng.uniform(size=(400, 2))):
+            y = np.sin(6 * X[:, 0]) * X[:, 1] + 0.01 * rng.standard_normal(400)
+            for length, noise in ((0.1, 1e-4), (0.3, 1e-2)):
+                kernel = C(1.0) * RBF(length) + W(noise)
+                exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+                exact = exact.predict(new, return_std=True)[1] ** 2
+                below = IterativeGPRegressor(kernel, optimizer=None)
+                low = LOVEPredictor(below, variance_tol=1e-3, random_state=0).fit(X, y)
+                error = np.abs(low.predict_std(new) ** 2 - exact).max()
+                assert error <= 1e-3 * np.mean(y**2) and low.variance_error_ <= 1e-3
+
+    def test_exact_variances_are_taken_where_they_cost_no_more(self):
+        X, y, X_new = table()
+        rows = IterativeGPRegressor(C(100.0) * RBF([2.0, 2.0]) + W(1e-5), optimizer=None)
+        for below in (fixed(grid_size=25), rows):
+            low = LOVEPredictor(below, variance_rank=150).fit(X, y)
+            assert low.variance_error_ == 0 and low._basis is None
+            std = low.estimator_.predict_std(X_new)
+            np.testing.assert_array_equal(low.predict_std(X_new), std)
 
     def test_half_of_all_directions_are_followed_by_all(self):
         X, y, X_new = table()
@@ -92,7 +123,10 @@ class TestLOVE:
         X, y, _ = table()
         with pytest.warns(UserWarning, match="above variance_tol=1e-12 at rank 4: raise max_var"):
             low = LOVEPredictor(
-                fixed(grid_size=25), variance_rank=4, max_variance_rank=4, variance_tol=1e-12
+                fixed(grid_size=25, solver="cg"),
+                variance_rank=4,
+                max_variance_rank=4,
+                variance_tol=1e-12,
             ).fit(X, y)
         assert low.fit_report_.status == "max_iter"
         assert "raise max_variance_rank" in low.fit_report_.stop_reason
@@ -150,7 +184,7 @@ class TestLOVE:
         RRCGRegressor(optimizer=None),
         SSRFFRegressor(optimizer=None),
         RFFRegressor(optimizer=None, n_components=60),
-        KISSGPRegressor(optimizer=None, grid_size=20, variance_rank=None),
+        KISSGPRegressor(optimizer=None, grid_size=20, solver="cg"),
         SGPRRegressor(optimizer=None, n_inducing=20),
         SVGPRegressor(max_iter=5, n_inducing=20),
         SCGDDKLRegressor(max_epochs=2, feature_extractor=(10,)),
@@ -206,17 +240,18 @@ class TestWeights:
         torch.testing.assert_close(inner.sum(1) + rest, exact, rtol=1e-6, atol=1e-9)
         assert float(rest.max()) > 1e-6 if weights.has_rest else float(rest.abs().max()) < 1e-12
         errors = []
-        for rank in (3, 10, size):
+        for rank in (3, 10, size // 2):
             (found,) = form.growing(X_new[:20], X, rank, rank)
             variance = found.posterior.variance(X_new)
             assert bool((variance > exact - 1e-9).all()) and found.rank == rank
             errors.append(float((variance - exact).mean()))
-        assert errors[0] > 2 * errors[1] and errors[2] < 1e-8
+        assert errors[0] > 2 * errors[1] and errors[2] < errors[0] / 20
         torch.testing.assert_close(found.posterior.covariance(X_new).diagonal(), variance)
         torch.testing.assert_close(found.posterior.mean(X_new), below.mean(X_new))
-        grown = list(form.growing(X_new[:20], X, 3, 100))
-        assert [made.rank for made in grown] == sorted({min(3 * 2**k, size) for k in range(6)})
-        assert grown[-1].error <= 1e-5 < grown[0].error
+        grown = list(form.growing(X_new[:20], X, 3, None))
+        ranks = sorted({min(3 * 2**k, size // 2) for k in range(6)})
+        assert [made.rank for made in grown] == [*ranks, size]
+        assert grown[-1].error == 0 < 1e-5 < grown[0].error
 
     @pytest.mark.parametrize("name", ["features", "inducing points"])
     @pytest.mark.parametrize("rank", [5, 30])
@@ -252,7 +287,7 @@ def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch
 
 @pytest.mark.parametrize(
     "below",
-    [fixed(grid_size=15), RFFRegressor(n_components=40), IterativeGPRegressor()],
+    [fixed(grid_size=15, solver="cg"), RFFRegressor(n_components=40), IterativeGPRegressor()],
     ids=["grid", "features", "rows"],
 )
 def test_a_pickle_answers_alike(below):
@@ -271,8 +306,9 @@ def test_rank_50_suffices_for_deep_features_of_airfoil(data_folder):
     columns = (columns - columns[~test].mean(0)) / columns[~test].std(0)
     X, y = columns[:, :-1], columns[:, -1]
     model = KISSGPRegressor(
-        feature_extractor=(64, 32, 2), grid_size=40, variance_rank=None, max_iter=30, random_state=0
+        feature_extractor=(64, 32, 2), grid_size=40, max_iter=30, random_state=0
     ).fit(X[~test], y[~test])
+    model.set_params(solver="cg", optimizer=None)
     low = LOVEPredictor(
         FrozenEstimator(model), variance_rank=50, max_variance_rank=50, variance_tol=1e-3
     )

@@ -4,7 +4,7 @@ from ._base import KernelPosterior, MeanAndVariance, Posterior, joint_normal, re
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights
 from ._krylov import explained_weights
-from ._low_rank import LowRank, LowRankForm, doubling
+from ._low_rank import AUTO_RANK, LowRank, LowRankForm
 from ._observed import observed
 from ._quantiles import additive_quantiles
 from ._weights import WeightForm

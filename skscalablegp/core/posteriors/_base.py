@@ -160,7 +160,7 @@ class KernelPosterior(Posterior):
     def low_rank_form(self) -> LowRankForm:
         from ._low_rank import RowCaches
 
-        return RowCaches(self.operator, self.weights)
+        return RowCaches(self)
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
         """k(X, training rows)."""

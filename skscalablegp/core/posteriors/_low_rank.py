@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator
-from ...linalg.solvers import CG, MaxIterations, RelativeResidual, solve
 from ._base import (
     KernelPosterior,
     MeanAndVariance,
@@ -27,6 +25,10 @@ from ._weights import WeightForm
 
 # Rows whose average column of K starts Lanczos where all rows would cost too much.
 _PROBE_ROWS = 1000
+# Largest rank that is tried where nobody set a limit.
+AUTO_RANK = 1600
+# Rows whose covariances start Lanczos anew where the rank has to grow.
+_NEW_PROBES = 8
 # Up to here a joint covariance is factorised; more rows are sampled through random features.
 _JOINT_ROWS = 1000
 _SAMPLE_PAIRS = 1000
@@ -44,9 +46,9 @@ class LowRank:
     rank : int
         Lanczos vectors in use.
     error : float
-        Mean absolute error of the variance at the held rows.
+        Largest absolute error of the variance at the held rows.
     basis : ndarray or None
-        What `LowRankForm.posterior` needs to make the posterior again, beside the rank.
+        What `LowRankForm.posterior` needs to make the posterior again; None for exact variances.
     """
 
     posterior: Posterior
@@ -55,26 +57,35 @@ class LowRank:
     basis: np.ndarray | None
 
 
-class LowRankForm(ABC):
-    """How a posterior gets variances of low rank.
+class LowRankForm:
+    """How a posterior gets variances of low rank; this one's exact ones cost no more.
 
-    Attributes
+    Parameters
     ----------
+    below : Posterior
+        Whose mean and noise are used, and whose variances are exact.
     full : int
-        The rank at which they are exact up to rounding.
+        The rank at which low-rank variances would be exact, too.
     """
 
-    full: int
+    def __init__(self, below: Posterior, full: int):
+        self.below, self.full = below, full
 
-    @abstractmethod
     def need(self, rank: int) -> float:
         """Bytes that the caches take while they are made."""
+        return 0.0
 
-    @abstractmethod
     def growing(
-        self, held: Float[Tensor, "h d"], probes: Float[Tensor, "p d"], rank: int, max_rank: int
+        self,
+        held: Float[Tensor, "h d"],
+        probes: Float[Tensor, "p d"],
+        rank: int,
+        max_rank: int | None,
     ) -> Iterator[LowRank]:
-        """Caches of growing rank, each with its error.
+        """Caches of growing rank, each with its error; then the exact variances.
+
+        From half of `full` on, where low-rank variances cost as much as exact ones, and above
+        `AUTO_RANK` where there is no limit, these take their place.
 
         Parameters
         ----------
@@ -84,26 +95,32 @@ class LowRankForm(ABC):
             Training rows, whose average features start Lanczos over weights.
         rank : int
             Lanczos vectors to begin with.
-        max_rank : int
-            Where growth ends; it also ends at `full`.
+        max_rank : int or None
+            Where growth ends; None for no limit.
         """
+        most = self.full // 2
+        limit = max(rank, AUTO_RANK) if max_rank is None else max_rank
+        if rank <= most:
+            yield from self._caches(held, probes, rank, min(limit, most))
+            if max_rank is not None and max_rank <= most:
+                return
+        yield LowRank(self.below, self.full, 0.0, None)
 
-    @abstractmethod
-    def posterior(self, rank: int, basis: Tensor | None) -> Posterior:
+    def _caches(self, held: Tensor, probes: Tensor, rank: int, most: int) -> Iterator[LowRank]:
+        """Those of growing rank, from `rank` to `most`."""
+        return iter(())
+
+    def posterior(self, basis: Tensor | None) -> Posterior:
         """The posterior of a `LowRank` again."""
+        return self.below if basis is None else self._low(basis)
 
+    def _low(self, basis: Tensor) -> Posterior:
+        raise NotImplementedError
 
-def doubling(
-    measured: Callable[[int], LowRank], rank: int, max_rank: int, full: int
-) -> Iterator[LowRank]:
-    """What `measured` gives at ranks that double up to `max_rank` or `full`."""
-    most = min(max_rank, full)
-    rank = min(rank, most)
-    while True:
-        yield measured(rank)
-        if rank >= most:
-            return
-        rank = min(2 * rank, most)
+    def _measured(self, basis: Tensor, held: Tensor, exact: Tensor) -> LowRank:
+        made = self._low(basis)
+        error = float((made.variance(held) - exact).abs().max())
+        return LowRank(made, basis.shape[1], error, basis.cpu().numpy())
 
 
 # ---------------------------------------------------------------------- over weights
@@ -115,32 +132,29 @@ class WeightCaches(LowRankForm):
     Parameters
     ----------
     below : Posterior
-        Whose mean and noise are used.
+        Whose mean and noise are used, and whose variances are exact.
     form : WeightForm
     """
 
     def __init__(self, below: Posterior, form: WeightForm):
-        self._below, self._form = below, form
-        self.full = len(form.precision)
+        super().__init__(below, len(form.precision))
+        self._form = form
 
     def need(self, rank: int) -> float:
         return 8.0 * (4 * self.full**2 + self.full * rank)
 
-    def growing(self, held, probes, rank, max_rank):
-        form, exact = self._form, self._below.variance(held)
+    def _caches(self, held, probes, rank, most):
+        form, exact = self._form, self.below.variance(held)
         inner = form.precision - torch.eye(self.full).to(form.precision)
         start = form.features(probes[:_PROBE_ROWS]).mean(0)
+        while True:
+            yield self._measured(explained_weights(inner, start, rank), held, exact)
+            if rank >= most:
+                return
+            rank = min(2 * rank, most)
 
-        def measured(k: int) -> LowRank:
-            Y = explained_weights(inner, start, k)
-            made = self.posterior(k, Y)
-            error = float((made.variance(held) - exact).abs().mean())
-            return LowRank(made, k, error, Y.cpu().numpy())
-
-        return doubling(measured, rank, max_rank, self.full)
-
-    def posterior(self, rank, basis):
-        return LOVEWeights(self._below, self._form, basis)
+    def _low(self, basis):
+        return LOVEWeights(self.below, self._form, basis)
 
 
 class LOVEWeights(Posterior):
@@ -208,50 +222,35 @@ class RowCaches(LowRankForm):
 
     Parameters
     ----------
-    operator : KernelOperator
-        H at the trained hyperparameters.
-    weights : Tensor of shape (n, t)
-        H^-1 Y.
+    below : KernelPosterior
     """
 
-    def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
-        self._operator, self._weights = operator, weights
-        self.full = operator.shape[0]
+    def __init__(self, below: KernelPosterior):
+        super().__init__(below, below.operator.shape[0])
 
     def need(self, rank: int) -> float:
-        return 4.0 * self._weights.element_size() * self.full * min(rank, self.full)
+        return 4.0 * self.below.weights.element_size() * self.full * min(rank, self.full)
 
-    def growing(self, held, probes, rank, max_rank):
-        op, n = self._operator, self.full
+    def _caches(self, held, probes, rank, most):
+        op, exact = self.below.operator, self.below.variance(held)
         cross = op.cross(held).to_dense()
-        prior = op.cross(held).prior_diag()
-        solved = solve(
-            op, cross.T.contiguous(), CG(), stopping=RelativeResidual(1e-6) | MaxIterations(1000)
-        ).value
-        exact = prior - (cross.T * solved).sum(0)
-        basis = krylov_basis(op, _average_column(op)[:, None], min(rank, n))
+        basis = krylov_basis(op, _average_column(op)[:, None], rank)
         while True:
-            B, size = whitened(op, basis), basis.shape[1]
-            errors = (prior - (cross @ B).square().sum(1) - exact).abs()
-            yield LowRank(self.posterior(size, B), size, float(errors.mean()), B.cpu().numpy())
-            if size >= min(max_rank, n):
+            made = self._measured(whitened(op, basis), held, exact)
+            yield made
+            if (size := made.rank) >= most:
                 return
-            if 2 * size >= n and max_rank >= n:
-                # Half of all directions did not do: take all, which is exact.
-                basis = torch.eye(n, dtype=op.dtype, device=op.device)
-                continue
-            # A new probe: the covariances of the row that is served worst, without what is known.
-            probe = cross[int(errors.argmax())]
-            probe = probe - basis @ (basis.T @ probe)
-            if float(probe.norm()) == 0:
-                return
-            more = max(1, min(size, max_rank - size, n - size))
-            basis = krylov_basis(op, probe[:, None], more, basis)
+            # New probes: the covariances of the rows that are served worst, without what is known.
+            errors = (made.posterior.variance(held) - exact).abs()
+            more = min(size, most - size)
+            worst = cross[errors.topk(min(_NEW_PROBES, more, len(held))).indices].T
+            worst = worst - basis @ (basis.T @ worst)
+            basis = krylov_basis(op, worst, max(1, more // worst.shape[1]), basis)
             if basis.shape[1] == size:
                 return
 
-    def posterior(self, rank, basis):
-        return LOVEPosterior(self._operator, self._weights, basis)
+    def _low(self, basis):
+        return LOVEPosterior(self.below.operator, self.below.weights, basis)
 
 
 class LOVEPosterior(KernelPosterior):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -43,11 +44,11 @@ class Lanczos:
 
 
 def lanczos(
-    operator: LinearOperator,
+    operator: Any,
     V: Float[Tensor, "n s"],
     n_steps: int,
     *,
-    preconditioner: Preconditioner | None = None,
+    preconditioner: Any = None,
 ) -> Lanczos:
     """Tridiagonalise H from every column of V, all columns in one product a step.
 
@@ -60,7 +61,7 @@ def lanczos(
     n_steps : int
         k, capped at n.
     preconditioner : Preconditioner, optional
-        Work with P^-1/2 H P^-1/2 from P^-1/2 V, without a square root.
+        Work with P^-1/2 H P^-1/2 from P^-1/2 V, without a square root; only ``solve`` is called.
 
     Notes
     -----

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ._objective import FeatureMoments, data_fit, log_det_direction
 
+# How many times m rows fill the window of a running average of F.
+AVERAGED = 10
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureBatch:
@@ -67,6 +70,18 @@ class BatchGradient(BaseEstimator, ABC):
     def inverse(self, state: Any) -> Tensor | None:
         """What stands for F^-1, to precondition the weights' own steps; None to leave them."""
 
+    def slope(self, state: Any) -> Tensor | None:
+        """What stands for F^-1 in the direction; None where nothing does."""
+        return self.inverse(state)
+
+    def bias(self, state: Any, moments: FeatureMoments, noise: float) -> float | None:
+        """tr(slope F) / m - 1 for the exact F after some steps; None where nothing is known."""
+        slope = self.slope(state)
+        if slope is None or state.t == 0:
+            return None
+        trace = (slope.double() * moments.gram).sum() + noise * slope.double().trace()
+        return float(trace) / len(slope) - 1
+
     def descend_weights(self, batch: FeatureBatch, state: Any, rate: float) -> None:
         """One implicit stochastic Newton step of the weights, in place, on the batch's part of g.
 
@@ -90,24 +105,25 @@ class BatchGradient(BaseEstimator, ABC):
 def weight_space_loss(
     batch: FeatureBatch, P: Float[Tensor, "m m"], trace: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """An unbiased loss of a batch: the data's fit, and a linear log determinant of slope P."""
+    """A batch's loss: the data's fit, and a log determinant that is linear, of slope P."""
     direction = log_det_direction(batch.phi, P, trace, batch.log_noise, batch.n)
     fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
     return fit + batch.Y.shape[1] * direction
 
 
-def averaging_rate(given: Any, batch_size: int, m: int) -> float:
+def averaging_rate(given: Any, batch_size: int, m: int, window: int = AVERAGED) -> float:
     """What the user gave, or the automatic rate."""
-    return automatic_rate(batch_size, m) if isinstance(given, str) else float(given)
+    return automatic_rate(batch_size, m, window) if isinstance(given, str) else float(given)
 
 
-def automatic_rate(batch_size: int, m: int) -> float:
-    """How far one step moves an average over batches: ten times m rows fill its window.
+def automatic_rate(batch_size: int, m: int, window: int = AVERAGED) -> float:
+    """How far one step moves an average over batches: `window` times m rows fill it.
 
     An m x m matrix estimated from r rows has an inverse that is too large by about 1 / (1 - m / r)
-    (the mean of an inverse Wishart), so that ten times m rows leave a tenth.
+    (the mean of an inverse Wishart): an average, whose memory is twice its window, over ten times m
+    rows leaves a twentieth.
     """
-    return min(0.9, batch_size / (10 * m))
+    return min(0.9, batch_size / (window * m))
 
 
 def steps_between(rate: float) -> int:

@@ -37,6 +37,7 @@ BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 OF_TRAINING = (
     "learning_rate", "max_epochs", "batch_size", "early_stopping", "validation_fraction", "tol",
     "n_iter_no_change", "averaging", "averaging_decay", "penalty", "dual_rate", "batches",
+    "exact_passes", "penalty_scale",
 )  # fmt: skip
 
 

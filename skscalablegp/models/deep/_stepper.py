@@ -120,6 +120,8 @@ class WeightSpaceStepper(Stepper):
     held_out : RowSource, optional
         Rows whose mean negative log density is the score; without them it is the negative log
         marginal likelihood per row and target.
+    settles : bool, default=True
+        Whether a score also puts weights, noise, amplitude and the rule's state on their optimum.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class WeightSpaceStepper(Stepper):
         scored_rows: RowSource | None = None,
         n: int | None = None,
         held_out: RowSource | None = None,
+        settles: bool = True,
     ):
+        self.settles = settles
         self.features, self.rule, self.source = features, rule, source
         self.scored_rows = source if scored_rows is None else scored_rows
         self.n = len(source) if n is None else n
@@ -167,6 +171,8 @@ class WeightSpaceStepper(Stepper):
         )
         # Of the training rows at each exact pass, a row and target.
         self.likelihoods: list[float] = []
+        # By how much the trace of what stands for F^-1 was off before the last exact pass.
+        self.slope_bias: float | None = None
 
     # ------------------------------------------------------------------ steps
 
@@ -233,11 +239,16 @@ class WeightSpaceStepper(Stepper):
             settled = self._settle(self.tensors, self.scored_rows, self.n, self.source.dtype)
             if settled is None:
                 return math.inf
+            own = self.snapshot()
             self._adopt(settled.tensors, settled.noise, settled.evaluation)
             moments, density = settled.moments, None
             if self.held_out is not None:
                 moments, density = self._unseen(moments)
-            self._state = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
+            if self.settles or self._state is None:
+                start = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
+                self._state = start
+            else:
+                self.restore(own)
         except torch.linalg.LinAlgError:
             return math.inf
         rows = moments.n * moments.cross.shape[1]
@@ -266,6 +277,9 @@ class WeightSpaceStepper(Stepper):
         moments = self._moments(tensors, rows, n, dtype, noise)
         if not bool(moments.gram.isfinite().all()):
             return None
+        if self._state is not None and rows is self.scored_rows:
+            bias = self.rule.bias(self._state, moments, noise)
+            self.slope_bias = self.slope_bias if bias is None else bias
         if not self._frozen:
             if rows.noise is not None:
                 # Rows that are held out choose the noise later.

@@ -15,6 +15,8 @@ from ...kernels import MAX_POWER, Node, Term, TorchKernel
 from ._grid import Grid, keys_weights
 from ._toeplitz import kronecker, kronecker_matmul, toeplitz
 
+# A noise variance below this fraction of the prior variance is raised to it, and reported.
+SMALLEST_NOISE = 1e-9
 # Pairs of rows whose covariances are worked out at a time.
 _BLOCK_PAIRS = 2**18
 # Eigenvalues below this fraction of the largest are mostly rounding.
@@ -125,9 +127,13 @@ class GridKernel:
         ]
         return sum(parts)
 
+    def raised(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+        """The smallest noise variance that a product can be divided by: a share of the prior's."""
+        return SMALLEST_NOISE * self.prior(theta)
+
     def matmul(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Tensor:
         """Kuu V; O(m log m) a column."""
-        return _apply(self.columns(theta), self.grid, V)
+        return apply_columns(self.columns(theta), self.grid, V)
 
     def quadratic(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Float[Tensor, ""]:
         """tr(V' Kuu V), differentiable in theta."""
@@ -284,7 +290,8 @@ class GridKernel:
         return total
 
 
-def _apply(columns: list, grid: Grid, V: Tensor) -> Tensor:
+def apply_columns(columns: list, grid: Grid, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
+    """Kuu V from the first columns of its Toeplitz factors."""
     out = []
     for terms, shape, start in zip(columns, grid.shapes, grid.starts, strict=True):
         part = V[start : start + math.prod(shape)]

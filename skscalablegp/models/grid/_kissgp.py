@@ -33,6 +33,7 @@ from ._network import GridFeatures, NetworkTraining, grid_network, held_rows, ne
 from ._objective import GridEvaluation, GridProblem, grid_marginal_likelihood
 from ._plan import plan_grid
 from ._posterior import GridPosterior
+from ._products import ProductEvaluation, ProductGradient, ProductPosterior, evaluate_products
 from ._training import GridFit
 
 
@@ -42,8 +43,8 @@ class KISSGPRegressor(GPRegressorBase):
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
     of a regular grid. Rows are read once; likelihood, gradients and predictions then cost nothing
     in their number. Millions of rows in one or two columns take seconds; in three columns
-    2,000 rows took 15 seconds of one core and 100,000 a minute and a half (``benchmarks/love.py
-    columns``), and four columns take longer.
+    2,000 rows took 15 seconds of one core and 100,000 a minute and a half
+    (``benchmarks/papers/love.py columns``), and four columns take longer.
 
     Parameters
     ----------
@@ -68,11 +69,15 @@ class KISSGPRegressor(GPRegressorBase):
         rows, "auto" for both this and `grid_size`, with `kernel` at its default, is no grid but the
         exact process of the rows under the default kernel of :class:`IterativeGPRegressor`: it
         costs no more, columns may interact, and nothing is interpolated.
+    solver : {"auto", "cholesky", "cg"}, default="auto"
+        What solves the linear systems of a training step. "cholesky" factorises the grid's
+        covariance at its numerical rank: likelihood, gradients and variances are exact. "cg" is the
+        method as published, conjugate gradients by fast Toeplitz and Kronecker products: memory of
+        O(m), gradients whose traces are estimated, and variances by a solve for each row unless
+        :class:`LOVEPredictor` makes them cheap. "auto" is "cholesky".
     extrapolation : {"extend", "error"}, default="extend"
         What happens to rows outside the grid. "extend" lets the grid go on, with exact variances,
         at a cost of O(m r) a row; "error" is a ValueError.
-    variance_rank : int or None, default=100
-        Rank of the low-rank variances. None is for exact variances.
     feature_extractor : array-like of int, callable, torch.nn.Module or None, default=None
         A network between the rows and the kernel: layer sizes, a torch module, or a callable that
         makes one for so many columns. It ends in 1 or 2 features, which are squashed into (-1, 1)
@@ -187,8 +192,8 @@ class KISSGPRegressor(GPRegressorBase):
         priors: Any = None,
         grid_size: Any = "auto",
         structure: Any = "auto",
+        solver: Any = "auto",
         extrapolation: Any = "extend",
-        variance_rank: Any = 100,
         feature_extractor: Any = None,
         activation: Any = "relu",
         max_epochs: Any = "auto",
@@ -258,7 +263,7 @@ class KISSGPRegressor(GPRegressorBase):
             if self.feature_extractor is not None:
                 held = held_rows(len(table.X), run.random_state)
                 features, n_steps = self._train_network(table, held, run)
-            made = self._on_grid(table, features, held)
+            made = self._on_grid(table, features, held, run)
             self._report_grid(made.problem.grid_kernel.grid, run)
             run.preview = lambda model, step: model._finish(made, step.theta)
             result = self._train(made.problem, features is not None, run)
@@ -270,7 +275,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _may_leave_grid(self) -> bool:
         """Whether nothing has been said about a grid or what lies on it."""
-        given = (self.grid_size, self.structure)
+        given = (self.grid_size, self.structure, self.solver)
         return (
             all(isinstance(value, str) and value == "auto" for value in given)
             and self.extrapolation == "extend"
@@ -285,16 +290,20 @@ class KISSGPRegressor(GPRegressorBase):
         n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
         run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
         run.chose("grid_size", None, "there is no grid")
-        run.ignores("variance_rank", "variances are exact")
         self.grid_ = self._network = self._kept = None
         self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
 
     def _choose(self, n: int, run: FitRun) -> None:
         """What depends on the number of rows at most."""
+        if self.solver not in ("auto", "cholesky", "cg"):
+            raise ValueError(
+                f"solver={self.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
+            )
+        run.chose("solver", "cholesky", "a grid's covariance has a low rank")
         if self.optimizer is None:
             report_untrained(run)
         else:
-            report_training(self._settings(), True, n, run)
+            report_training(self._settings(), not self._by_products, n, run)
         run.priors = run.chose("priors", self._grid_priors(), "a grid takes those that are given")
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
@@ -316,17 +325,26 @@ class KISSGPRegressor(GPRegressorBase):
         training = NetworkTraining(X, Y, network, run.random_state)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
-            made = model._on_grid(table, training.features(), held)
+            made = model._on_grid(table, training.features(), held, run)
             model._finish(made, made.problem.kernel.theta0.numpy())
 
         run.preview = preview
         n_steps = training.train(run, steps)
         return training.features(), n_steps
 
+    @property
+    def _by_products(self) -> bool:
+        return isinstance(self.solver, str) and self.solver == "cg"
+
     def _on_grid(
-        self, table: Table, features: GridFeatures | None, held: np.ndarray | None
+        self,
+        table: Table,
+        features: GridFeatures | None,
+        held: np.ndarray | None,
+        run: FitRun,
     ) -> GridFit:
         """The rows, or what a network makes of them, summed on a grid."""
+        probes = run.generator if self._by_products else None
         budget = self._budget()
         if features is None:
             kernel = self._own_kernel(table.X)
@@ -334,7 +352,9 @@ class KISSGPRegressor(GPRegressorBase):
             kernel = self._kernel_of_features()
             table = replace(table, X=features(table.X))
         grid = self._plan_grid(table, features is not None)
-        return GridFit.make(table, grid, kernel, features, held, budget, self._grid_priors())
+        return GridFit.make(
+            table, grid, kernel, features, held, budget, self._grid_priors(), probes
+        )
 
     def _grid_priors(self) -> dict[str, Any] | None:
         """Those that are given; by default there are none on a grid."""
@@ -366,35 +386,37 @@ class KISSGPRegressor(GPRegressorBase):
         if self.optimizer is None or kernel.n_params == 0:
             return start
         try:
-            return fit_hyperparameters(problem, GridGradient(), theta, self._settings(), run)
+            estimator = ProductGradient() if self._by_products else GridGradient()
+            return fit_hyperparameters(problem, estimator, theta, self._settings(), run)
         except KeyboardInterrupt:
             # With a trained network there is something to keep.
             if not on_features or run.stopped:
                 raise
             return replace(start, stop_reason=run.monitor.end("interrupted"))
 
-    def _finish(self, made: GridFit, theta: Any) -> GridEvaluation:
+    def _finish(self, made: GridFit, theta: Any) -> GridEvaluation | ProductEvaluation:
         """The fitted model at these hyperparameters."""
         kernel = made.problem.grid_kernel
         self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
-        self.grid_ = kernel.grid
+        self.grid_, self._products_ = kernel.grid, self._by_products
         self._network = made.features
         self._kept = made.rows.settled(*self._white_and_prior())
-        return self._evaluate()
+        return self._evaluate(made.problem.probes)
 
-    def _evaluate(self) -> GridEvaluation:
+    def _evaluate(self, probes: Any = None) -> GridEvaluation | ProductEvaluation:
         """The posterior, and the likelihood that comes with it."""
-        posterior = self._build_posterior()
+        posterior = self._build_posterior(probes)
         self._remember(posterior)
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
         return posterior.evaluation
 
-    def _report_evaluation(self, evaluation: GridEvaluation, run: FitRun) -> None:
-        grid, rank = self.grid_, len(evaluation.inner)
+    def _report_evaluation(self, evaluation: Any, run: FitRun) -> None:
+        grid, rank = self.grid_, evaluation.rank
+        made = "by products" if rank is None else f"of rank {rank}"
         run.reports(
             jitter=evaluation.jitter,
             grid_rank=rank,
-            summary=f"{grid.n_points} grid points in {len(grid.components)} grids, of rank {rank}",
+            summary=f"{grid.n_points} grid points in {len(grid.components)} grids, {made}",
         )
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -525,24 +547,27 @@ class KISSGPRegressor(GPRegressorBase):
         with torch.no_grad():
             return float(kernel.noise(theta)), float(kernel.prior(theta))
 
-    def _problem(self) -> GridProblem:
+    def _problem(self, probes: Any = None) -> GridProblem:
         kernel = GridKernel(self._compiled(), self.grid_, self._budget())
-        return GridProblem.make(kernel.kernel, kernel, self._kept, self._kept.moments.n)
+        return GridProblem.make(kernel, self._kept, self._kept.moments.n, probes)
 
-    def _build_posterior(self) -> Posterior:
+    def _build_posterior(self, probes: Any = None) -> Posterior:
         if self.grid_ is None:
             return self._exact(self._fit_device())[0]
-        problem = self._problem()
+        problem = self._problem(probes)
         theta = problem.kernel.theta0
+        if self._products_:
+            evaluation = evaluate_products(problem, theta)
+            return ProductPosterior(problem.grid_kernel, theta, evaluation)
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
-        return GridPosterior(problem.grid_kernel, theta, evaluation, self.variance_rank)
+        return GridPosterior(problem.grid_kernel, theta, evaluation)
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         if self.grid_ is None:
             super()._check_joint_memory(X, what)
             return
         m, outside = len(X), int((~self.grid_.covers(self._features(X))).sum())
-        rank = len(self._posterior().evaluation.inner)
+        rank = self._posterior().evaluation.rank or self.grid_.n_points
         need = 24.0 * m * m + 48.0 * outside**2 + 24.0 * m * rank
         remedy = "ask for fewer rows at a time, or for return_std"
         if what == "sample_y":

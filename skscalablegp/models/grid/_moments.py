@@ -13,6 +13,8 @@ import scipy.sparse
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 
+# Mean square by which rows may be missed, in units of their noise; training leaves less than 1.
+_MISFIT = 1.5
 # Bytes of one block of powers while rows are streamed.
 _BLOCK_BYTES = 2**25
 
@@ -55,6 +57,24 @@ class GridMoments:
         rhs[numbers] = self.rhs
         gram = scipy.sparse.csr_array((gram.data, pairs), shape=(n_points, n_points))
         return GridMoments(gram, rhs, self.total, self.n)
+
+
+def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> float:
+    """Mean square by which a mean on the grid misses the rows, beyond what noise explains.
+
+    Parameters
+    ----------
+    first : GridMoments
+        With weights 1 / D.
+    mean : ndarray of shape (m, t)
+    D : float
+        The rows' harmonic mean noise; no number where it is no longer known, and no misfit then.
+    jitter : float
+        The part of it that nobody asked for.
+    """
+    missed = first.total.sum() - 2 * (first.rhs * mean).sum() + (mean * (first.gram @ mean)).sum()
+    explained, mean_square = max(D - jitter, 0.0), float(missed) * D / (first.n * mean.shape[1])
+    return mean_square - explained if mean_square > _MISFIT * explained else 0.0
 
 
 def grid_moments(

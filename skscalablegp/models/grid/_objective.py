@@ -5,29 +5,25 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
-from ._grid_kernel import GridFactor, GridKernel
-from ._moments import GridMoments, grid_moments
+from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel
+from ._moments import GridMoments, grid_moments, misfit
 from ._polynomials import offset_sums
 
-# A noise variance below this fraction of the prior variance is raised to it, and reported.
-_SMALLEST_NOISE = 1e-9
 # What cutting the grid covariance's smallest eigenvalues may cost: nats by a bound that is some
 # hundred times too large in practice, and a share of the prior variance, on average over points.
 _CUT_NATS = 1e-3
 _CUT_VARIANCE = 1e-9
-# Mean square by which rows may be missed, in units of their noise; training leaves less than 1.
-_MISFIT = 1.5
 # Numbers of one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
 
@@ -67,7 +63,7 @@ def noise_jitter(smallest: float, prior: float) -> float:
     """
     if prior == 0 and smallest == 0:
         return 1.0
-    return max(0.0, _SMALLEST_NOISE * prior - smallest)
+    return max(0.0, SMALLEST_NOISE * prior - smallest)
 
 
 class Rows(ABC):
@@ -239,15 +235,29 @@ class GridProblem(GPProblem):
         The prior.
     rows : Rows
         The moments.
+    probes : RowProbes or None
+        Random vectors over the rows, where products take the place of a factor.
     """
 
     grid_kernel: GridKernel
     rows: Rows = field(repr=False)
+    probes: Any = field(default=None, repr=False)
 
     @classmethod
-    def make(cls, kernel: TorchKernel, grid_kernel: GridKernel, rows: Rows, n: int) -> GridProblem:
-        nothing = torch.empty(n, 0, dtype=torch.float64)
-        return cls(kernel=kernel, X=nothing, Y=nothing, grid_kernel=grid_kernel, rows=rows)
+    def make(cls, grid_kernel: GridKernel, rows: Rows, n: int, probes: Any = None) -> GridProblem:
+        nothing, kernel = torch.empty(n, 0, dtype=torch.float64), grid_kernel.kernel
+        return cls(kernel, nothing, nothing, grid_kernel=grid_kernel, rows=rows, probes=probes)
+
+
+def raised_noise(
+    problem: GridProblem, theta: Float[Tensor, " p"]
+) -> tuple[float, float, NoisyMoments]:
+    """The white noise, raised where nothing could be divided by it; by how much; the moments."""
+    kernel = problem.grid_kernel
+    with torch.no_grad():
+        noise = float(kernel.noise(theta))
+        jitter = problem.rows.jitter(noise, float(kernel.prior(theta)))
+    return noise + jitter, jitter, problem.rows.at(noise + jitter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +294,10 @@ class GridEvaluation:
     jitter: float
     misfit: float = 0.0
 
+    @property
+    def rank(self) -> int:
+        return len(self.inner)
+
 
 def grid_marginal_likelihood(
     problem: GridProblem, theta: Float[Tensor, " p"], eval_gradient: bool = True
@@ -306,10 +320,8 @@ def grid_marginal_likelihood(
     kernel = problem.grid_kernel
     theta = theta.detach().double()
     with torch.no_grad():
-        noise = float(kernel.noise(theta))
+        _, jitter, moments = raised_noise(problem, theta)
         prior = float(kernel.prior(theta))
-        jitter = problem.rows.jitter(noise, prior)
-        moments = problem.rows.at(noise + jitter)
         G, n = moments.first.gram, moments.first.n
         norm = float(abs(G).sum(0).max())
         # log|H| moves by at most tr(G R) <= norm tr(R) for the part R that is cut.
@@ -330,12 +342,8 @@ def grid_marginal_likelihood(
     grad = None
     if eval_gradient:
         grad = _gradient(kernel, theta, moments, F, P, L, alpha, jitter)
-    missed = moments.first.total.sum() - 2 * (a * alpha).sum() + (alpha * (A @ alpha)).sum()
-    # Harmonic mean noise; no number where the rows' noise is no longer known, and no misfit then.
-    D = n / moments.inverse
-    explained, mean_square = max(D - jitter, 0.0), float(missed) * D / (n * t)
-    misfit = mean_square - explained if mean_square > _MISFIT * explained else 0.0
-    return GridEvaluation(value, grad, factor, A, L, alpha, jitter, misfit)
+    missed = misfit(moments.first, (F @ alpha).numpy(), n / moments.inverse, jitter)
+    return GridEvaluation(value, grad, factor, A, L, alpha, jitter, missed)
 
 
 def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
@@ -372,7 +380,7 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
     with torch.enable_grad():
         theta = theta.clone().requires_grad_(True)
         # Raised noise moves with the prior variance, no longer with the white noise.
-        raised = _SMALLEST_NOISE * kernel.prior(theta) if jitter > 0 else kernel.noise(theta)
+        raised = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
         surrogate = d_noise * raised - 0.5 * t * kernel.trace_with(theta, moments.sums)
         grad = slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
         # Block by block: autograd keeps several copies of what it is given.

@@ -16,7 +16,7 @@ from ._grid import Grid, make_grid, varying_columns
 # Most points an axis by number of axes; a product grid's cost is their product.
 _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
 _MOST_AXES = 4
-_LEAST_POINTS = 9
+_LEAST_POINTS = 8
 _ADDITIVE_POINTS = 100
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.posteriors import (
-    LowRank,
     LowRankForm,
     MeanAndVariance,
     Posterior,
-    doubling,
-    explained_weights,
     joint_normal,
     reported_variance,
 )
 from ._grid_kernel import GridKernel
-from ._objective import GridEvaluation
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
 # Bytes of rows k(x, grid) for rows outside the grid, at a time.
@@ -56,9 +53,7 @@ class GridPosterior(Posterior):
     theta : Tensor of shape (p,)
         Log hyperparameters.
     evaluation : GridEvaluation
-        The likelihood's factors at theta.
-    rank : int or None
-        Steps of Lanczos (Pleiss et al. 2018) that replace (I + A)^-1; None for the exact inverse.
+        The likelihood's factors at theta; posteriors by products have one of their own.
     """
 
     dtype, device = torch.float64, torch.device("cpu")
@@ -67,26 +62,21 @@ class GridPosterior(Posterior):
         self,
         grid_kernel: GridKernel,
         theta: Float[Tensor, " p"],
-        evaluation: GridEvaluation,
-        rank: int | None = None,
+        evaluation: Any,
     ):
         self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
         self.weights = evaluation.weights
-        self.rank = rank if rank is not None and rank < len(evaluation.inner) else None
         components = grid_kernel.grid.components
         widest = min(max(len(axes) for axes in components), _POLYNOMIAL_COLUMNS)
         self.width = 4 * 7**widest * len(components)
 
-    def with_rank(self, rank: int | None) -> GridPosterior:
-        """The same posterior at another rank of Lanczos; None for none."""
-        return GridPosterior(self.grid_kernel, self.theta, self.evaluation, rank)
-
     def low_rank_form(self) -> LowRankForm:
-        return GridCaches(self)
+        # Exact variances cost no more: within a cell they are polynomials, whatever the rank.
+        return LowRankForm(self, len(self.evaluation.inner))
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without building what many rows would share."""
-        return self._rooted(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)
+        return self._whitened(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)
 
     # ------------------------------------------------------------------ caches
 
@@ -98,25 +88,7 @@ class GridPosterior(Posterior):
     @cached_property
     def root(self) -> Float[Tensor, "m r"]:
         """E with E E' the posterior covariance of the grid's points."""
-        return self._rooted(self.evaluation.factor.F)
-
-    def _rooted(self, G: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        """G S with S S' the posterior covariance of z, where f = F z on the grid."""
-        if self.rank is None:
-            return self._whitened(G)
-        U, change = self._love_root
-        return G + (G @ U * change) @ U.T
-
-    @cached_property
-    def _love_root(self) -> tuple[Float[Tensor, "r k"], Float[Tensor, " k"]]:
-        """U and d with S = I + U diag(d) U' the symmetric root of I - Y Y'.
-
-        That is the inverse of I + A within a Krylov space, whose start is the average column of
-        W Kuu, without a vector of length n.
-        """
-        Y = explained_weights(self.evaluation.inner, self.evaluation.factor.F.mean(0), self.rank)
-        U, explained, _ = torch.linalg.svd(Y, full_matrices=False)
-        return U, (1 - explained.square()).clamp_min(0).sqrt() - 1
+        return self._whitened(self.evaluation.factor.F)
 
     @cached_property
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
@@ -150,9 +122,14 @@ class GridPosterior(Posterior):
     def _variance_polynomials(self) -> np.ndarray:
         return local_polynomials(covariance_stencil(self.root, [a.size for a in self._axes]))
 
+    @property
+    def _columns(self) -> int:
+        """Those of the root."""
+        return self.evaluation.rank
+
     def _polynomials_are_dear(self, n_rows: int) -> bool:
         """Whether so few rows cost less than what many rows would share."""
-        (m, r), d = self.evaluation.factor.F.shape, len(self._axes)
+        (m, r), d = (self.grid_kernel.n_points, self._columns), len(self._axes)
         shared = m * r * 7**d
         return shared > _SHARED_PRODUCTS and n_rows * r * (4**d + r) < shared
 
@@ -206,7 +183,7 @@ class GridPosterior(Posterior):
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, inside = self._split(X)
         G = self.interpolate(rows[inside], self.evaluation.factor.F)
-        root = self._rooted(G)
+        root = self._whitened(G)
         missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
         if inside.all():
             return root @ root.T + missed
@@ -216,9 +193,8 @@ class GridPosterior(Posterior):
             prior = self.grid_kernel.cross(self.theta, rows[~inside], rows[~inside])
         left = prior - g @ g.T
         exact = self._whitened(g)
-        beside = self._whitened(G) @ exact.T
+        beside = root @ exact.T
         covariance = torch.empty(len(rows), len(rows), dtype=torch.float64)
-        # A low rank errs upwards only: with the exact blocks beside it stays a covariance.
         covariance[inner[:, None], inner] = root @ root.T
         covariance[inner[:, None], outer] = beside
         covariance[outer[:, None], inner] = beside.T
@@ -288,42 +264,11 @@ class GridPosterior(Posterior):
         for start in range(0, len(where), step):
             part = where[start : start + step]
             with torch.no_grad():
-                yield (
-                    part,
-                    self.grid_kernel.coordinates(self.theta, rows[part], self.evaluation.factor),
-                )
+                yield part, self._covariances(rows[part])
 
-
-class GridCaches(LowRankForm):
-    """Of a posterior on a grid: Lanczos in place of (I + A)^-1; only the rank has to be kept.
-
-    Parameters
-    ----------
-    below : GridPosterior
-        At any rank.
-    """
-
-    def __init__(self, below: GridPosterior):
-        self._below = below
-        self.full = len(below.evaluation.inner)
-
-    def need(self, rank: int) -> float:
-        return 8.0 * (4 * self.full**2 + self.full * rank)
-
-    def growing(self, held, probes, rank, max_rank):
-        # Outside the grid variances are exact at any rank.
-        near = held[torch.from_numpy(self._below.grid_kernel.grid.covers(held.numpy()))]
-        exact = self._below.with_rank(None).root_variance(near)
-
-        def measured(k: int) -> LowRank:
-            made = self.posterior(k, None)
-            errors = (made.root_variance(near) - exact).abs()
-            return LowRank(made, k, float(errors.sum()) / len(held), None)
-
-        return doubling(measured, rank, max_rank, self.full)
-
-    def posterior(self, rank, basis):
-        return self._below.with_rank(rank)
+    def _covariances(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
+        """With z, of which the mean is `weights`."""
+        return self.grid_kernel.coordinates(self.theta, rows, self.evaluation.factor)
 
 
 def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...core.data import Table
 from ...kernels import compile_kernel
@@ -15,6 +16,7 @@ from ._moments import grid_moments
 from ._network import SHORTEST_FEATURE_LENGTH, GridFeatures
 from ._objective import CommonNoise, GridProblem, NoiseByRow, Rows, check_rank
 from ._plan import grid_default_kernel
+from ._products import RowProbes
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class GridFit:
         held: np.ndarray | None,
         budget: float | None,
         priors: dict[str, Any] | None,
+        probes: torch.Generator | None = None,
     ) -> GridFit:
         """Read the rows of a table (of features, where there is a network).
 
@@ -62,13 +65,18 @@ class GridFit:
             Bytes that the grid's covariance may take.
         priors : dict or None
             Of hyperparameters.
+        probes : Generator or None
+            Of random vectors over the rows, where products take the place of a factor.
         """
         on_grid = kernel_on_grid(kernel, table, grid, features is not None, budget, priors)
+        if probes is None:
+            check_rank(on_grid, on_grid.kernel.theta0)
         rows = summed(on_grid, table)
-        unseen, count = rows, len(table.X)
+        unseen, X, known = rows, table.X, table.noise
         if held is not None and held.any():
-            unseen, count = summed(on_grid, table, held), int(held.sum())
-        return cls(features, GridProblem.make(on_grid.kernel, on_grid, unseen, count), rows)
+            unseen, X, known = summed(on_grid, table, held), X[held], known[held]
+        random = None if probes is None else RowProbes(grid, X, known, probes)
+        return cls(features, GridProblem.make(on_grid, unseen, len(X), random), rows)
 
 
 def kernel_on_grid(
@@ -79,21 +87,13 @@ def kernel_on_grid(
     budget: float | None,
     priors: dict[str, Any] | None,
 ) -> GridKernel:
-    """A user's kernel, or the default one, on the grid.
-
-    Raises
-    ------
-    MemoryError
-        Where its covariance would not fit as it is, before any row is read.
-    """
+    """A user's kernel, or the default one, on the grid."""
     if kernel is None:
         shortest = SHORTEST_FEATURE_LENGTH if on_features else 0.0
         kernel = grid_default_kernel(table.X, table.y, grid, shortest)
     compiled = compile_kernel(kernel, table.X.shape[1], priors=priors)
     table.check_separable(compiled)
-    on_grid = GridKernel(compiled, grid, budget)
-    check_rank(on_grid, compiled.theta0)
-    return on_grid
+    return GridKernel(compiled, grid, budget)
 
 
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> Rows:

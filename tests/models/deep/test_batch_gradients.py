@@ -245,3 +245,60 @@ def test_the_baseline_leaves_the_weights_alone():
     batch = FeatureBatch(phi_of(X, V), Y, torch.ones(M, T, dtype=DTYPE), s, N)
     MinibatchGradient().descend_weights(batch, None, 0.5)
     assert torch.equal(batch.weights, torch.ones(M, T, dtype=DTYPE))
+
+
+def fed(rule, scale, seed=0, n=800, m=12, b=16, steps=1000, activation=torch.tanh, noise=0.05):
+    """A rule's states on batches of fixed features, begun at the exact F; their F is `scale` F."""
+    g = seeded(seed)
+    X, V = torch.randn(n, 5, generator=g, dtype=DTYPE), torch.randn(5, m, generator=g, dtype=DTYPE)
+    Z = activation(X @ V)
+    state = rule.start(feature_moments([(Z, Z[:, :1])], lambda X: X), noise, b, DTYPE)
+    s2 = torch.tensor(noise * scale, dtype=DTYPE)
+    F = scale * Z.T @ Z + s2 * torch.eye(m, dtype=DTYPE)
+    w, Z = torch.zeros(m, 1, dtype=DTYPE), scale**0.5 * Z
+    for _ in range(steps):
+        i, j = torch.randint(n, (2, b), generator=g)
+        batch = FeatureBatch(Z[i], Z[i, :1], w, s2.log(), n, Z[j])
+        state = rule.estimate(batch, state)[1]
+        yield F, state
+
+
+@pytest.mark.parametrize("activation", [torch.relu, torch.tanh, torch.nn.functional.silu])
+def test_minimax_stays_at_its_saddle(activation):
+    """Noisy batches used to drive tr(slope F) / m from 1 to 1.9 within 200 steps."""
+    for seed in range(10):
+        for F, state in fed(MinimaxGradient(), 1.0, seed, m=24, activation=activation):
+            if not state.pending:
+                assert abs(float((state.slope * F).sum()) / len(F) - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    "rule", [MinimaxGradient(rate=0.02), CompositionalGradient(0.02)], ids=["minimax", "scgd"]
+)
+def test_what_stands_for_the_inverse_follows_the_features(rule):
+    *_, (F, state) = fed(rule, 3.0, b=400, steps=1500)
+    found = float((rule.slope(state) * F).sum()) / len(F)
+    assert abs(found - 1) < 0.05
+    moments = feature_moments([(torch.linalg.cholesky(F).T, F[:, :1])], lambda X: X)
+    assert rule.bias(state, moments, 0.0) == pytest.approx(found - 1)
+
+
+def test_ascent_sees_the_other_batch_only():
+    X, Y, (V, w, s) = problem()
+    rule, states = MinimaxGradient(rate=0.5), []
+    for first in (0, 1):
+        state = rule.start(moments(X, Y, V), 0.2, B, DTYPE)
+        phi = phi_of(X, V).detach()
+        batch = FeatureBatch(phi[first : first + B], Y[:B], w, s.detach(), N, phi[-B:])
+        states.append(rule.estimate(batch, state)[1])
+    assert torch.equal(states[0].q, states[1].q) and torch.equal(states[0].a, states[1].a)
+
+
+def test_the_papers_scale_needs_a_large_penalty():
+    """Relative to |A| the slope of the constraint is at most mu / |A|."""
+    for penalty, exact in ((1.0, False), (1e6, True)):
+        rule = MinimaxGradient(penalty, scale="published")
+        *_, (F, state) = fed(rule, 1.0, steps=100)
+        held = float(torch.linalg.norm(state.slope)) * float(torch.linalg.norm(F))
+        trace = float((state.slope * F).sum()) / len(F)
+        assert abs(trace - 1) < 0.05 if exact else held <= 2 and trace < 0.5

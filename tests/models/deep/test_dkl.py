@@ -553,3 +553,29 @@ def test_far_away_the_deviation_is_the_targets(cls):
     # Within the range of the rows a clipped column is the column.
     inside = model.predict_std(X, include_noise=False)
     assert (inside < 0.5 * y.std()).all()
+
+
+def test_ascent_and_descent_draw_their_own_batches(monkeypatch):
+    from skscalablegp.models.deep import MinimaxGradient
+
+    X, y = make_friedman1(300, random_state=0)
+    estimate, same = MinimaxGradient.estimate, []
+
+    def recorded(self, batch, state):
+        same.append(torch.equal(batch.phi.detach(), batch.other))
+        return estimate(self, batch, state)
+
+    monkeypatch.setattr(MinimaxGradient, "estimate", recorded)
+    MinimaxDKLRegressor(feature_extractor=(8,), max_epochs=2, random_state=0).fit(X, y)
+    assert len(same) > 4 and not any(same)
+
+
+@pytest.mark.parametrize("made", [SCGDDKLRegressor, MinimaxDKLRegressor])
+def test_steps_alone_train_without_exact_passes(made):
+    X, y = make_friedman1(600, noise=0.5, random_state=0)
+    params = dict(feature_extractor=(16,), random_state=0, max_epochs=60)
+    alone = made(exact_passes=False, **params).fit(X[:400], y[:400])
+    assert alone.score(X[400:], y[400:]) > 0.85
+    assert abs(alone.fit_report_.slope_bias) < 0.5
+    settled = made(**params).fit(X[:400], y[:400])
+    assert not np.allclose(alone.predict(X[400:]), settled.predict(X[400:]))

@@ -39,7 +39,7 @@ def problem(d, structure, kernel, t, known):
         rows = NoiseByRow(grid, X, Y, known)
     else:
         rows = CommonNoise(grid_moments(grid, X, Y), grid, known)
-    return GridProblem.make(compiled, grid_kernel, rows, 60), X, torch.from_numpy(Y)
+    return GridProblem.make(grid_kernel, rows, 60), X, torch.from_numpy(Y)
 
 
 @pytest.mark.parametrize(("d", "structure", "kernel"), CASES)
@@ -69,7 +69,7 @@ def test_too_little_noise_is_raised_and_reported():
     compiled = compile_kernel(C(2.0) * RBF(0.5), 1)
     kernel = GridKernel(compiled, make_grid(X, [60], "product"))
     rows = CommonNoise(grid_moments(kernel.grid, X, np.sin(2 * X)), kernel.grid, 0.0)
-    made, theta = GridProblem.make(compiled, kernel, rows, 60), compiled.theta0
+    made, theta = GridProblem.make(kernel, rows, 60), compiled.theta0
     result = grid_marginal_likelihood(made, theta)
     assert result.jitter == pytest.approx(2e-9)
     # The jitter is part of the model: it moves with the prior variance.
@@ -87,7 +87,7 @@ def test_what_the_cut_costs_in_three_columns(noise):
     kernel = GridKernel(compiled, make_grid(X, [10] * 3, "product"))
     grid, theta = kernel.grid, compiled.theta0
     rows = CommonNoise(grid_moments(grid, X, Y), grid, 0.0)
-    made = GridProblem.make(compiled, kernel, rows, n)
+    made = GridProblem.make(kernel, rows, n)
     result = grid_marginal_likelihood(made, theta)
     assert len(result.inner) < 700 < grid.n_points
     H = InterpolatedOperator(kernel, theta, X)

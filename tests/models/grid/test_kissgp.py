@@ -5,10 +5,11 @@ import pickle
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
-from skscalablegp import KISSGPRegressor
+from skscalablegp import KISSGPRegressor, LOVEPredictor
 
 C, W = ConstantKernel, WhiteKernel
 
@@ -35,7 +36,7 @@ def test_tends_to_the_exact_regressor_at_the_cubic_rate(d):
     mean, std = exact.predict(X_new, return_std=True)
     errors = []
     for size in (15, 25, 45):
-        model = fixed(d, grid_size=size, variance_rank=None, alpha=0).fit(X, y)
+        model = fixed(d, grid_size=size, alpha=0).fit(X, y)
         m, s = model.predict(X_new, return_std=True)
         errors.append([np.abs(m - mean).max(), np.abs(s**2 - std**2).max()])
     ratios = np.array(errors[:-1]) / errors[1:]
@@ -77,7 +78,7 @@ def test_outside_the_grid(structure, monkeypatch):
     for name, value in (("_CUT_NATS", 1e-9), ("_CUT_VARIANCE", 1e-13)):
         monkeypatch.setattr(f"skscalablegp.models.grid._objective.{name}", value)
     X, y, _ = table()
-    model = fixed(grid_size=20, structure=structure, variance_rank=None).fit(X, y)
+    model = fixed(grid_size=20, structure=structure).fit(X, y)
     far = np.array([[1.3, 0.4], [0.2, -0.4], [40.0, 0.5]])
     assert not model.grid_.covers(far).any()
     mean, std = model.predict(far, return_std=True)
@@ -88,7 +89,7 @@ def test_outside_the_grid(structure, monkeypatch):
             1.01, rel=2e-3
         )
     # Rows beyond the edge see the same as on a grid that reaches there.
-    wider = fixed(grid_size=20, structure=structure, variance_rank=None).fit(X, y)
+    wider = fixed(grid_size=20, structure=structure).fit(X, y)
     wider.partial_fit(far[:2], [0.0, 0.0], noise_variance=1e12)
     a, b = (m.predict(far[:2], return_std=True) for m in (model, wider))
     np.testing.assert_allclose(a, b, atol=1e-6)
@@ -147,7 +148,7 @@ def test_rows_without_noise_beside_noisy_ones(unit, alpha, how):
 def test_covariances_of_rows_inside_and_outside_the_grid():
     X, y, new = table(1)
     new[::2] += 1
-    models = [fixed(1, variance_rank=rank).fit(X, y) for rank in (4, None)]
+    models = [fixed(1, solver=solver).fit(X, y) for solver in ("cg", "cholesky")]
     noise_free = KISSGPRegressor(RBF(0.3), optimizer=None).fit(X, np.sin(9 * X[:, 0]))
     for model in (*models, noise_free):
         cov = model.predict(new, return_cov=True)[1]
@@ -156,11 +157,10 @@ def test_covariances_of_rows_inside_and_outside_the_grid():
         assert np.linalg.eigvalsh(cov).min() > -1e-9
         np.testing.assert_allclose(np.diag(cov) ** 0.5, model.predict_std(new), atol=1e-6)
         alone = model.predict(new[inside], return_cov=True)[1]
-        np.testing.assert_allclose(cov[np.ix_(inside, inside)], alone, atol=1e-14)
-    # Low rank is for rows inside; against scikit-learn, up to interpolation.
-    low, exact = (model.predict(new, return_cov=True)[1] for model in models)
-    assert np.abs((low - exact)[np.ix_(inside, inside)]).max() > 1e-6
-    np.testing.assert_allclose(low[~inside], exact[~inside], atol=1e-12)
+        np.testing.assert_allclose(cov[np.ix_(inside, inside)], alone, atol=1e-8)
+    # Against scikit-learn, up to interpolation.
+    products, exact = (model.predict(new, return_cov=True)[1] for model in models)
+    np.testing.assert_allclose(products, exact, atol=2e-4)
     reference = GaussianProcessRegressor(fixed(1).kernel, optimizer=None).fit(X, y)
     np.testing.assert_allclose(exact, reference.predict(new, return_cov=True)[1], atol=1e-4)
 
@@ -188,10 +188,9 @@ def test_known_noise_of_targets_of_different_scales():
             method(X, Y, noise_variance=0.1)
 
 
-@pytest.mark.parametrize("rank", [30, None])
-def test_few_rows_do_without_what_many_share(rank, monkeypatch):
+def test_few_rows_do_without_what_many_share(monkeypatch):
     X, y, new = table(3)
-    models = [fixed(3, grid_size=12, variance_rank=rank).fit(X, y) for _ in range(2)]
+    models = [fixed(3, grid_size=12).fit(X, y) for _ in range(2)]
     shared = models[0].predict_std(new)
     monkeypatch.setattr("skscalablegp.models.grid._posterior._SHARED_PRODUCTS", 0)
     np.testing.assert_allclose(models[1].predict_std(new), shared, rtol=1e-9)
@@ -347,3 +346,82 @@ def test_intervals_without_noise_cover_what_interpolation_misses(size):
     assert np.mean(error < 1.96 * std) > 0.88 and std.mean() < 3 * error.max()
     np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, rtol=1e-6)
     assert pickle.loads(pickle.dumps(model)).predict_std(X_new) == pytest.approx(std)
+
+
+class TestProducts:
+    """solver="cg" against the factor, which is exact."""
+
+    @pytest.mark.parametrize("structure", ["product", "additive"])
+    @pytest.mark.parametrize("known", [None, "by row"])
+    def test_predictions_and_gradients(self, structure, known):
+        X, y, X_new = table()
+        Y = np.stack([y, 2 - y], 1)
+        noise = None if known is None else np.linspace(0.01, 0.1, 200)
+        new = np.vstack([X_new, X_new + 0.3])
+        exact, products = (
+            fixed(grid_size=12, structure=structure, solver=solver, random_state=0).fit(X, Y, noise)
+            for solver in ("cholesky", "cg")
+        )
+        for method in ("predict", "predict_std"):
+            ours, theirs = (getattr(model, method)(new) for model in (products, exact))
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        covariances = [model.predict(new, return_cov=True)[1] for model in (products, exact)]
+        np.testing.assert_allclose(*covariances, atol=1e-5)
+        # Sixteen probes, whose standard error is about 14 nats here.
+        value, expected = (m.log_marginal_likelihood_value_ for m in (products, exact))
+        assert value == pytest.approx(expected, abs=60)
+
+    @pytest.mark.parametrize("known", [np.full(150, 0.02), np.linspace(0, 0.1, 150)])
+    def test_gradients_and_values_are_right_on_average(self, known, monkeypatch):
+        import torch
+
+        from skscalablegp.linalg.gradients import GradientState
+        from skscalablegp.models.grid import (
+            GridProblem,
+            NoiseByRow,
+            ProductGradient,
+            RowProbes,
+            evaluate_products,
+            grid_marginal_likelihood,
+        )
+
+        X, y, _ = table(n=150)
+        below = fixed(grid_size=9).fit(X, y)._posterior()
+        kernel, theta = below.grid_kernel, below.theta
+        rows = NoiseByRow(kernel.grid, X, y[:, None], known)
+        monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 40)
+        grads, values = [], []
+        for seed in range(20):
+            probes = RowProbes(kernel.grid, X, known, torch.Generator().manual_seed(seed))
+            problem = GridProblem.make(kernel, rows, 150, probes)
+            grads.append(ProductGradient().estimate(problem, theta, GradientState())[0].grad)
+            values.append(evaluate_products(problem, theta).value)
+        exact = grid_marginal_likelihood(problem, theta)
+        found = torch.stack([*torch.stack(grads).T, torch.tensor(values)])
+        error = found.std(1) / 20**0.5
+        assert bool(((found.mean(1) - torch.cat([exact.grad, torch.tensor([exact.value])])).abs()
+                     < 4 * error + 1e-3).all())  # fmt: skip
+
+    def test_samples_have_the_posterior_covariance(self):
+        X, y, X_new = table()
+        model = fixed(grid_size=20, solver="cg").fit(X, y)
+        low = LOVEPredictor(FrozenEstimator(model)).fit(X, y)
+        assert 0 < low.variance_error_ < 1e-4 and low.variance_rank_ < 200
+        cov = fixed(grid_size=20).fit(X, y).predict(X_new, return_cov=True)[1]
+        for sampler in (model, low):
+            draws = sampler.sample_y(X_new, 20_000, random_state=0)
+            np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
+
+    def test_no_factor_is_made(self, monkeypatch):
+        X, y, X_new = table()
+        monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", None)
+        model = KISSGPRegressor(grid_size=12, solver="cg", max_iter=40, random_state=0).fit(X, y)
+        assert model.score(X, y) > 0.9 and model.fit_report_.grid_rank is None
+        with pytest.raises(ValueError, match="solver='ap' is unknown on a grid"):
+            KISSGPRegressor(solver="ap").fit(X, y)
+
+
+def test_four_columns_have_eight_points_each():
+    X, y, _ = table(4, 60)
+    model = KISSGPRegressor(structure="product", optimizer=None).fit(X, y)
+    assert model.grid_.shapes == [(8, 8, 8, 8)]

@@ -1,0 +1,388 @@
+"""Interpolated models by fast products alone: no factor of the grid's covariance, nothing in n."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.posteriors import LowRank, LowRankForm
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.operators import slope
+from ...linalg.solvers import cholesky_with_jitter, lanczos
+from ._grid import Grid
+from ._grid_kernel import GridKernel, apply_columns
+from ._moments import misfit
+from ._objective import GridProblem, raised_noise
+from ._posterior import GridPosterior
+
+# Relative residual of a solve, in the norm of the prior, and most products that it may take.
+_TOL, _MOST_PRODUCTS = 1e-8, 1000
+# Vectors of Lanczos quadrature for the log determinant, for so many probes at a time.
+_QUADRATURE, _AT_ONCE = 150, 4
+# Right-hand sides of one solve of exact variances.
+_COLUMNS = 64
+# Random vectors over the rows of a trace's estimate.
+_PROBES = 16
+# Rows that are interpolated at a time, and worst rows from which Lanczos starts anew.
+_ROWS, _NEW_STARTS = 2**17, 8
+# Columns of the first sampling root, and the share of the trace that the last doubling may add.
+_SAMPLE_RANK, _SAMPLE_SHARE = 256, 1e-4
+
+
+class GridProducts:
+    """Products with K, the grid's covariance, and G = W' D^-1 W, the rows seen from the grid.
+
+    K is a Kronecker product of Toeplitz matrices (Wilson and Nickisch 2015; Pleiss et al. 2018,
+    equations 5 and 6), G sparse. H = D + W K W' belongs to I + G K, which is self-adjoint in the
+    inner product of K: conjugate gradients and Lanczos take O(m log m) a step, whatever n is.
+
+    Parameters
+    ----------
+    kernel : GridKernel
+    theta : Tensor of shape (p,)
+        Log hyperparameters, float64.
+    gram : csr_array of shape (m, m)
+        G.
+    """
+
+    def __init__(self, kernel: GridKernel, theta: Float[Tensor, " p"], gram):
+        self._grid, self._gram = kernel.grid, gram
+        self.shape = gram.shape
+        with torch.no_grad():
+            self._columns = kernel.columns(theta)
+
+    def prior(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
+        """K V."""
+        return apply_columns(self._columns, self._grid, V)
+
+    solve = prior  # to Lanczos K^-1 is a preconditioner, and K is what it solves with
+
+    def matmul(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
+        """G V."""
+        return torch.from_numpy(self._gram @ V.numpy())
+
+    def inverse(self, B: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "m s"], bool]:
+        """(I + G K)^-1 B by conjugate gradients in the inner product of K, and whether they ended.
+
+        W' H^-1 y is the solution for B = W' D^-1 y. One product with K and one with G a step.
+        """
+        U, R = torch.zeros_like(B), B.clone()
+        P, Q = R, self.prior(R)
+        squares = (R * Q).sum(0)
+        goal = _TOL**2 * squares
+        for _ in range(_MOST_PRODUCTS):
+            if bool((squares <= goal).all()):
+                return U, True
+            image = P + self.matmul(Q)
+            size = (Q * image).sum(0)
+            step = torch.where(size > 0, squares / size, 0.0)
+            U, R = U + step * P, R - step * image
+            Z = self.prior(R)
+            new = (R * Z).sum(0)
+            turn = torch.where(squares > 0, new / squares, 0.0)
+            P, Q, squares = R + turn * P, Z + turn * Q, new
+        return U, False
+
+    def log_det(self, probes: Float[Tensor, "m s"]) -> float:
+        """log|I + G K| by stochastic Lanczos quadrature.
+
+        With p = W' D^-1/2 z and M = K^1/2 G K^1/2 it is the mean of |K^1/2 p|^2 e1' g(T) e1 for
+        g(x) = log(1 + x) / x, T the matrix that Lanczos makes of M from K^1/2 p.
+        """
+        total = 0.0
+        for part in probes.split(_AT_ONCE, 1):
+            made = lanczos(self, part, _QUADRATURE, preconditioner=self)
+            values, vectors = torch.linalg.eigh(made.matrix())
+            values = values.clamp_min(torch.finfo(values.dtype).tiny)
+            weights = vectors[:, 0].square() * torch.log1p(values) / values
+            total += float((weights.sum(1) * (part * self.prior(part)).sum(0)).sum())
+        return total / probes.shape[1]
+
+
+class RowProbes:
+    """Random vectors z over the rows, seen from the grid: all that a trace needs of them.
+
+    Parameters
+    ----------
+    grid : Grid
+    X, known : ndarray of shape (n, d), (n,)
+        Rows inside the grid, and their own noise variances.
+    generator : Generator
+    """
+
+    def __init__(self, grid: Grid, X: np.ndarray, known: np.ndarray, generator: torch.Generator):
+        self._grid, self._seed = grid, int(torch.randint(2**31, (), generator=generator))
+        self._known, self._X = known, X
+        self._equal = None
+        if known.min() == known.max():
+            self._equal, self._known, self._X = self._sums((np.ones(len(X)),))[0], known[0], None
+
+    def at(self, noise: float) -> list[Float[Tensor, "m s"]]:
+        """W' D^-1/2 z and W' D^-3/2 z for rows whose noise is `noise` and their own."""
+        D = noise + self._known
+        if self._equal is None:
+            return self._sums((D**-0.5, D**-1.5))
+        return [self._equal * D**-0.5, self._equal * D**-1.5]
+
+    def _sums(self, weights: tuple[np.ndarray, ...]) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self._seed)
+        out = np.zeros((len(weights), self._grid.n_points, _PROBES))
+        for start in range(0, len(self._X), _ROWS):
+            part = slice(start, start + _ROWS)
+            W = self._grid.interpolate(self._X[part]).T
+            z = torch.randn(W.shape[1], _PROBES, generator=generator, dtype=torch.float64).numpy()
+            for total, weight in zip(out, weights, strict=True):
+                total += W @ (weight[part, None] * z)
+        return list(torch.from_numpy(out))
+
+
+@dataclass(frozen=True, eq=False)
+class ProductEvaluation:
+    """What a model on a grid needs beside its products.
+
+    Attributes
+    ----------
+    value : float
+        An estimate of the log marginal likelihood, summed over targets.
+    products : GridProducts
+    weights : Tensor of shape (m, t)
+        W' H^-1 Y; K times these is the mean on the grid.
+    mean : Tensor of shape (m, t)
+    jitter, misfit : float
+        As of `GridEvaluation`.
+    converged : bool
+        Whether the solve for the weights was.
+    """
+
+    value: float
+    products: GridProducts
+    weights: Float[Tensor, "m t"]
+    mean: Float[Tensor, "m t"]
+    jitter: float
+    misfit: float
+    converged: bool
+    rank = None
+
+
+def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> ProductEvaluation:
+    """The posterior's weights, and an estimate of the likelihood where there are probes."""
+    kernel, theta = problem.grid_kernel, theta.detach().double()
+    noise, jitter, moments = raised_noise(problem, theta)
+    first, n = moments.first, moments.first.n
+    products = GridProducts(kernel, theta, first.gram)
+    b = torch.from_numpy(first.rhs)
+    weights, converged = products.inverse(b)
+    mean, t = products.prior(weights), b.shape[1]
+    value = float("nan")
+    if problem.probes is not None:
+        quadratic = float(first.total.sum() - (b * mean).sum())
+        log_det = moments.log_det + products.log_det(problem.probes.at(noise)[0])
+        value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
+    missed = misfit(first, mean.numpy(), n / moments.inverse, jitter)
+    return ProductEvaluation(value, products, weights, mean, jitter, missed, converged)
+
+
+class ProductGradient(GradientEstimator):
+    """Gradients from conjugate gradients on the grid, traces from frozen probes; no values."""
+
+    def estimate(
+        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
+    ) -> tuple[GradientEstimate, GradientState]:
+        kernel, theta = problem.grid_kernel, theta.detach().double()
+        noise, jitter, moments = raised_noise(problem, theta)
+        first, second = moments.first, moments.second
+        products = GridProducts(kernel, theta, first.gram)
+        b, (p, beside) = torch.from_numpy(first.rhs), problem.probes.at(noise)
+        t, s = b.shape[1], p.shape[1]
+        solved, _ = products.inverse(torch.cat([b, p], 1))
+        u, q = solved[:, :t], solved[:, t:]
+        mean = products.prior(u)
+        # dL/dnoise = (v'v - t tr H^-1) / 2 with v = H^-1 y = D^-1 (y - W mean).
+        gram = first.gram * (moments.inverse / first.n) if second.gram is None else second.gram
+        image = torch.from_numpy(gram @ mean.numpy() - 2 * second.rhs)
+        squares = second.total.sum() + (mean * image).sum()
+        trace = moments.inverse - (beside * products.prior(q)).sum() / s
+        with torch.enable_grad():
+            theta = theta.clone().requires_grad_(True)
+            white = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
+            value = 0.5 * kernel.quadratic(theta, u) + 0.5 * (squares - t * trace) * white
+            value = value - 0.5 * t / s * (q * kernel.matmul(theta, p)).sum()
+            return GradientEstimate(slope(value, theta), None, None, jitter), state
+
+
+class ProductPosterior(GridPosterior):
+    """The posterior of an interpolated model by products: exact, or of low rank (LOVE).
+
+    ``variance(x) = k(x, x) - k_x' (I + G K)^-1 G k_x`` with k_x = K w(x), by conjugate gradients
+    for every row. With a root E = K D of the explained covariance (Pleiss et al. 2018, section 3.2)
+    it is ``k(x, x) - |w(x)' E|^2`` and never below the exact one; E E' is a polynomial in each cell
+    of a product grid, as in `GridPosterior`.
+
+    Parameters
+    ----------
+    grid_kernel : GridKernel
+    theta : Tensor of shape (p,)
+    evaluation : ProductEvaluation
+    dual : Tensor of shape (m, k) or None
+        D; None for exact variances.
+    """
+
+    def __init__(self, grid_kernel, theta, evaluation: ProductEvaluation, dual=None):
+        super().__init__(grid_kernel, theta, evaluation)
+        self.dual = dual
+
+    def low_rank_form(self) -> LowRankForm:
+        return GridCaches(self)
+
+    @property
+    def mean_on_grid(self) -> Float[Tensor, "m t"]:
+        return self.evaluation.mean
+
+    @cached_property
+    def root(self) -> Float[Tensor, "m k"]:
+        """E; what data explain, where the posterior above has what they leave."""
+        return self.evaluation.products.prior(self.dual)
+
+    def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return self.interpolate(X.numpy(), self.root).square().sum(1)
+
+    def mean_and_variance(self, X):
+        return self.mean(X), self.variance(X)
+
+    def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        rows, inside = self._split(X)
+        with torch.no_grad():
+            variance = self.grid_kernel.cross(self.theta, rows).numpy()
+        if self.dual is None:
+            for k in range(0, len(rows), _COLUMNS):
+                C, image = self._explained(rows[k : k + _COLUMNS])
+                variance[k : k + _COLUMNS] -= (C * image).sum(1).numpy()
+            return self._reported(variance)
+        variance[inside] -= self._variance_inside(rows, inside)[inside]
+        for part, row in self._outside(rows, inside):
+            variance[part] -= (row @ self.dual).square().sum(1).numpy()
+        return self._reported(variance)
+
+    def _explained(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """k_x' and ((I + G K)^-1 G k_x)' of some rows, each (n, m)."""
+        with torch.no_grad():
+            C = self.grid_kernel.rows(self.theta, rows)
+        products = self.evaluation.products
+        return C, products.inverse(products.matmul(C.T.contiguous()))[0].T
+
+    def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+        rows, _ = self._split(X)
+        with torch.no_grad():
+            prior = self.grid_kernel.cross(self.theta, rows, rows)
+            if self.dual is None:
+                C, image = self._explained(rows)
+                explained = C @ image.T
+            else:
+                Y = self.grid_kernel.rows(self.theta, rows) @ self.dual
+                explained = Y @ Y.T
+        missed = self.evaluation.misfit * torch.eye(len(rows), dtype=torch.float64)
+        return prior - (explained + explained.T) / 2 + missed
+
+    @cached_property
+    def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
+        """S with S S' close to the posterior covariance C of the grid's points (equation 13).
+
+        S S' = C Q (Q' C Q)^-1 Q' C for an orthonormal Q in the range of C^2, whose rank doubles
+        until the trace stands still.
+        """
+        m, before, rank = self.grid_kernel.n_points, 0.0, _SAMPLE_RANK
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            rank = min(rank, m)
+            Q = torch.randn(m, rank, generator=generator, dtype=torch.float64)
+            Q = torch.linalg.qr(self._times(self._times(Q))).Q
+            image = self._times(Q)
+            inner = Q.T @ image
+            L, _ = cholesky_with_jitter((inner + inner.T) / 2)
+            S = torch.linalg.solve_triangular(L, image.T, upper=False).T
+            trace = float(S.square().sum())
+            if rank == m or trace - before <= _SAMPLE_SHARE * trace:
+                return S.float(), 1.0
+            before, rank = trace, 2 * rank
+
+    def _times(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
+        """C V."""
+        products = self.evaluation.products
+        if self.dual is None:
+            return products.prior(products.inverse(V)[0])
+        return products.prior(V) - self.root @ (self.root.T @ V)
+
+    @property
+    def _columns(self) -> int:
+        return self.dual.shape[1]
+
+    def _covariances(self, rows: np.ndarray) -> Float[Tensor, "n m"]:
+        return self.grid_kernel.rows(self.theta, rows)
+
+
+class GridCaches(LowRankForm):
+    """Of a posterior by products: Lanczos on H in grid space, from the average column of W K."""
+
+    def __init__(self, below: ProductPosterior):
+        super().__init__(below, below.grid_kernel.n_points)
+
+    def need(self, rank: int) -> float:
+        return 8.0 * 6 * self.full * rank
+
+    def _caches(self, held, probes, rank, most) -> Iterator[LowRank]:
+        below, products = self.below, self.below.evaluation.products
+        exact = below.variance(held)
+        start = torch.ones(self.full, 1, dtype=torch.float64)
+        U = P = torch.empty(self.full, 0, dtype=torch.float64)
+        while True:
+            before = U.shape[1]
+            U, P = _extended(products, U, P, start, rank - before)
+            made = self._measured(_dual_root(products, P), held, exact)
+            yield made
+            if made.rank >= most or made.rank == before:
+                return
+            errors = (made.posterior.variance(held) - exact).abs()
+            worst = held[errors.topk(min(_NEW_STARTS, len(held))).indices]
+            inside = below.grid_kernel.grid.covers(worst.numpy())
+            if not inside.any():
+                return
+            near = below.grid_kernel.grid.interpolate(worst.numpy()[inside])
+            start, rank = torch.from_numpy(near.T.toarray()), min(2 * made.rank, most)
+
+    def _low(self, basis):
+        below = self.below
+        return ProductPosterior(below.grid_kernel, below.theta, below.evaluation, basis)
+
+
+def _extended(products: GridProducts, U, P, start, more: int) -> tuple[Tensor, Tensor]:
+    """U and P = K U with U' P = I, and the Krylov spaces of further starts beside them."""
+    start = start[:, :more]
+    made = lanczos(products, start, -(-more // start.shape[1]), preconditioner=products)
+    V = made.basis.transpose(0, 1).flatten(0, 1).T[:, :more]
+    Q = products.prior(V)
+    for _ in range(2):
+        c = P.T @ V
+        V, Q = V - U @ c, Q - P @ c
+        values, vectors = torch.linalg.eigh((V.T @ Q + Q.T @ V) / 2)
+        kept = values > 1e-10 * values[-1].clamp_min(1e-300)
+        turn = vectors[:, kept] / values[kept].sqrt()
+        V, Q = V @ turn, Q @ turn
+    return torch.cat([U, V], 1), torch.cat([P, Q], 1)
+
+
+def _dual_root(products: GridProducts, P: Float[Tensor, "m k"]) -> Float[Tensor, "m k"]:
+    """D with K D D' K the Galerkin approximation of what data explain, from below.
+
+    Q = D^-1/2 W P spans the Krylov space over rows: Q' Q = P' G P, Q' (H - I) Q = (G P)' K G P.
+    """
+    R = products.matmul(P)
+    inner = P.T @ R + R.T @ products.prior(R)
+    L, _ = cholesky_with_jitter((inner + inner.T) / 2)
+    return torch.linalg.solve_triangular(L, R.T, upper=False).T
