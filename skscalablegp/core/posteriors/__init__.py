@@ -3,7 +3,6 @@
 from ._base import KernelPosterior, MeanAndVariance, Posterior, joint_normal, reported_variance
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights
-from ._krylov import explained_weights
 from ._low_rank import AUTO_RANK, LowRank, LowRankForm
 from ._observed import observed
 from ._quantiles import additive_quantiles

@@ -8,5 +8,5 @@ from ._moments import grid_moments
 from ._objective import CommonNoise, GridProblem, NoiseByRow, grid_marginal_likelihood
 from ._polynomials import cell_polynomials, local_polynomials, offset_sums, value_polynomials
 from ._posterior import GridPosterior
-from ._products import GridProducts, ProductGradient, RowProbes, evaluate_products
+from ._products import ProductGradient, RowProbes, evaluate_products
 from ._toeplitz import kronecker, kronecker_matmul, toeplitz, toeplitz_matmul
