@@ -160,6 +160,10 @@ PARAMETERS: dict[str, Parameter] = {
     "covariance": Parameter(
         [StrOptions({"support", "chevron"})], "What answers predictive variances after steps."
     ),
+    "control_variate": Parameter(
+        [StrOptions({"regression", "squares"}), None],
+        "What lowers the variance of sampled steps.",
+    ),
     "control_variate_rank": Parameter(
         [_COUNT, _AUTO], "Support rows, at which the function is known exactly."
     ),

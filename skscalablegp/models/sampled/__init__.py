@@ -1,8 +1,8 @@
 """Quadruply stochastic models and relevance vectors."""
 
 from ._basis import SeededFourier
-from ._bounds import BasisDraw, Projection, sampled_squares
 from ._classifier import QSGPClassifier
+from ._estimates import BasisDraw, Control, Projection, Squares, sampled_gradient, sampled_loss
 from ._optimizers import SparseSGD
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
@@ -14,6 +14,7 @@ from ._weights import SampledWeights
 __all__ = [
     "BasisDraw",
     "Flattening",
+    "Control",
     "Projection",
     "QSGPClassifier",
     "QSGPRegressor",
@@ -25,5 +26,7 @@ __all__ = [
     "SparseSGD",
     "StepSizes",
     "SupportRows",
-    "sampled_squares",
+    "Squares",
+    "sampled_gradient",
+    "sampled_loss",
 ]

@@ -15,7 +15,6 @@ from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
 from ._basis import Functions
-from ._dual import train_dual
 from ._exact import ExactModel, exact_process, train_exact
 from ._fit import Fit, Trained
 from ._plan import Plan, Settings, check_room, make_plan, report, report_past
@@ -32,7 +31,7 @@ _PROCESS_STEPS = 30
 _LAST_SHARE = 0.2
 # Of the noise (one over a likelihood's curvature): what chosen functions may leave open of a row.
 _LEFT_OPEN = 1e-2
-_TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_dual}
+_TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_steps}
 
 
 class QSGPMixin:

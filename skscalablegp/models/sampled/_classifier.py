@@ -62,6 +62,10 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     component_batch_size : int or "auto", default="auto"
         Basis functions of a draw. "auto" is a tenth of m, from 1,024 to 10,000, and all for
         basis="rows", whose few large weights make sampled sums noisy.
+    control_variate : {"regression", "squares"} or None, default="regression"
+        What lowers the variance of sampled steps. "regression" knows of each row what its values at
+        the support rows explain; "squares" is the paper's, for Gaussian noise only; None is the
+        draws alone.
     control_variate_rank : int or "auto", default="auto"
         Support rows, at which the function is known exactly. They serve as control variate and
         preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
@@ -79,12 +83,13 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     optimizer : {"auto", "adam"} or None, default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" takes them from an exact
         regression of labels -1 and 1 on `subset_size` rows, the signal's variance from their
-        Laplace evidence, then moves them by Adam during the steps, as "adam" does.
+        Laplace evidence; there they stay. "adam", as in the paper, goes on to move them during the
+        steps.
     learning_rate : float or "auto", default=1e-05
-        Step size of the optimiser, where it has one. Of the hyperparameters' Adam; 0 stops after
-        the exact start, "auto" is the default.
+        Step size of the optimiser, where it has one. Of "adam" only; "auto" is the default, the
+        paper's for 100,000 steps.
     freeze : float, default=0.1
-        Share of the steps before hyperparameters move.
+        Share of the steps before hyperparameters move. Of "adam" only.
     subset_size : int, "auto" or None, default=1000
         Rows of the exact fit from which training starts. None goes without one, "auto" is the
         default.
@@ -189,6 +194,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         covariance: Any = "support",
         batch_size: Any = "auto",
         component_batch_size: Any = "auto",
+        control_variate: Any = "regression",
         control_variate_rank: Any = "auto",
         inference: Any = "auto",
         variational_optimizer: Any = "preconditioned",

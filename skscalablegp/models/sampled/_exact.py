@@ -17,9 +17,10 @@ from ...core.training import StopTraining
 from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
-from ._fit import OBJECTIVE, Fit, Trained
+from ._fit import Fit, Trained
 from ._process import FullMap, full_map
 from ._site import Site, noise_of
+from ._stepper import OBJECTIVE
 
 # Multiplications between two looks at the clock.
 _WORK = 2e9

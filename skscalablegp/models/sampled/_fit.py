@@ -23,8 +23,6 @@ from ._support import SupportRows, by_unit
 # Rows that estimate |phi_r|^2, and the numbers that this may take.
 _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
-# What minus a score is, in the history.
-OBJECTIVE = "lower bound a row and target"
 # Scores taken in one training.
 _CHECKS = 20
 # Nats a row by which a score may be worse than the best before steps become smaller.
@@ -161,22 +159,13 @@ class Fit:
             retreat=_WORSE,
         )
 
-    def squares(
-        self,
-        basis: SampledBasis,
-        support: SupportRows,
-        rng: np.random.Generator,
-        theta: Tensor | None = None,
-        watch: bool = True,
-    ) -> Tensor:
-        """|phi_r|^2 over all rows, from some of them; `watch` looks at the clock."""
-        theta = support.theta if theta is None else theta
+    def squares(self, basis: SampledBasis, theta: Tensor, rng: np.random.Generator) -> Tensor:
+        """|phi_r|^2 over all rows, from some of them; looks at the clock."""
         size = int(min(self.n, _SQUARES_ROWS, max(50, _SQUARES_WORK // basis.n_features)))
         X, _ = self.source.rows(np.sort(rng.choice(self.n, size, replace=False)))
         out = torch.empty(basis.per_unit, basis.n_units).to(X)
-        parts = self.parts if watch else SampledBasis.parts
         with torch.no_grad():
-            for part in parts(basis, max(1, 2**24 // (basis.per_unit * size))):
+            for part in self.parts(basis, max(1, 2**24 // (basis.per_unit * size))):
                 phi = by_unit(part.evaluate(theta, X), basis.per_unit)
                 out[:, part.index] = phi.square().mean(0) * self.n_total
         return out

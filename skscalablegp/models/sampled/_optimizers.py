@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...kernels import TorchKernel
+
 
 class SparseOptimizer(ABC):
     """Turns a sparse gradient into a change of the same entries; state is as large as what it saw.
@@ -110,6 +112,44 @@ class SparseAdam(SparseOptimizer):
         self.seen[:, index, :k] = count
         mean = first / (1 - b1**count)
         return -self.rate() * mean / ((second / (1 - b2**count)).sqrt() + 1e-10)
+
+
+class SampledAdam:
+    """Adam for hyperparameters: frozen at first, then with a rate that decays exponentially.
+
+    Parameters
+    ----------
+    learning_rate : float
+        At its first step.
+    decay : float
+        Of the learning rate over all steps.
+    n_steps : int
+        Steps in all.
+    freeze : int, default=0
+        Steps before the first change.
+    """
+
+    def __init__(self, learning_rate: float, decay: float, n_steps: int, freeze: int = 0):
+        self.learning_rate, self.freeze = learning_rate, freeze
+        self.decay = decay ** (1 / max(1, n_steps - freeze))
+        self._first, self._second, self._count = 0.0, 0.0, 0
+
+    def due(self, step: int) -> bool:
+        """Whether theta changes after this step."""
+        return step >= self.freeze
+
+    def moved(self, theta: Tensor, gradient: Tensor, kernel: TorchKernel) -> Tensor:
+        """The next theta, within its bounds; the same after a gradient that is not finite."""
+        if not bool(torch.isfinite(gradient).all()):
+            return theta
+        self._count += 1
+        self._first = 0.9 * self._first + 0.1 * gradient
+        self._second = 0.999 * self._second + 0.001 * gradient.square()
+        mean = self._first / (1 - 0.9**self._count)
+        root = (self._second / (1 - 0.999**self._count)).sqrt()
+        new = theta - self.learning_rate * self.decay**self._count * mean / (root + 1e-12)
+        low, high = kernel.bounds.to(theta).T
+        return torch.minimum(torch.maximum(new, low), high)
 
 
 SPARSE_OPTIMIZERS: dict[str, type[SparseOptimizer]] = {

@@ -43,6 +43,7 @@ class Settings:
     covariance: str
     batch_size: Any
     component_batch_size: Any
+    control_variate: Any
     control_variate_rank: Any
     inference: str
     variational_optimizer: str
@@ -93,8 +94,8 @@ class Settings:
 
     @property
     def theta_rate(self) -> float:
-        """Of the hyperparameters; 0 where they stay."""
-        if self.optimizer is None:
+        """Of the hyperparameters; 0 where they stay what the exact start found."""
+        if self.optimizer != "adam":
             return 0.0
         return _THETA_RATE if self.learning_rate == "auto" else float(self.learning_rate)
 
@@ -312,10 +313,10 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
     run.chose("max_iter", plan.steps, size)
     run.chose("dtype", str(plan.dtype).removeprefix("torch."), "exact" if plan.exact else "steps")
     if settings.optimizer is not None:
-        run.chose("optimizer", "adam", f"after an exact start on {settings.start_rows:,} rows")
+        why = f"an exact start on {settings.start_rows:,} rows, after which they stay"
+        run.chose("optimizer", "bfgs", why)
     if settings.subset_size is not None:
         run.chose("subset_size", settings.start_rows, "an exact fit of some seconds")
-    run.chose("learning_rate", settings.theta_rate, "the exact start is near the optimum")
     if plan.exact:
         for name in _OF_STEPS:
             run.ignores(name, "the model is solved by full batches, without steps")
@@ -333,14 +334,11 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
         run.ignores("n_dense", why)
         if likelihood.additive:
             run.ignores("covariance", why)
-    if plan.method == "dual" and settings.optimizer is not None:
-        for name in ("learning_rate", "freeze"):
-            run.ignores(name, "hyperparameters of kernel functions stay where the start left them")
     if settings.optimizer is None:
-        for name in ("learning_rate", "freeze", "n_restarts_optimizer"):
-            run.ignores(name, "optimizer=None keeps the kernel's hyperparameters")
-    elif settings.theta_rate == 0:
-        run.ignores("freeze", "learning_rate=0 stops hyperparameters after the exact start")
+        run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
+    if settings.theta_rate == 0 or plan.method != "steps":
+        for name in ("learning_rate", "freeze"):
+            run.ignores(name, "hyperparameters stay where the exact start left them")
 
 
 # What only steps ask for.
@@ -348,6 +346,7 @@ _OF_STEPS = (
     "n_dense",
     "batch_size",
     "component_batch_size",
+    "control_variate",
     "control_variate_rank",
     "variational_optimizer",
     "variational_learning_rate",

@@ -304,6 +304,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             covariance="chevron",
             batch_size=self.batch_size,
             component_batch_size="auto",
+            control_variate="regression",
             control_variate_rank=self.control_variate_rank,
             inference="stochastic",
             variational_optimizer="preconditioned",
@@ -460,7 +461,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         self.coef_covariance_cholesky_ = cholesky_with_jitter(covariance)[0].numpy()
         self.noise_variance_ = float(stepper.noise)
         self.kernel_ = _with_noise(kernel, self.noise_variance_)
-        self.lower_bound_ = -stepper.score() * stepper.n * stepper.t
+        self.lower_bound_ = stepper.evidence
         self.dtype_ = "float64"
         self._process_factor = _process(stepper, order)[1].factor.cpu().numpy()
         self._variance_scale = 1.0

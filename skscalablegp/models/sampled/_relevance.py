@@ -14,6 +14,8 @@ from ._dictionary import Dictionary
 
 # Functions up to which they are dropped one at a time, and how many an update may drop so.
 _DROPPED_SINGLY, _DROPS = 512, 16
+# Nats a target that a function must be worth: MacKay's updates keep clusters of them that are not.
+_WORTH = 0.5
 
 
 class RelevanceStepper(Stepper):
@@ -36,7 +38,7 @@ class RelevanceStepper(Stepper):
         For its clock.
     """
 
-    objective_name = "log evidence a row and target"
+    objective_name = "log evidence less half a nat a function, a row and target"
 
     def __init__(self, dictionary: Dictionary, source: RowSource, largest: float, monitor: Monitor):
         self.dictionary, self.noise, self.largest = dictionary, dictionary.noise, largest
@@ -60,7 +62,7 @@ class RelevanceStepper(Stepper):
         fit = self.square / self.noise - float((b * self.mean).sum())
         log_det = 2 * float(L.diagonal().log().sum()) - float(s.log().sum())
         rows = self.n * np.log(2 * np.pi * self.noise)
-        self._evidence = -0.5 * (self.t * (log_det + rows) + fit)
+        self.evidence = -0.5 * (self.t * (log_det + rows) + fit)
 
     def step(self) -> None:
         a = self.active
@@ -81,7 +83,7 @@ class RelevanceStepper(Stepper):
                     break
 
     def _drop_one(self) -> bool:
-        """Drop the function without which the evidence is largest, if it is larger at all.
+        """Drop the function without which the evidence is largest, if it is worth little.
 
         MacKay's updates only approach an infinite s_i, but the gain from it is known in closed form
         (Tipping and Faul 2003, Fast marginal likelihood maximisation).
@@ -95,14 +97,15 @@ class RelevanceStepper(Stepper):
         share = (S / s).clamp(max=1 - 1e-12)
         gain = Q.square().sum(1) / (S - s).clamp_max(-1e-300) - self.t * torch.log1p(-share)
         best = int(gain.argmax())
-        if float(gain[best]) <= 1e-9:
+        if float(gain[best]) <= -2 * self.t * _WORTH:
             return False
         self.active = torch.cat([a[:best], a[best + 1 :]])
         self._solve()
         return True
 
     def score(self) -> float:
-        return -self._evidence / (self.n * self.t)
+        worth = self.t * _WORTH * len(self.active)
+        return (worth - self.evidence) / (self.n * self.t)
 
     def theta(self) -> np.ndarray:
         return np.array([np.log(self.noise), float(len(self.active))])

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ...core.data import RowSource
 from ...core.likelihoods import LikelihoodTerms
 from ...core.training import Stepper
 from ._basis import BasisPart, SampledBasis
-from ._bounds import BasisDraw, Projection, optimal_diagonal
-from ._fit import OBJECTIVE
-from ._gradient import sampled_gradient
-from ._hyperparameters import SampledHyperparameters
-from ._optimizers import SparseOptimizer
-from ._site import Site
+from ._estimates import (
+    BasisDraw,
+    Control,
+    Projection,
+    Squares,
+    optimal_diagonal,
+    sampled_gradient,
+    sampled_loss,
+)
+from ._optimizers import SampledAdam, SparseOptimizer
+from ._site import Site, noise_of
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
+# What a score that is shown is minus of.
+OBJECTIVE = "lower bound a row and target"
 # What is left of the learning rate when steps have made the score worse, and how often.
 _SLOWER = 0.3
 _MOST_RETREATS = 8
+# Numbers of an evaluation of the basis.
+_NUMBERS = 2**24
 
 
 @dataclass(frozen=True)
@@ -38,27 +48,14 @@ class StepSizes:
         b.
     blocks : int
         Blocks of basis functions in each of the two draws.
-    dense_every : int
-        Steps from one change of the dense columns of C to the next.
     """
 
     rows: int
     blocks: int
-    dense_every: int = 10
 
 
-class Draw(NamedTuple):
-    """One draw of basis functions at the rows of a step, and where it came from."""
-
-    part: BasisPart
-    data: BasisDraw
-    everywhere: Tensor
-
-
-class QSGPStepper(Stepper):
-    """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
-
-    A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, whatever n and m are.
+class SampledStepper(Stepper):
+    """What all steps have in common: batches, how weights move, their mean, and snapshots.
 
     Parameters
     ----------
@@ -67,22 +64,21 @@ class QSGPStepper(Stepper):
     site : Site
         The likelihood.
     support : SupportRows
-    flattening : Flattening or None
-        Preconditioner; None for the optimisers that have none.
+    flattening : Flattening
+        Preconditioner.
     optimizer : SparseOptimizer
-        Of the means and dense columns; with a preconditioner its rate is relative to 1 / level.
+        Of the means and dense columns; its rate is relative to 1 / level.
     weights : SampledWeights
     squares : Tensor of shape (q, m / q)
         |phi_r|^2 over all rows.
     sizes : StepSizes
     rng : numpy.random.Generator
         Of all draws.
-    hyperparameters : SampledHyperparameters or None
-        What moves theta; None keeps it.
     n_total : int, optional
         Rows that the batches stand for.
     held : ndarray of int, optional
         Sorted numbers of rows that no batch may have.
+    control_variate : {"regression", "squares"} or None, default="regression"
     """
 
     objective_name = OBJECTIVE
@@ -93,58 +89,43 @@ class QSGPStepper(Stepper):
         basis: SampledBasis,
         site: Site,
         support: SupportRows,
-        flattening: Flattening | None,
+        flattening: Flattening,
         optimizer: SparseOptimizer,
         weights: SampledWeights,
         squares: Float[Tensor, "q units"],
         sizes: StepSizes,
         rng: np.random.Generator,
-        hyperparameters: SampledHyperparameters | None = None,
         n_total: int | None = None,
         held: np.ndarray | None = None,
+        control_variate: str | None = "regression",
     ):
         self.held = np.empty(0, dtype=np.int64) if held is None else held
         self.source, self.basis, self.site, self.support = source, basis, site, support
         self.flattening, self.optimizer, self.weights = flattening, optimizer, weights
         self.squares, self.sizes, self.rng = squares, sizes, rng
-        self.hyperparameters = hyperparameters
+        self.control_variate = control_variate
         self.n = len(source) if n_total is None else n_total
         self.t = support.Y.shape[1]
         self.curvature = site.curvature
-        self._theta = support.theta
-        self._rows = support.all_rows
+        self._theta, self._rows = support.theta, support.all_rows
         self._steps = self._slower = 0
-        self._mean = RunningMean(weights, self.t)
-        self._better = weights
-        self.refresh()
+        self._mean, self._better = RunningMean(weights, self.t), weights
 
     @property
     def n_dense(self) -> int:
         return self.weights.coef.shape[2] - self.t
 
-    # ------------------------------------------------------------------ a step
-
     def step(self) -> None:
+        rows = self._batch()
         with torch.no_grad():
-            rows = self._batch()
-            (X, Y), site = self.source.rows(rows), self.site.at(self.source.known(rows))
-            dense = self.n_dense > 0 and self._steps % self.sizes.dense_every == 0
-            k = self.weights.coef.shape[2] if dense else self.t
-            control = Projection(
-                self.support.regression(self.support.cross(X)),
-                # A copy: theta moves after the weights have, from what their draws had.
-                self.weights.a[: len(self.support), :k].to(X, copy=True),
-            )
-            left, right = self._draw(X, k), self._draw(X, k)
-            variance = self._variance(left, right, control)
-            gradient = sampled_gradient(site, Y, left.data, right.data, control, self.n, variance)
-            self._change(left, gradient.left, k)
-            self._change(right, gradient.right, k)
+            self._step(rows, *self.source.rows(rows), self.site.at(self.source.known(rows)))
             self.optimizer.advance()
             self._mean.after()
-        if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
-            self._move_theta(site, Y, X, left, right, control)
         self._steps += 1
+
+    @abstractmethod
+    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
+        """Move the weights by one batch."""
 
     def _batch(self) -> np.ndarray:
         """Numbers of a step's rows."""
@@ -157,134 +138,43 @@ class QSGPStepper(Stepper):
             rows += np.searchsorted(before, rows, side="right")
         return rows
 
-    def _draw(self, X: Float[Tensor, "b d"], k: int) -> Draw:
-        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
-        phi = part.evaluate(self._theta, X)
-        everywhere = part.evaluate(self.support.theta, self._rows)
-        at_support = everywhere[: len(self.support)]
-        tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
-        weights = self.weights.coef[:, part.index, :k].reshape(-1, k)
-        if self.flattening is not None:
-            shared = self.weights.shared[:, :k].to(at_support)
-            weights = weights + (at_support * tail).T @ shared
-        return Draw(part, BasisDraw(phi, weights, scale, at_support), everywhere)
+    def _control(self, cross: Float[Tensor, "b s"]) -> Control:
+        """The control variate, given k(X, support rows)."""
+        # A copy: weights move before theta does, with what their draws had.
+        a = self.weights.a[: len(self.support)].to(cross, copy=True)
+        if self.control_variate == "regression":
+            return Projection(self.support.regression(cross), a)
+        if self.control_variate == "squares" and self.site.gaussian:
+            return Squares(a, self.site.curvature / len(self.support))
+        return Control()
 
-    def _variance(self, left: Draw, right: Draw, control: Projection) -> Float[Tensor, "b 1"]:
-        """Of f under q: unbiased, and it varies little over draws of thousands."""
-        if self.site.gaussian:
-            return torch.zeros(len(left.data.phi), 1).to(left.data.phi)
-        variance = 0.0
-        for draw in (left, right):
-            diagonal = self.diagonal(draw.part.index).flatten()
-            square = draw.data.phi.square() @ diagonal.square()
-            variance = variance + 0.5 * draw.data.scale * square[:, None]
-        if left.data.weights.shape[1] > self.t:
-            f, g = control.function(left.data), control.function(right.data)
-            variance = variance + (f[:, self.t :] * g[:, self.t :]).sum(1, keepdim=True)
-        return variance.clamp_min(0)
+    def _move(
+        self, index: Tensor, gradient: Float[Tensor, "q u k"], everywhere: Float[Tensor, "sv qu"]
+    ) -> None:
+        """Change the drawn weights, and b and a with them.
 
-    def _change(self, draw: Draw, gradient: Float[Tensor, "u k"], k: int) -> None:
-        """The drawn weights, b and a, after one draw's gradient."""
-        data, index, q = draw.data, draw.part.index, self.basis.per_unit
-        gradient = gradient + 0.5 * data.scale * data.weights
-        gradient = gradient.reshape(q, -1, k)
-        if k > self.t:
-            gradient[:, :, self.t :] += 0.5 * data.scale * self._log_diagonal(data, index, k)
-        if self.flattening is not None:
-            gradient = gradient / self.flattening.level
-        change = self.optimizer.change(index, gradient, self.basis.n_units)
-        change[:, :, self.t :] *= self._triangle(index, change.shape[2] - self.t)
+        `everywhere` is what the weights' functions are at the support rows and those of the scores.
+        """
+        change = self.optimizer.change(index, gradient / self.flattening.level, self.basis.n_units)
+        if self.n_dense:
+            change[:, :, self.t :] *= self._coordinates(index) >= torch.arange(self.n_dense)
         self._mean.before(index, self._steps)
-        self.weights.coef[:, index, :k] += change
-        moved = (draw.everywhere @ change.reshape(-1, k)).double()
-        if self.flattening is not None:
-            shared = -self.flattening.Q @ moved[: len(self.support)]
-            self.weights.shared[:, :k] += shared
-            moved = moved + self.flattening.gram @ shared
-        self.weights.a[:, :k] += moved
-
-    def _log_diagonal(self, data: BasisDraw, index: Tensor, k: int) -> Tensor:
-        """-1 / c_rr where column r meets coordinate r: the gradient of -log c_rr."""
-        out = data.weights.new_zeros(self.basis.per_unit, len(index), k - self.t)
-        weights = data.weights.reshape(self.basis.per_unit, -1, k)[:, :, self.t :]
-        function, unit, column = torch.nonzero(
-            self._coordinates(index) == _columns(out), as_tuple=True
-        )
-        values = weights[function, unit, column]
-        out[function, unit, column] = -1 / torch.where(values.abs() < 1e-3, 1e-3, values)
-        return out
+        self.weights.coef[:, index] += change
+        moved = (everywhere @ change.flatten(0, 1)).double()
+        shared = -self.flattening.Q @ moved[: len(self.support)]
+        self.weights.shared += shared
+        self.weights.a += moved + self.flattening.gram @ shared
 
     def _coordinates(self, index: Tensor) -> Tensor:
         """Numbers of the coordinates in the order that the triangle follows: unit, function."""
         functions = torch.arange(self.basis.per_unit, device=index.device)[:, None]
         return (index[None, :] * self.basis.per_unit + functions)[:, :, None]
 
-    def _triangle(self, index: Tensor, c: int) -> Tensor:
-        columns = torch.arange(c, device=index.device)
-        return (self._coordinates(index) >= columns).to(self.weights.coef)
-
-    def diagonal(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "q u"]:
-        """c_rr of the columns that are not dense (proposition 1), 0 for those that are."""
-        c = optimal_diagonal(self.squares[:, index], self.curvature, 1.0)
-        if self.n_dense:
-            units = torch.arange(self.basis.n_units, device=c.device)[index]
-            c = c * (self._coordinates(units)[:, :, 0] >= self.n_dense).to(c)
-        return c
-
-    # ------------------------------------------------------------------ hyperparameters
-
-    def _move_theta(
-        self, site: Site, Y: Tensor, X: Tensor, left: Draw, right: Draw, control: Projection
-    ) -> None:
-        third, scale = self.basis.draw(self.sizes.blocks, self.rng)
-        self._theta, site = self.hyperparameters.step(
-            self._theta,
-            site,
-            X,
-            Y,
-            (left.part, left.data),
-            (right.part, right.data),
-            (third, self.diagonal(third.index).flatten(), scale),
-            control,
-            self.n,
-        )
-        self.site = site.at(0.0)
-
     # ------------------------------------------------------------------ what the driver asks
 
-    def refresh(self) -> None:
-        """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
-        X = self._rows[len(self.support) :]
-        w = self.weights.a[len(self.support) :]
-        for k in range(3):
-            variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
-            step = max(1, 2**24 // (self.basis.per_unit * len(X)))
-            for part in self.basis.parts(step):
-                phi = part.evaluate(self._theta, X)
-                c = self.diagonal(part.index).flatten()
-                variance += (phi.square() @ c.square())[:, None].double()
-            self._sparse_variance = variance
-            # The variance has to be that of the curvature it ends with.
-            if self.site.gaussian or k == 2:
-                return
-            curvature = self._curvature(w)
-            if abs(curvature - self.curvature) < 0.05 * self.curvature:
-                return
-            self.curvature = curvature
-
     def score(self) -> float:
-        """Minus the ELBO a row and target, the likelihood from some fixed rows; O(s^2 + m).
-
-        Of the weights or of the last steps' mean, whichever is better: that is also what a
-        snapshot has.
-        """
+        """Of the weights or of the last steps' mean, whichever is better: what a snapshot has."""
         mean, self._better = self._mean.mean(self._steps), self.weights
-        current = self.weights.a[len(self.support) :, : self.t]
-        if not self.site.gaussian and bool(torch.isfinite(current).all()):
-            # The closed form of the diagonal again, when the likelihood's curvature has moved.
-            now = self._curvature(self.weights.a[len(self.support) :])
-            if abs(now - self.curvature) > 0.1 * self.curvature:
-                self.refresh()
         score = self._score(self.weights)
         if mean is not None:
             of_mean = self._score(mean)
@@ -292,46 +182,14 @@ class QSGPStepper(Stepper):
                 self._better, score = mean, of_mean
         return score
 
+    @abstractmethod
     def _score(self, w: SampledWeights) -> float:
-        t, s = self.t, len(self.support)
-        if not bool(torch.isfinite(w.a[s:, :t]).all()):
-            return float("nan")
-        likelihood = self._terms(w.a[s:]).value.mean() / t * self.n
-        norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
-        if self.flattening is not None:
-            b, gram = w.shared, self.flattening.gram[:s]
-            norm = norm + (b * (2 * self._tail_values(w) - gram @ b)).sum(0)
-        c2 = self.diagonal().double().square()
-        kept = c2[c2 > 0]
-        r = torch.arange(self.n_dense, device=c2.device)
-        q = self.basis.per_unit
-        # No part of the head is in b.
-        own = w.coef[r % q, r // q, t + r].double().square()
-        divergence = norm[:t].mean() + (kept - 1 - kept.log()).sum()
-        divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
-        return float((divergence - likelihood) / self.n)
+        """Minus the objective a row and target, from some fixed rows; NaN if not finite."""
 
-    def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
-        """The likelihood at the scores' rows, where f and the dense columns have these values."""
-        variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
+    def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
+        """The likelihood at the scores' rows."""
         site = self.site.at(self.support.known_check)
-        return site.terms(self.support.Y_check.double(), values[:, : self.t], variance)
-
-    def _curvature(self, values: Float[Tensor, "c k"]) -> float:
-        return -2 * float(self._terms(values).d_variance.mean()) / self.t
-
-    def _tail_values(self, weights: SampledWeights) -> Tensor:
-        """Phi_p w without the head's part."""
-        values = weights.a[: len(self.support)]
-        return values - self._head_part(weights) if weights.head else values
-
-    def _head_part(self, weights: SampledWeights) -> Tensor:
-        blocks = -(-weights.head // self.basis.block_units)
-        part = self.basis.part(np.arange(blocks))
-        phi = by_unit(part.evaluate(self.support.theta, self.support.X), self.basis.per_unit)
-        inside = part.index < weights.head
-        w = weights.coef[:, part.index[inside]]
-        return (phi[:, :, inside].flatten(1) @ w.reshape(-1, w.shape[2])).double()
+        return site.terms(self.support.Y_check.double(), f, variance)
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
@@ -350,19 +208,250 @@ class QSGPStepper(Stepper):
         self._slower += 1
         return self._slower <= _MOST_RETREATS
 
+    @abstractmethod
+    def diagonal(self) -> Float[Tensor, "q units"]:
+        """c_rr of the columns that are not dense (proposition 1), 0 for those that are."""
+
+    @abstractmethod
     def folded(self) -> Float[Tensor, "q units k"]:
-        """The better weights with Phi_p' b, a copy; O(s m)."""
-        w = self._better
-        coef = w.coef.clone()
-        if self.flattening is None:
-            return coef
-        shared = w.shared.to(coef)
-        for part in self.basis.parts(max(1, 2**24 // (self.basis.per_unit * len(self.support)))):
+        """The better weights with their shared part, a copy."""
+
+
+class Drawn(NamedTuple):
+    """Basis functions at the rows of a step, and where they came from."""
+
+    part: BasisPart
+    data: BasisDraw
+    everywhere: Tensor
+
+
+class QSGPStepper(SampledStepper):
+    """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
+
+    A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, whatever n and m are.
+    Parameters are those of `SampledStepper`, and `hyperparameters`, what moves theta or None.
+    """
+
+    def __init__(self, *args, hyperparameters: SampledAdam | None = None, **settings):
+        super().__init__(*args, **settings)
+        self.hyperparameters = hyperparameters
+        self.refresh()
+
+    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
+        control = self._control(self.support.cross(X))
+        left, right = self._draw(X), self._draw(X)
+        square = self._square(left, right)
+        gradients = sampled_gradient(site, Y, left.data, right.data, control, square, self.n)
+        for draw, gradient in zip((left, right), gradients, strict=True):
+            gradient = gradient + 0.5 * draw.data.scale * draw.data.weights
+            gradient = gradient.reshape(self.basis.per_unit, -1, gradient.shape[1])
+            self._add_log_diagonal(draw, gradient)
+            self._move(draw.part.index, gradient, draw.everywhere)
+        if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
+            self._move_theta(site, Y, X, left, right, control)
+
+    def _draw(self, X: Float[Tensor, "b d"]) -> Drawn:
+        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        phi = part.evaluate(self._theta, X)
+        everywhere = part.evaluate(self.support.theta, self._rows)
+        at_support = everywhere[: len(self.support)]
+        tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
+        weights = self.weights.coef[:, part.index].flatten(0, 1)
+        weights = weights + (at_support * tail).T @ self.weights.shared.to(at_support)
+        return Drawn(part, BasisDraw(phi, weights, scale, at_support), everywhere)
+
+    def _square(self, *draws: Drawn) -> Float[Tensor, "b 1"]:
+        """The diagonal's share of the variance of f: unbiased, it varies little over draws."""
+        if self.site.gaussian:
+            return torch.zeros(len(draws[0].data.phi), 1).to(draws[0].data.phi)
+        parts = [
+            d.data.scale * (d.data.phi.square() @ self.diagonal(d.part.index).flatten().square())
+            for d in draws
+        ]
+        return (sum(parts) / len(parts))[:, None]
+
+    def _add_log_diagonal(self, draw: Drawn, gradient: Float[Tensor, "q u k"]) -> None:
+        """-1 / c_rr where column r meets coordinate r: half the gradient of -log c_rr."""
+        columns = torch.arange(self.n_dense, device=gradient.device)
+        at = torch.nonzero(self._coordinates(draw.part.index) == columns, as_tuple=True)
+        weights = draw.data.weights.reshape(gradient.shape)[:, :, self.t :][at]
+        weights = torch.where(weights.abs() < 1e-3, 1e-3, weights)
+        gradient[:, :, self.t :][at] -= 0.5 * draw.data.scale / weights
+
+    def diagonal(self, index: Tensor | slice = slice(None)) -> Float[Tensor, "q u"]:
+        c = optimal_diagonal(self.squares[:, index], self.curvature, 1.0)
+        units = torch.arange(self.basis.n_units, device=c.device)[index]
+        return c * (self._coordinates(units)[:, :, 0] >= self.n_dense)
+
+    def _move_theta(
+        self, site: Site, Y: Tensor, X: Tensor, left: Drawn, right: Drawn, control: Control
+    ) -> None:
+        """Empirical Bayes: the gradient of the sampled loss through the features and the noise.
+
+        The control variate keeps the basis of the start (appendix F.3), so that what is known at
+        the support rows stays known.
+        """
+        kernel, (third, scale) = self.support.kernel, self.basis.draw(self.sizes.blocks, self.rng)
+        c = self.diagonal(third.index).flatten()
+        with torch.enable_grad():
+            theta = self._theta.detach().requires_grad_(True)
+            draws = [replace(d.data, phi=d.part.evaluate(theta, X)) for d in (left, right)]
+            square = scale * (third.evaluate(theta, X).square() @ c.square())[:, None]
+            noise = None
+            if site.gaussian:
+                noise = (kernel.noise(theta, X[:1].double())[0] + site.known).expand(len(X)).to(X)
+            loss = sampled_loss(site, Y, *draws, control, square, self.n, noise)
+            (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
+        if gradient is not None:
+            self._theta = self.hyperparameters.moved(theta.detach(), gradient.double(), kernel)
+        if site.likelihood.additive:
+            self.site = self.site.with_noise(noise_of(kernel, self._theta))
+
+    # ------------------------------------------------------------------ what the driver asks
+
+    def refresh(self) -> None:
+        """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
+        X, w = self._rows[len(self.support) :], self.weights.a[len(self.support) :]
+        for k in range(3):
+            variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
+            for part in self.basis.parts(max(1, _NUMBERS // (self.basis.per_unit * len(X)))):
+                phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
+                variance += (phi.square() @ c.square())[:, None].double()
+            self._sparse_variance = variance
+            # The variance has to be that of the curvature it ends with.
+            if self.site.gaussian or k == 2:
+                return
+            curvature = self._curvature(w)
+            if abs(curvature - self.curvature) < 0.05 * self.curvature:
+                return
+            self.curvature = curvature
+
+    def score(self) -> float:
+        w = self.weights.a[len(self.support) :]
+        if not self.site.gaussian and bool(torch.isfinite(w).all()):
+            # The closed form of the diagonal again, when the likelihood's curvature has moved.
+            now = self._curvature(w)
+            if abs(now - self.curvature) > 0.1 * self.curvature:
+                self.refresh()
+        return super().score()
+
+    def _score(self, w: SampledWeights) -> float:
+        """Minus the ELBO, the likelihood from the scores' rows; O(s^2 + m)."""
+        t, s = self.t, len(self.support)
+        if not bool(torch.isfinite(w.a[s:, :t]).all()):
+            return float("nan")
+        likelihood = self._terms(w.a[s:]).value.mean() / t * self.n
+        b, gram = w.shared, self.flattening.gram[:s]
+        # No part of the head is in b.
+        tail = w.a[:s] - self._head_part(w)
+        norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
+        norm = norm + (b * (2 * tail - gram @ b)).sum(0)
+        c2 = self.diagonal().double().square()
+        kept = c2[c2 > 0]
+        r, q = torch.arange(self.n_dense, device=c2.device), self.basis.per_unit
+        own = w.coef[r % q, r // q, t + r].double().square()
+        divergence = norm[:t].mean() + (kept - 1 - kept.log()).sum()
+        divergence = 0.5 * (divergence + norm[t:].sum() - (1 + own.log()).sum())
+        return float((divergence - likelihood) / self.n)
+
+    def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
+        """The likelihood at the scores' rows, where f and the dense columns have these values."""
+        variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
+        return self._check_terms(values[:, : self.t], variance)
+
+    def _curvature(self, values: Float[Tensor, "c k"]) -> float:
+        return -2 * float(self._terms(values).d_variance.mean()) / self.t
+
+    def _head_part(self, w: SampledWeights) -> Tensor | float:
+        """Phi_p w of the units that b does not act on."""
+        if w.head == 0:
+            return 0.0
+        index, phi = head_functions(self.basis, self.support, w.head)
+        return (phi[: len(self.support)] @ w.coef[:, index].flatten(0, 1)).double()
+
+    def folded(self) -> Float[Tensor, "q units k"]:
+        w, q = self._better, self.basis.per_unit
+        coef, shared = w.coef.clone(), w.shared.to(w.coef)
+        for part in self.basis.parts(max(1, _NUMBERS // (q * len(self.support)))):
             phi = part.evaluate(self.support.theta, self.support.X)
-            change = by_unit((phi.T @ shared).T.contiguous(), self.basis.per_unit).permute(1, 2, 0)
+            change = by_unit((phi.T @ shared).T.contiguous(), q).permute(1, 2, 0)
             coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
         return coef
 
 
-def _columns(out: Tensor) -> Tensor:
-    return torch.arange(out.shape[2], device=out.device)
+def head_functions(
+    basis: SampledBasis, support: SupportRows, head: int
+) -> tuple[Tensor, Float[Tensor, "sv qh"]]:
+    """The first units' numbers, and their functions at the support rows and those of the scores."""
+    part = basis.part(np.arange(-(-head // basis.block_units)))
+    inside = part.index < head
+    phi = by_unit(part.evaluate(support.theta, support.all_rows), basis.per_unit)
+    return part.index[inside], phi[:, :, inside].flatten(1)
+
+
+class DualStepper(SampledStepper):
+    """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
+
+    The gradient of minus the ELBO is K (r + mu), with r the derivative of minus the log likelihood
+    in f = K mu, and the natural one is r + mu: it has an entry a row, and a step changes those of
+    its rows only. f at these rows is estimated from other, independently drawn functions and what
+    is known at the support rows. O(b u d + b s^2) a step for u drawn functions. Weights are
+    residuals over the noise variance, and sums of few of them are noisy: draws of all functions,
+    O(b n d), often need so many fewer steps that they are the cheaper ones.
+
+    Parameters are those of `SampledStepper`, and `support_index`, the support rows' numbers. Shared
+    weights are the support rows' own.
+    """
+
+    objective_name = "expected log likelihood a row and target"
+
+    def __init__(self, *args, support_index: Int64[Tensor, " s"], **settings):
+        super().__init__(*args, **settings)
+        self.support_index, s = support_index, len(self.support)
+        gram, share = self.flattening.gram, self.n / s
+        c = optimal_diagonal(share * gram[:s].square().sum(0), self.curvature, gram[:s].diagonal())
+        self._variance = share * (gram[s:].square() @ c.square())[:, None]
+
+    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
+        index = torch.as_tensor(rows)
+        everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
+        f = self._function(X, everywhere[:, : len(self.support)])
+        variance = self._variance.mean().to(f).expand(len(f), 1)
+        slope = site.terms(Y, f, variance).d_mean
+        gradient = self.n / len(rows) * (self._own(index) - slope)
+        self._move(index, gradient[None], everywhere.T)
+
+    def _own(self, index: Tensor) -> Float[Tensor, "u t"]:
+        """Weights of some rows, with what support rows share."""
+        out = self.weights.coef[0, index]
+        at = torch.searchsorted(self.support_index, index).clamp_max(len(self.support_index) - 1)
+        known = self.support_index[at] == index
+        out[known] += self.weights.shared[at[known]].to(out)
+        return out
+
+    def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
+        """f at the rows: of all functions, or of some and what is known at the support rows."""
+        theta = self.support.theta
+        if self.sizes.blocks >= self.basis.n_units:
+            parts = self.basis.parts(max(1, _NUMBERS // len(X)))
+            return sum(p.evaluate(theta, X) @ self._own(p.index) for p in parts)
+        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        at_support = part.evaluate(theta, self.support.X)
+        draw = BasisDraw(part.evaluate(theta, X), self._own(part.index), scale, at_support)
+        return self._control(cross).function(draw)
+
+    def _score(self, w: SampledWeights) -> float:
+        """Minus the expected log likelihood; log|K| is out of reach."""
+        f = w.a[len(self.support) :]
+        if not bool(torch.isfinite(f).all()):
+            return float("nan")
+        return -float(self._check_terms(f, self._variance).value.mean()) / self.t
+
+    def diagonal(self) -> Float[Tensor, "q units"]:
+        prior = self.support.kernel.diag(self.support.theta, self.basis.points)
+        return optimal_diagonal(self.squares, self.curvature, prior)
+
+    def folded(self) -> Float[Tensor, "q units k"]:
+        coef = self._better.coef.clone()
+        coef[0, self.support_index] += self._better.shared.to(coef)
+        return coef

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 from ._fit import Fit, Trained
-from ._hyperparameters import SampledHyperparameters
+from ._optimizers import SampledAdam
 from ._site import Site, noise_of
 from ._start import support_weights
-from ._stepper import QSGPStepper, StepSizes
-from ._support import Flattening, SupportRows, by_unit, support_gram
+from ._stepper import DualStepper, QSGPStepper, SampledStepper, StepSizes, head_functions
+from ._support import Flattening, SupportRows, support_gram
 from ._trained import SampledModel, fitted_scales, support_variance
 from ._weights import SampledWeights
 
@@ -26,8 +25,9 @@ def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
     """Steps of sampled rows and functions to the end, and the scale of their variances."""
     run, stepper, scales = fit.run, None, None
     rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
+    basis = functions.basis(fit.d, fit.plan.dtype, run.device)
     with run.stage("support", optional=True):
-        stepper = make_stepper(fit, functions.basis(fit.d, fit.plan.dtype, run.device), site, rng)
+        stepper = make_stepper(fit, basis, site, rng)
     if stepper is None:
         return Trained(None, run.monitor.stopped, 0)
     result = fit.drive(
@@ -36,61 +36,51 @@ def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
     if calibrates(fit):
         with run.stage("calibration", optional=True):
             scales = fitted_stepper_scales(fit, stepper)
-    if stepper.hyperparameters is not None and result.n_steps and not run.stopped:
+    if fit.settings.theta_rate > 0 and result.n_steps and not run.stopped:
         with run.stage("squares", optional=True):
             theta = torch.as_tensor(stepper.theta()).to(run.device)
-            stepper.squares = fit.squares(stepper.basis, stepper.support, rng, theta)
+            stepper.squares = fit.squares(basis, theta, rng)
     model = run.finish("weights", lambda: state_of(fit, stepper, functions, result.score, scales))
     return Trained(model, result.stop_reason, result.n_steps)
 
 
+@torch.no_grad()
 def make_stepper(
     fit: Fit, basis: SampledBasis, site: Site, rng: np.random.Generator
-) -> QSGPStepper:
+) -> SampledStepper:
     """A stepper at its first weights: the posterior given the support rows, or the past's.
 
-    O(s^2 m + s^3); looks at the clock.
+    O(s^2 m + s^3), for kernel functions at all rows O(s^3); looks at the clock.
     """
-    plan, compiled, past = fit.plan, basis.kernel, fit.past
-    with torch.no_grad():
-        support = fit.support(compiled)
-        head = math.ceil(plan.n_dense / basis.per_unit)
-        whole = support_gram(support, basis, fit.parts)
-        fit.check_range(whole)
-        gram = whole if head == 0 else support_gram(support, basis, fit.parts, head)
-        flattening = None
-        if fit.settings.variational_optimizer == "preconditioned":
-            X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
-            flattening = Flattening.build(support, gram, X, site.curvature, fit.n_total)
-        squares = fit.squares(basis, support, rng)
-        if past is None:
-            weights = _first_weights(fit, basis, support, whole, site, head)
-        else:
-            weights = _resumed(fit, past, basis, support, head)
-    hyper = None
-    if fit.settings.theta_rate > 0:
-        hyper = SampledHyperparameters(
-            compiled,
-            int(fit.settings.freeze * plan.steps),
-            fit.settings.theta_rate,
-            fit.settings.decay,
-            plan.steps,
-        )
-    return QSGPStepper(
-        fit.source,
-        basis,
-        site,
-        support,
-        flattening,
-        fit.optimizer(),
-        weights,
-        squares,
-        StepSizes(plan.rows, max(1, plan.components // (basis.per_unit * basis.block_units))),
-        rng,
-        hyper,
-        fit.n_total,
-        held=fit.split()[1] if calibrates(fit) else None,
-    )
+    plan, settings, compiled = fit.plan, fit.settings, basis.kernel
+    dual, support = plan.method == "dual", fit.support(compiled)
+    head = math.ceil(plan.n_dense / basis.per_unit)
+    if dual:
+        rows = support.all_rows.double()
+        gram = compiled.cross(support.theta, rows, support.X.double())
+    else:
+        gram = support_gram(support, basis, fit.parts, head)
+    fit.check_range(gram)
+    fit.run.monitor.check_time()
+    flattening = Flattening.none(gram)
+    if dual or settings.variational_optimizer == "preconditioned":
+        X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
+        flattening = Flattening.build(support, gram, X, site.curvature, fit.n_total)
+    squares = fit.squares(basis, support.theta, rng)
+    first = _first_weights if fit.past is None else _resumed
+    blocks = plan.components // (basis.per_unit * basis.block_units)
+    sizes = StepSizes(plan.rows, max(1, blocks))
+    weights = first(fit, basis, support, gram, site, head)
+    common = fit.source, basis, site, support, flattening, fit.optimizer(), weights, squares, sizes
+    shared = dict(n_total=fit.n_total, control_variate=settings.control_variate)
+    if dual:
+        index = torch.as_tensor(fit.split()[0]).to(support.X.device)
+        return DualStepper(*common, rng, support_index=index, **shared)
+    hyper, freeze = None, int(settings.freeze * plan.steps)
+    if settings.theta_rate > 0:
+        hyper = SampledAdam(settings.theta_rate, settings.decay, plan.steps, freeze)
+    held = fit.split()[1] if calibrates(fit) else None
+    return QSGPStepper(*common, rng, hyperparameters=hyper, held=held, **shared)
 
 
 def calibrates(fit: Fit) -> bool:
@@ -103,7 +93,7 @@ def calibrates(fit: Fit) -> bool:
 
 def state_of(
     fit: Fit,
-    stepper: QSGPStepper,
+    stepper: SampledStepper,
     functions: Functions,
     score: float,
     scales: tuple[float, float] | None = None,
@@ -113,7 +103,7 @@ def state_of(
     Parameters
     ----------
     fit : Fit
-    stepper : QSGPStepper
+    stepper : SampledStepper
     functions : Functions
         At the hyperparameters of the start.
     score : float
@@ -121,7 +111,7 @@ def state_of(
     scales : tuple of float, optional
         Of the variance, and the noise; what the past had where there is one.
     """
-    plan, past, t, compiled = fit.plan, fit.past, fit.t, stepper.basis.kernel
+    past, t, compiled = fit.past, fit.t, stepper.support.kernel
     if scales is None:
         scales = 1.0, stepper.site.noise
         if past is not None and stepper.site.noise > 0:
@@ -129,7 +119,7 @@ def state_of(
             own = noise_of(compiled, compiled.theta0)
             scales = past.variance_scale, stepper.site.noise * past.noise / own
     with torch.no_grad():
-        coef = stepper.folded().cpu().numpy()
+        coef, diagonal = stepper.folded().cpu().numpy(), stepper.diagonal().cpu().numpy()
     if compiled.n_params:
         kernel = compiled.to_sklearn(torch.as_tensor(stepper.theta()))
         functions = replace(functions, kernel=kernel)
@@ -137,20 +127,20 @@ def state_of(
         functions,
         mean=np.ascontiguousarray(coef[:, :, :t]),
         dense=np.ascontiguousarray(coef[:, :, t:]),
-        diagonal=stepper.diagonal().cpu().numpy(),
+        diagonal=diagonal,
         support_X=stepper.support.X.cpu().numpy(),
         support_Y=stepper.support.Y.cpu().numpy(),
         noise=scales[1],
         curvature=stepper.curvature,
         n_rows=fit.n_total,
-        dtype=str(plan.dtype).removeprefix("torch."),
-        lower_bound=-score * fit.n_total * t,
+        dtype=str(fit.plan.dtype).removeprefix("torch."),
+        lower_bound=float("nan") if fit.plan.method == "dual" else -score * fit.n_total * t,
         variance_scale=scales[0],
         by_support=fit.settings.covariance == "support",
     )
 
 
-def fitted_stepper_scales(fit: Fit, stepper: QSGPStepper) -> tuple[float, float]:
+def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, float]:
     """A factor of the variance given the support rows, and a noise, that fit held-out rows.
 
     O(s^3), as often done before: no look at the clock, after whose end it still is worth its time.
@@ -158,7 +148,7 @@ def fitted_stepper_scales(fit: Fit, stepper: QSGPStepper) -> tuple[float, float]
     support, s = stepper.support, len(stepper.support)
     weight = stepper.curvature * fit.n_total / s
     with torch.no_grad():
-        variance = support_variance(stepper.basis.kernel, support.X, weight)
+        variance = support_variance(support.kernel, support.X, weight)
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     known = np.broadcast_to(np.asarray(support.known_check), v.shape)
@@ -166,68 +156,47 @@ def fitted_stepper_scales(fit: Fit, stepper: QSGPStepper) -> tuple[float, float]
 
 
 def _first_weights(
-    fit: Fit,
-    basis: Any,
-    support: SupportRows,
-    gram: Tensor,
-    site: Site,
-    head: int,
+    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
 ) -> SampledWeights:
-    """The posterior given the support rows alone, as if they were all rows for C."""
-    q, units, s, c = basis.per_unit, basis.n_units, len(support), fit.plan.n_dense
-    preconditioned = fit.settings.variational_optimizer == "preconditioned"
-    alpha = support_weights(site.at(support.known), gram[:s], support.Y.double())
-    coef = torch.zeros(q, units, fit.t + c).to(support.X)
-    a = torch.zeros(len(gram), fit.t + c, dtype=torch.float64, device=support.X.device)
-    if preconditioned:
-        a[:, : fit.t] = gram @ alpha
-    dense = _dense_start(fit, basis, support, gram[:s], site, c) if c else None
-    for part in fit.parts(basis, max(1, 2**24 // (q * len(support)))):
-        everywhere = part.evaluate(support.theta, support.all_rows)
-        phi = everywhere[:s]
-        if preconditioned:
-            mu = (phi.T @ alpha.to(phi)).reshape(q, -1, fit.t)
-            coef[:, part.index, : fit.t] = mu
-        if dense is None:
-            continue
-        columns = dense(phi, part.index)
-        coef[:, part.index, fit.t :] = columns
-        a[:, fit.t :] += (everywhere @ columns.reshape(-1, c)).double()
-    return SampledWeights(coef, a, head, s)
+    """The posterior given the support rows alone, as if they were all rows for C; else zero.
 
-
-def _dense_start(fit: Fit, basis: Any, support: SupportRows, gram: Tensor, site: Site, c: int):
-    """Columns of (S + curvature n / s Phi_p'Phi_p)^-1, scaled to what a Cholesky factor has."""
-    q = basis.per_unit
-    s = len(support)
+    All of it is shared weights, but for the dense columns' first entries.
+    """
+    s, c, t, q = len(support), fit.plan.n_dense, fit.t, basis.per_unit
+    shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
+    coef = torch.zeros(q, basis.n_units, t + c).to(support.X)
+    if fit.plan.method == "dual" or fit.settings.variational_optimizer == "preconditioned":
+        shared[:, :t] = support_weights(site.at(support.known), gram[:s], support.Y.double())
+    a = gram @ shared
+    if c == 0:
+        return SampledWeights(coef, shared, a, head)
+    # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to what a Cholesky factor has.
+    index, phi = head_functions(basis, support, head)
     weight = site.curvature * fit.n / s
+    whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
-    factor, _ = cholesky_with_jitter(gram + torch.eye(s).to(gram) / weight)
-    inner = torch.cholesky_inverse(factor)
-    blocks = math.ceil(math.ceil(c / q) / basis.block_units)
-    part = basis.part(np.arange(blocks))
-    phi = by_unit(part.evaluate(support.theta, support.X), q)
-    first = phi.permute(0, 2, 1).reshape(s, -1)[:, :c].double()
-    solved = inner @ first
+    factor, _ = cholesky_with_jitter(whole + torch.eye(s).to(whole) / weight)
+    # Coordinates count units first, then their functions.
+    first = phi[:s].reshape(s, q, head).permute(0, 2, 1).flatten(1)[:, :c].double()
+    solved = torch.cholesky_solve(first, factor)
     root = (1 - (first * solved).sum(0)).clamp_min(1e-6).sqrt()
-
-    def columns(phi: Tensor, index: Tensor) -> Tensor:
-        out = -(phi.T @ (solved / root).to(phi)).reshape(q, -1, c)
-        number = (index[None] * q + torch.arange(q)[:, None])[:, :, None].to(out.device)
-        r = torch.arange(c, device=out.device)
-        out = out * (number > r)
-        return out + (number == r) * root.to(out)
-
-    return columns
+    shared[:, t:] = -solved / root
+    number = (index[None] * q + torch.arange(q)[:, None])[:, :, None].to(phi.device)
+    r = torch.arange(c, device=phi.device)
+    own = (phi[:s].T @ shared[:, t:].to(phi)).reshape(q, head, c)
+    coef[:, index, t:] = own * (number > r) + (number == r) * root.to(own)
+    a[:, t:] = gram @ shared[:, t:] + (phi @ coef[:, index, t:].flatten(0, 1)).double()
+    return SampledWeights(coef, shared, a, head)
 
 
 def _resumed(
-    fit: Fit, past: SampledModel, basis: Any, support: SupportRows, head: int
+    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
 ) -> SampledWeights:
-    coef = torch.as_tensor(np.concatenate([past.mean, past.dense], 2)).to(support.X)
+    """The past's."""
+    coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)
     rows = support.all_rows
     a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)
     for part in fit.parts(basis, max(1, 2**24 // (basis.per_unit * len(rows)))):
         phi = part.evaluate(support.theta, rows)
-        a += (phi @ coef[:, part.index].reshape(-1, coef.shape[2])).double()
-    return SampledWeights(coef.clone(), a, head, len(support))
+        a += (phi @ coef[:, part.index].flatten(0, 1)).double()
+    return SampledWeights(coef.clone(), torch.zeros_like(a[: len(support)]), a, head)

@@ -35,8 +35,8 @@ class SupportRows:
         Further rows at which f is known, for scores only: the start fits the support rows too well
         for them to judge.
     Y_check : Tensor of shape (v, t)
-    factor : Tensor of shape (s, s)
-        Cholesky factor of k(X, X) with jitter.
+    inverse : Tensor of shape (s, s)
+        Of k(X, X) with jitter.
     known, known_check : Tensor or float
         Known noise of both kinds of rows.
     """
@@ -47,7 +47,7 @@ class SupportRows:
     Y: Float[Tensor, "s t"]
     X_check: Float[Tensor, "v d"]
     Y_check: Float[Tensor, "v t"]
-    factor: Float64[Tensor, "s s"]
+    inverse: Float[Tensor, "s s"]
     known: Tensor | float = 0.0
     known_check: Tensor | float = 0.0
 
@@ -67,8 +67,8 @@ class SupportRows:
         K = kernel.cross(theta, X.double(), X.double())
         scale = K.diagonal().mean()
         K = K + 1e-4 * scale * torch.eye(len(X), dtype=K.dtype, device=K.device)
-        factor, _ = cholesky_with_jitter(K)
-        return cls(kernel, theta, X, Y, X_check, Y_check, factor, known, known_check)
+        inverse = torch.cholesky_inverse(cholesky_with_jitter(K)[0]).to(X)
+        return cls(kernel, theta, X, Y, X_check, Y_check, inverse, known, known_check)
 
     def __len__(self) -> int:
         return len(self.X)
@@ -84,7 +84,7 @@ class SupportRows:
 
     def regression(self, cross: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:
         """A with f(X) close to A f(support rows); O(b s^2)."""
-        return torch.cholesky_solve(cross.T.double(), self.factor).T.to(cross)
+        return cross @ self.inverse.to(cross)
 
 
 def _noise_floor(dtype: torch.dtype) -> float:
@@ -135,6 +135,11 @@ class Flattening:
     Q: Float64[Tensor, "s s"]
     gram: Float64[Tensor, "sv s"]
     level: float
+
+    @classmethod
+    def none(cls, gram: Float64[Tensor, "sv s"]) -> Flattening:
+        """P = I, for optimisers that have no preconditioner."""
+        return cls(torch.zeros_like(gram[: gram.shape[1]]), gram, 1.0)
 
     @classmethod
     def build(

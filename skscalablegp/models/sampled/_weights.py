@@ -26,12 +26,11 @@ class SampledWeights:
     def __init__(
         self,
         coef: Float[Tensor, "q units k"],
+        shared: Float64[Tensor, "s k"],
         a: Float64[Tensor, "sv k"],
         head: int,
-        n_support: int,
     ):
-        self.coef, self.a, self.head = coef, a, head
-        self.shared = torch.zeros_like(a[:n_support])
+        self.coef, self.shared, self.a, self.head = coef, shared, a, head
 
     def copy(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.coef.clone(), self.shared.clone(), self.a.clone()
@@ -88,11 +87,10 @@ class RunningMean:
             return None
         self.before(torch.arange(len(self._last), device=self._last.device), now)
         w, t = self.weights, self.t
-        coef, a = w.coef.clone(), w.a.clone()
-        coef[:, :, :t], a[:, :t] = self._coef / count, self._a / count
-        out = SampledWeights(coef, a, w.head, len(w.shared))
-        out.shared.copy_(w.shared)
-        out.shared[:, :t] = self._shared / count
+        coef, shared, a = w.copy()
+        coef[:, :, :t], shared[:, :t] = self._coef / count, self._shared / count
+        a[:, :t] = self._a / count
+        out = SampledWeights(coef, shared, a, w.head)
         if self._checks & (self._checks - 1) == 0:
             self.begin(now)
         return out

@@ -1,5 +1,7 @@
 """Sampled steps: what is known stays known, and full batches meet linear algebra."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,21 @@ from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled._basis import SeededFourier
-from skscalablegp.models.sampled._bounds import BasisDraw, Projection, mean_estimate
 from skscalablegp.models.sampled._dictionary import Dictionary
+from skscalablegp.models.sampled._estimates import (
+    BasisDraw,
+    Control,
+    Projection,
+    sampled_gradient,
+    sampled_loss,
+)
 from skscalablegp.models.sampled._exact import FullBatch, newton_steps
-from skscalablegp.models.sampled._gradient import sampled_gradient
-from skscalablegp.models.sampled._hyperparameters import SampledHyperparameters
-from skscalablegp.models.sampled._optimizers import SparseAdaGrad, SparseAdam, SparseSGD
+from skscalablegp.models.sampled._optimizers import (
+    SampledAdam,
+    SparseAdaGrad,
+    SparseAdam,
+    SparseSGD,
+)
 from skscalablegp.models.sampled._relevance import RelevanceStepper
 from skscalablegp.models.sampled._site import Site
 from skscalablegp.models.sampled._stepper import QSGPStepper, StepSizes
@@ -88,8 +99,9 @@ def test_draws_are_uniform_and_independent_of_how_many_there_are():
 # ------------------------------------------------------------------------------------- gradients
 
 
+@pytest.mark.parametrize("control", ["none", "projection"])
 @pytest.mark.parametrize("name", ["gaussian", "logistic"])
-def test_closed_forms_are_what_autograd_finds(name):
+def test_closed_forms_are_what_autograd_finds(name, control):
     g = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -97,26 +109,23 @@ def test_closed_forms_are_what_autograd_finds(name):
 
     site = Site(Gaussian(), 0.3, 1.0) if name == "gaussian" else LOGISTIC
     Y = (normal(6, 2) > 0).double()
-    w = [normal(4, 2).requires_grad_(), normal(5, 2).requires_grad_()]
+    columns = 3 if name == "gaussian" else 2
+    w = [normal(4, columns).requires_grad_(), normal(5, columns).requires_grad_()]
     left = BasisDraw(normal(6, 4), w[0], 2.5, normal(3, 4))
     right = BasisDraw(normal(6, 5), w[1], 2.0, normal(3, 5))
-    control = Projection(normal(6, 3), normal(3, 2))
-    variance = torch.full((6, 1), 0.49, dtype=torch.float64)
-
-    def crossed(draw, other):
-        """The bound of one draw, the gradient of what is known kept to the other."""
-        moved = other.support() - other.support().detach()
-        f = draw.function() + control.A @ (control.a + moved - draw.support())
-        return 40 / len(Y) * site.terms(Y, f, variance).value.sum()
-
+    control = Projection(normal(6, 3), normal(3, columns)) if control == "projection" else Control()
+    batch = Y, left, right, control, torch.full((6, 1), 0.49, dtype=torch.float64), 40
+    expected = list(torch.autograd.grad(sampled_loss(site, *batch), w))
     if name == "gaussian":
-        value = 0.5 * mean_estimate(Y, left, right, 0.3, 40, control)
-    else:
-        value = -0.5 * (crossed(left, right) + crossed(right, left))
-    expected = torch.autograd.grad(value, w)
-    found = sampled_gradient(site, Y, left, right, control, 40, variance)
-    for a, b in zip(found, expected, strict=True):
-        assert_allclose(a.detach(), b, rtol=1e-10)
+        for gradient in expected:
+            # Of dense columns it is a mean over the two targets.
+            gradient[:, 2] /= 2
+    elif control.crosses:
+        f, h = control.function(left), control.function(right)
+        ends = [site.terms(Y, values, batch[4]).d_mean for values in (h, f)]
+        expected = [-20 / 6 * d.scale * d.phi.T @ e for d, e in zip(batch[1:3], ends, strict=True)]
+    for a, b in zip(sampled_gradient(site, *batch), expected, strict=True):
+        assert_allclose(a.detach(), b.detach(), rtol=1e-10)
 
 
 # ------------------------------------------------------------------------------------- optimisers
@@ -150,7 +159,18 @@ def test_learning_rates_decay_exponentially():
 # ------------------------------------------------------------------------------------- steps
 
 
-def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, size=None, site=None):
+def stepper(
+    source,
+    functions,
+    blocks,
+    dense=0,
+    seed=0,
+    rate=1.0,
+    steps=100,
+    size=None,
+    site=None,
+    **settings,
+):
     X, Y = source.rows(slice(None))
     s = 20
     support = SupportRows.at(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
@@ -171,10 +191,11 @@ def stepper(source, functions, blocks, dense=0, seed=0, rate=1.0, steps=100, siz
         support,
         flattening,
         SparseSGD(rate, 0.1, steps),
-        SampledWeights(coef, a, head, s),
+        SampledWeights(coef, torch.zeros(s, 1 + dense).double(), a, head),
         squares,
-        StepSizes(size, blocks, dense_every=1),
+        StepSizes(size, blocks),
         np.random.default_rng(seed),
+        **settings,
     )
 
 
@@ -298,17 +319,18 @@ def test_the_score_is_the_dense_elbo(site):
 @pytest.mark.parametrize("site", [GAUSSIAN, LAPLACE])
 def test_hyperparameters_follow_the_dense_elbo_at_full_draws(site):
     source, functions = rows(), basis()
-    run = stepper(source, functions, functions.n_blocks, dense=5, rate=0.1, site=site)
-    for _ in range(3):
-        run.step()
+    found = []
+
+    class Kept(SampledAdam):
+        def moved(self, theta, gradient, kernel):
+            found.append(gradient)
+            return theta
+
+    run = stepper(source, functions, functions.n_blocks, dense=5, rate=0.0, site=site)
+    run.hyperparameters = Kept(1e-3, 1.0, 10)
+    run.step()
+    (found,) = found
     X, Y = source.rows(slice(None))
-    control = Projection(run.support.regression(run.support.cross(X)), run.weights.a[:20])
-    hyper = SampledHyperparameters(KERNEL, 0, 1e-3, 1.0, 10)
-    draws = [(draw.part, draw.data) for draw in (run._draw(X, 6), run._draw(X, 6))]
-    third, scale = functions.draw(functions.n_blocks, run.rng)
-    diagonal = run.diagonal(third.index).flatten()
-    batch = (X, Y, *draws, (third, diagonal, scale), control, len(X))
-    found = hyper.gradient(KERNEL.theta0, site, *batch)
     folded = run.folded()
     mean, C = dense_weights(run, functions, folded)
     theta = KERNEL.theta0.clone().requires_grad_(True)
@@ -323,6 +345,90 @@ def test_hyperparameters_follow_the_dense_elbo_at_full_draws(site):
         loss = -site.terms(Y, f, variance).value.sum()
     (expected,) = torch.autograd.grad(loss, theta)
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+# ------------------------------------------------------------------------------------- one step
+
+
+class Recorder(SparseSGD):
+    """Keeps the gradients of both draws as one dense array, and moves nothing."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.begin()
+
+    def begin(self):
+        self.sum = 0.0
+
+    def change(self, index, gradient, n_units):
+        q, _, k = gradient.shape
+        dense = gradient.new_zeros(q, n_units, k)
+        self.sum = self.sum + dense.index_add(1, index, gradient)
+        return torch.zeros_like(gradient)
+
+
+def dense_gradient(run, source, functions):
+    """Of minus the ELBO in the means and the dense columns of C, in the order of `folded`."""
+    X, Y = source.rows(slice(None))
+    phi = by_coordinate(dense_phi(source, functions), functions)
+    mean, C = dense_weights(run, functions, run.folded())
+    C, mean = C.requires_grad_(True), mean.requires_grad_(True)
+    variance = (phi @ C).square().sum(1, keepdim=True)
+    divergence = 0.5 * (mean.square().sum() + C.square().sum()) - C.diagonal().log().sum()
+    loss = divergence - run.site.terms(Y, phi @ mean, variance).value.sum()
+    of_mean, of_C = torch.autograd.grad(loss, (mean, C))
+    both = torch.cat([of_mean, of_C.tril()[:, : run.n_dense]], 1)
+    return both.reshape(functions.n_units, functions.per_unit, -1).permute(1, 0, 2)
+
+
+def lower(gradient, functions, c):
+    """The same without what is above C's triangle, which no step keeps."""
+    q, units = functions.per_unit, functions.n_units
+    number = torch.arange(units)[None] * q + torch.arange(q)[:, None]
+    out = gradient.clone()
+    out[:, :, gradient.shape[2] - c :] *= number[:, :, None] >= torch.arange(c)
+    return out
+
+
+def recording(site, blocks, size, dense=3, **settings):
+    source, functions = rows(40), basis(units=6, block=1)
+    run = stepper(source, functions, blocks, dense=dense, size=size, site=site, **settings)
+    run.weights.coef[:, :, :1] = 0.3 * torch.randn(2, 6, 1, generator=torch.Generator()).double()
+    part = functions.part(np.arange(functions.n_blocks))
+    phi = part.evaluate(KERNEL.theta0, run.support.all_rows)
+    run.weights.a[:] = phi @ run.weights.coef.reshape(12, -1)
+    run.flattening, run.optimizer = Flattening.none(run.flattening.gram), Recorder()
+    if not site.likelihood.additive:
+        source = replace(source, Y=(source.Y > 0).astype(float))
+        run.source = source
+    return run, source, functions
+
+
+@pytest.mark.parametrize("control", ["regression", "squares", None])
+def test_gradients_of_sampled_steps_are_unbiased_for_the_dense_elbo(control):
+    run, source, functions = recording(GAUSSIAN, blocks=2, size=8, control_variate=control)
+    found = []
+    for _ in range(600):
+        run.optimizer.begin()
+        run.step()
+        found.append(run.optimizer.sum)
+    found = torch.stack(found).permute(1, 2, 3, 0)
+    expected = dense_gradient(run, source, functions)
+    error = (found.mean(3) - expected) / (found.std(3) / 600**0.5)
+    assert lower(error, functions, 3).abs().max() < 4.5
+    # Far enough from zero for mistakes to show.
+    assert (expected / (found.std(3) / 600**0.5)).abs().max(0).values.max(0).values.min() > 8
+
+
+@pytest.mark.parametrize("site", [GAUSSIAN, LAPLACE, LOGISTIC])
+def test_gradients_of_steps_at_full_draws_are_those_of_the_dense_elbo(site):
+    run, source, functions = recording(site, blocks=6, size=40)
+    expected = dense_gradient(run, source, functions)
+    for _ in range(2):
+        run.optimizer.begin()
+        run.step()
+        found = lower(run.optimizer.sum, functions, 3)
+        assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------- full batches
@@ -378,8 +484,10 @@ def test_relevance_steps_raise_the_evidence():
         return torch.distributions.MultivariateNormal(zero, C).log_prob(Y[:, 0])
 
     before = run.score()
-    assert_allclose(-run.score() * 80, evidence(), rtol=1e-6)
+    assert_allclose(run.evidence, evidence(), rtol=1e-6)
+    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
     for _ in range(30):
         run.step()
-    assert_allclose(-run.score() * 80, evidence(), rtol=1e-6)
+    assert_allclose(run.evidence, evidence(), rtol=1e-6)
+    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
     assert run.score() < before and len(run.active) < 40
