@@ -99,7 +99,12 @@ class QSGPMixin:
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             with run.stage("start", optional=True):
                 start = trained_start(
-                    start, settings, likelihood, run, lambda model, at: model._keep(process(at))
+                    start,
+                    settings,
+                    likelihood,
+                    run,
+                    lambda model, at: model._keep(process(at)),
+                    smooth=not plan.exact,
                 )
             kernel, n_iter = start.kernel, start.n_iter
             trained = Trained(None, start.reason, 0)

@@ -33,7 +33,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
         the standardised columns. None is Constant * Matern(nu=1.5), one length scale a column up to
-        30 columns.
+        30 columns; before steps a squared exponential where that has the higher evidence.
     n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
         equally among the kernel's products. "auto" is as many as basis="auto" chooses; for Fourier

@@ -32,9 +32,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     kernel : kernel instance, default=None
         A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
         the standardised columns. None is Constant * Matern(nu=1.5) + White, one length scale a
-        column up to 30 columns; with Fourier features the signal's variance is at most ten times
-        the target's (they err by a share of it). A kernel without WhiteKernel gets one: the
-        likelihood needs noise.
+        column up to 30 columns; before steps a squared exponential in the place of Matern where it
+        has the higher evidence at the start; with Fourier features the signal's variance is at most
+        ten times the target's (they err by a share of it). A kernel without WhiteKernel gets one:
+        the likelihood needs noise.
     n_components : int or "auto", default="auto"
         Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
         equally among the kernel's products. "auto" is as many as basis="auto" chooses; for Fourier

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
+    RBF,
     ConstantKernel,
     Kernel,
     Matern,
@@ -22,7 +23,8 @@ from torch import Tensor
 from ...core import FitRun, data_scaled_kernel, exact_start
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
-from ...kernels import compile_kernel
+from ...core.training import TrainingResult
+from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
 from ._site import Site
@@ -124,6 +126,7 @@ def trained_start(
     likelihood: Likelihood,
     run: FitRun,
     preview: Callable[[Any, Start], None],
+    smooth: bool = False,
 ) -> Start:
     """Hyperparameters of the exact marginal likelihood of the start's rows; O(s^3) a step.
 
@@ -136,6 +139,9 @@ def trained_start(
     run : FitRun
     preview : callable
         Gives a copy of the estimator the model of a start's rows.
+    smooth : bool, default=False
+        Whether a squared exponential is tried beside the default kernel: steps converge far better
+        with the noise of a kernel that fits.
     """
     X, Y = start.X, start.Y
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
@@ -144,27 +150,44 @@ def trained_start(
     if not (trains and compiled.n_params and len(X) > 1 and np.ptp(targets) > 0):
         return start
 
-    def at(theta: np.ndarray) -> Kernel:
+    def at(compiled: TorchKernel, theta: np.ndarray) -> Kernel:
         kernel = compiled.to_sklearn(torch.as_tensor(theta))
         if likelihood.additive:
             return kernel
         return scaled_signal(kernel, Site(likelihood, 0.0, 1.0), X, Y, settings.kernel is not None)
 
-    run.preview = lambda model, step: preview(model, replace(start, kernel=at(step.theta)))
-    # A kernel of differences loses no digits to a large mean. The noise is in the target's units:
-    # an absolute one would be all of the noise of a small target.
-    origin = compiled.origin(X.mean(axis=0))
-    result = exact_start(
-        compiled,
-        torch.as_tensor(X - origin),
-        torch.as_tensor(targets),
-        torch.as_tensor(start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))),
-        run,
-        max_iter=_STEPS,
-        n_restarts=settings.n_restarts_optimizer,
-    )
-    kernel = run.finish("start's kernel", lambda: at(result.theta))
-    return replace(start, kernel=kernel, n_iter=result.n_iter, reason=result.stop_reason)
+    def trained(compiled: TorchKernel) -> TrainingResult:
+        def show(model: Any, step: Any) -> None:
+            preview(model, replace(start, kernel=at(compiled, step.theta)))
+
+        run.preview = show
+        # A kernel of differences loses no digits to a large mean. The noise is in the target's
+        # units: an absolute one would be all of the noise of a small target.
+        rows = torch.as_tensor(X - compiled.origin(X.mean(axis=0)))
+        known = start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))
+        return exact_start(
+            compiled,
+            rows,
+            torch.as_tensor(targets),
+            torch.as_tensor(known),
+            run,
+            max_iter=_STEPS,
+            n_restarts=settings.n_restarts_optimizer,
+        )
+
+    result = trained(compiled)
+    n_iter = result.n_iter
+    if smooth and settings.kernel is None and not run.stopped:
+        matern = start.kernel.k1.k2
+        rbf = RBF(matern.length_scale, matern.length_scale_bounds)
+        other = compile_kernel(clone(start.kernel).set_params(k1__k2=rbf), X.shape[1])
+        found = trained(other)
+        n_iter += found.n_iter
+        if found.value > result.value:
+            result, compiled = found, other
+        run.chose("kernel", compiled.node.label, "the higher evidence on the start's rows")
+    kernel = run.finish("start's kernel", lambda: at(compiled, result.theta))
+    return replace(start, kernel=kernel, n_iter=n_iter, reason=result.stop_reason)
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:

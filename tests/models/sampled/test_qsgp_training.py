@@ -177,7 +177,8 @@ def stepper(
     head = -(-dense // 2)
     gram = support_gram(support, functions, skip=head)
     size = size or len(X)
-    flattening = Flattening.build(support, gram, X[:size], 1 / NOISE, len(X))
+    curvature = 1 / NOISE if site is None else site.curvature
+    flattening = Flattening.build(support, gram, X[:size], curvature, len(X))
     coef = torch.zeros(2, functions.n_units, 1 + dense, dtype=torch.float64)
     for r in range(dense):
         coef[r % 2, r // 2, 1 + r] = 0.5
@@ -429,6 +430,27 @@ def test_gradients_of_steps_at_full_draws_are_those_of_the_dense_elbo(site):
         run.step()
         found = lower(run.optimizer.sum, functions, 3)
         assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("site, draws", [(LAPLACE, "all"), (LOGISTIC, "all"), (LOGISTIC, "some")])
+def test_steps_reach_the_optimum_of_full_batches(site, draws):
+    """Mean and covariance, all columns dense: the variance of f takes part in every step."""
+    source, functions = rows(120), basis(units=8, block=2)
+    if not site.likelihood.additive:
+        source = replace(source, Y=(source.Y > 0).astype(float))
+    blocks, size = (4, 120) if draws == "all" else (3, 60)
+    run = stepper(source, functions, blocks, dense=16, size=size, site=site, rate=1.0, steps=900)
+    for _ in range(900):
+        run.step()
+    run.score()
+    folded = run.folded()
+    phi, Y = dense_phi(source, functions), source.rows(slice(None))[1]
+    eye = torch.eye(16).double()
+    *_, best = newton_steps(FullBatch(site, phi, Y, torch.zeros(16, 1).double(), eye), 200, 1e-10)
+    f, f_best = phi @ folded[:, :, :1].flatten(0, 1), phi @ best.mean
+    assert (f - f_best).norm() < 0.02 * f_best.norm()
+    std = (phi @ folded[:, :, 1:].flatten(0, 1)).square().sum(1).sqrt()
+    assert_allclose(std, best.variance[:, 0].sqrt(), rtol=0.1)
 
 
 # ------------------------------------------------------------------------------------- full batches
