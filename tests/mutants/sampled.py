@@ -1,15 +1,167 @@
-"""Mistakes in quadruply stochastic steps and in relevance vectors."""
+"""Mistakes in quadruply stochastic steps, their estimates, and relevance vectors."""
 
-TRAINING = "tests/models/sampled/test_qsgp_training.py"
+_TESTS = "tests/models/sampled/test_qsgp_training.py -k "
+ONE_STEP = _TESTS + "gradients_of"
+STEPS = _TESTS + "gradients_of_steps_at_full_draws"
+SCORE = _TESTS + "the_score_is_the_dense"
+THETA = _TESTS + "hyperparameters_follow"
+KNOWN = _TESTS + "known_at_support"
+OPTIMUM = _TESTS + "bayesian_linear"
+RELEVANCE = _TESTS + "relevance_steps"
+BOUNDS = "tests/models/sampled/test_qsgp_bounds.py -k "
 STEPPER = "models/sampled/_stepper.py"
+ESTIMATES = "models/sampled/_estimates.py"
 
 MUTANTS = [
     (
         "one draw for both members",
         STEPPER,
-        "left, right = self._draw(X, k), self._draw(X, k)",
-        "left = right = self._draw(X, k)",
-        TRAINING,
+        "left, right = self._draw(X), self._draw(X)",
+        "left = right = self._draw(X)",
+        ONE_STEP,
         True,
+    ),
+    (
+        "gradient of the dense columns zeroed",
+        ESTIMATES,
+        "-2 / t * terms.d_variance * f[:, t:]",
+        "0 * terms.d_variance * f[:, t:]",
+        STEPS,
+        True,
+    ),
+    (
+        "gradient of the dense columns negated",
+        ESTIMATES,
+        "-2 / t * terms.d_variance * f[:, t:]",
+        "2 / t * terms.d_variance * f[:, t:]",
+        STEPS,
+        True,
+    ),
+    (
+        "dense columns left out of the variance",
+        ESTIMATES,
+        "variance = (square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)).clamp_min(0)",
+        "variance = square",
+        STEPS,
+        True,
+    ),
+    (
+        "each draw meets its own residual",
+        ESTIMATES,
+        "    if site.gaussian or control.crosses:\n",
+        "    if False:\n",
+        ONE_STEP,
+    ),
+    (
+        "one draw's scale for all rows",
+        STEPPER,
+        "0.5 * draw.data.scale * draw",
+        "0.5 * draw",
+        ONE_STEP,
+    ),
+    (
+        "the determinant's gradient left out",
+        STEPPER,
+        "-= 0.5 * draw.data.scale / weights",
+        "-= 0 * weights",
+        STEPS,
+    ),
+    (
+        "the diagonal left out of the variance",
+        STEPPER,
+        "return (sum(parts) / len(parts))[:, None]",
+        "return 0 * (sum(parts) / len(parts))[:, None]",
+        STEPS,
+    ),
+    (
+        "the control variate knows nothing of the shared weights",
+        STEPPER,
+        "weights = weights + (at_support * tail).T @ self.weights.shared.to(at_support)",
+        "weights = weights + 0 * tail[:, None]",
+        OPTIMUM + " or known_at_support",
+    ),
+    (
+        "what is known is not kept up to date",
+        STEPPER,
+        "self.weights.a += moved + self.flattening.gram @ shared",
+        "self.weights.a += moved",
+        KNOWN,
+    ),
+    (
+        "the triangle is not kept",
+        STEPPER,
+        "change[:, :, self.t :] *= self._coordinates(index) >= torch.arange(self.n_dense)",
+        "pass",
+        KNOWN,
+    ),
+    (
+        "the score forgets the divergence",
+        STEPPER,
+        "(divergence - likelihood)",
+        "(-likelihood)",
+        SCORE,
+    ),
+    (
+        "the score forgets the dense columns' variance",
+        STEPPER,
+        "self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)",
+        "self._sparse_variance",
+        SCORE,
+    ),
+    (
+        "hyperparameters forget the diagonal",
+        STEPPER,
+        "square = scale * (third",
+        "square = 0 * (third",
+        THETA,
+    ),
+    (
+        "the sampled loss forgets the rows that are not drawn",
+        ESTIMATES,
+        "return -n / len(Y) * value.sum()",
+        "return -value.sum()",
+        BOUNDS + "sampled_loss",
+    ),
+    (
+        "squares at the support rows pull with the wrong sign",
+        ESTIMATES,
+        "self.weight * (draw.phi_support.T",
+        "-self.weight * (draw.phi_support.T",
+        BOUNDS + "variance_falls",
+    ),
+    (
+        "the closed form of the diagonal without the prior",
+        ESTIMATES,
+        "torch.rsqrt(curvature * squares + prior)",
+        "torch.rsqrt(curvature * squares)",
+        BOUNDS + "closed_form",
+    ),
+    (
+        "held-out rows are trained on",
+        STEPPER,
+        'rows += np.searchsorted(before, rows, side="right")',
+        "pass",
+        _TESTS + "held_rows",
+    ),
+    (
+        "relevance vectors forget the determinant",
+        "models/sampled/_relevance.py",
+        "-0.5 * (self.t * (log_det + rows) + fit)",
+        "-0.5 * (self.t * rows + fit)",
+        RELEVANCE,
+    ),
+    (
+        "relevance vectors are dropped from the wrong end",
+        "models/sampled/_relevance.py",
+        "best = int(gain.argmax())",
+        "best = int(gain.argmin())",
+        "tests/models/sampled/test_qsgp.py -k sinc",
+    ),
+    (
+        "Newton steps with half of the curvature",
+        "models/sampled/_exact.py",
+        "curvature = -2 * site.terms(Y, f, std.square()).d_variance",
+        "curvature = -site.terms(Y, f, std.square()).d_variance",
+        _TESTS + "newton_steps",
     ),
 ]

@@ -40,9 +40,9 @@ _ROUNDS, _ROUND_STEPS = 12, 40
 _UPDATES = 500
 # What an update of a fold must gain, in log evidence a row and target.
 _FOLD_TOL = 1e-4
-# Rows from which variances are scaled, and how far behind the exact process calls for a warning, in
-# nats a row: so much, beyond doubt, which is two standard errors of the difference.
-_FEWEST_CHECKED, _BEHIND, _DOUBT = 10, 0.15, 2.0
+# Rows from which variances are scaled, and from which a warning is due; how far behind the exact
+# process calls for one, in nats a row, beyond doubt, which is so many standard errors.
+_FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
 # Rows of the exact process.
 _START_ROWS = 1000
 # Functions of the models that callbacks see during rounds.
@@ -165,8 +165,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     the rows through the relevance vectors, times a factor that fits the errors at rows held out:
     from 10 rows on the updates are repeated without a fifth of the rows (five times below 200 rows,
     twice below 500). The same rows say whether so few functions are enough: a warning names
-    QSGPRegressor where an exact process is .15 nats a row better, beyond twice the difference's
-    standard error.
+    QSGPRegressor where an exact process is .15 nats a row better, beyond three of the
+    difference's standard errors.
 
     References
     ----------
@@ -436,7 +436,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         scale = fitted_scale(variance, error, stepper.noise)
         behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
         doubt = _DOUBT * behind.std() / len(behind) ** 0.5
-        if behind.mean() - doubt > _BEHIND:
+        if n >= _FEWEST_JUDGED and behind.mean() - doubt > _BEHIND:
             run.warn(
                 f"QSRVMRegressor: so few functions are too little for these rows. An exact process "
                 f"is {behind.mean():.2f} nats a row better on rows held out: use QSGPRegressor."

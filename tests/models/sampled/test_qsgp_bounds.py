@@ -247,3 +247,10 @@ def test_the_printed_variance_is_not_a_deviation():
     ours = -sampled_loss(site, Y, full, full, Control(), variance, N)
     assert_allclose(ours, quadrature(variance.sqrt()), rtol=1e-6)
     assert abs(quadrature(variance) - ours) > 0.05 * abs(ours)
+
+
+@pytest.mark.parametrize("kind", ["squares", "projection"])
+def test_the_variance_falls_with_a_control_variate(kind):
+    p = Problem()
+    plain, better = (estimates(p, k)[1].var(0).sum() for k in ("none", kind))
+    assert better < 0.85 * plain

@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+"""Tables and figures of Evans and Nair (2020), Quadruply stochastic Gaussian processes.
+
+    python benchmarks/papers/qsgp.py                      # every cell that the results lack
+    python benchmarks/papers/qsgp.py figure3 ablation     # the cells of some tables and figures
+    python benchmarks/papers/qsgp.py table2 --only kin40k # cells whose names hold a word
+    python benchmarks/papers/qsgp.py --report             # what there is, beside the paper's
+    python benchmarks/papers/qsgp.py --plot               # doc/papers_qsgp.png
+
+Each cell appends one JSON line to benchmarks/results/qsgp.jsonl and is skipped where that has a
+line of its name, so that a run goes on where it was stopped; --again measures anew. Data come from
+the folder named by SKSCALABLEGP_DATA (digits: mnist10k.npz there). Seconds are processor seconds.
+
+    table1    seconds a step at 100,000 features and 10,000 to 1,000,000 rows
+    figure1   variance of the estimates against the rank of the control variate, on kin40k
+    table2    Fourier features: by default, and as written (the paper's kernel and optimiser)
+    table3    kernel functions at all rows
+    figure2   standard deviations of kernel functions beside the exact process
+    figure3   relevance vectors of a noisy sinc of 500 rows
+    digits    odd against even digits, 9,000 rows
+    ablation  what each departure from the paper brings, on 4,000 rows of kin40k
+    curve     test NLL against the time of a fit, inducing points beside it
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from uci import load, plain, scores, versions  # noqa: E402
+
+from skscalablegp import (  # noqa: E402
+    QSGPClassifier,
+    QSGPRegressor,
+    QSRVMRegressor,
+    SVGPRegressor,
+)
+
+RESULTS = ROOT / "benchmarks" / "results" / "qsgp.jsonl"
+SETS = ("kin40k", "protein", "keggdirected")
+# Root mean squared error and negative log density: tables 2 and 3.
+PAPER = {
+    "table2": {"kin40k": (0.174, 0.135), "protein": (0.602, 1.34), "keggdirected": (0.135, -0.821)},
+    "table3": {
+        "kin40k": (0.154, -0.348),
+        "protein": (0.598, 1.157),
+        "keggdirected": (0.124, -0.554),
+    },
+}
+# 100,000 steps are the paper's; as many as these show where they lead.
+WRITTEN = dict(
+    n_components=100_000,
+    component_batch_size=10_000,
+    batch_size=500,
+    control_variate="squares",
+    control_variate_rank=500,
+    variational_optimizer="adagrad",
+    optimizer="adam",
+    covariance="chevron",
+)
+
+
+def kernel(d, length_scale=1.0, noise=0.1):
+    return ConstantKernel(1.0) * RBF(np.full(d, length_scale)) + WhiteKernel(noise)
+
+
+def measured(model, X, y, X_test, y_test):
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, y)
+    seconds = time.process_time() - start
+    mean, std = model.predict(X_test, return_std=True)
+    found = scores(y_test, {"mean": mean, "std": std})
+    return dict(found, cpu_seconds=round(seconds, 1), n_iter=model.n_iter_)
+
+
+def regression(dataset, n_train=0, own_kernel=False, **settings):
+    X, X_test, y, y_test = load(dataset, 0, n_train, 0)
+    chosen = kernel(X.shape[1]) if own_kernel else None
+    model = QSGPRegressor(chosen, random_state=0, **settings)
+    return measured(model, X, y, X_test, y_test)
+
+
+def table1(n):
+    """Between two scores of one fit, ten steps apart; X is a memory map."""
+    rng, times = np.random.default_rng(0), []
+    with tempfile.TemporaryDirectory() as folder:
+        X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (n, 8))
+        for start in range(0, n, 10_000):
+            X[start : start + 10_000] = rng.standard_normal((min(10_000, n - start), 8))
+        settings = dict(n_components=100_000, component_batch_size=2048, control_variate_rank=200)
+        model = QSGPRegressor(
+            kernel(8, 2.0),
+            basis="fourier",
+            optimizer=None,
+            standardize=False,
+            max_iter=200,
+            random_state=0,
+            callbacks=lambda step: times.append(time.process_time()),
+            **settings,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(X, np.sin(X[:, 0]))
+    return dict(cpu_seconds_a_step=round(float(np.median(np.diff(times))) / 10, 5))
+
+
+def figure1(rank, control, repeats=150):
+    """Of mu'Phi'Phi mu / s2 and of its gradient, at 10,000 features and draws of 500."""
+    from skscalablegp.kernels import compile_kernel
+    from skscalablegp.likelihoods import Gaussian
+    from skscalablegp.models.sampled import (
+        BasisDraw,
+        Control,
+        Projection,
+        SeededFourier,
+        Site,
+        Squares,
+        SupportRows,
+        sampled_gradient,
+        sampled_loss,
+    )
+
+    X, _, y, _ = load("kin40k", 0, 0, 0)
+    (n, d), rng = X.shape, np.random.default_rng(0)
+    chosen = rng.permutation(n)[:1000]
+    start = QSGPRegressor(kernel(d), n_components=512, inference="exact", random_state=0)
+    compiled = compile_kernel(start.fit(X[chosen], y[chosen]).kernel_, d)
+    theta, m, u, b = compiled.theta0, 10_000, 500, 500
+    noise = float(compiled.noise(theta, torch.zeros(1, d))[0])
+    basis = SeededFourier(compiled, m // 2, 0, 10)
+    X = torch.as_tensor(X, dtype=torch.float32)
+    mu = torch.as_tensor(rng.standard_normal((2, m // 2, 1)), dtype=torch.float32)
+    p = torch.as_tensor(rng.permutation(n)[: max(rank, 1)])
+    support = SupportRows.at(compiled, theta, X[p], X[p, :1], X[p[:1]], X[p[:1], :1])
+    a = basis.part(np.arange(basis.n_blocks)).evaluate(theta, X[p]) @ mu.reshape(-1, 1)
+    site = Site(Gaussian(), noise, 1 / noise)
+    values, gradients, square = [], [], torch.zeros(b, 1)
+    for _ in range(repeats):
+        rows = X[torch.as_tensor(rng.choice(n, b, replace=False))]
+        parts = [basis.draw(u // 20, rng) for _ in range(2)]
+        draws = [
+            BasisDraw(
+                part.evaluate(theta, rows),
+                mu[:, part.index].reshape(-1, 1),
+                scale,
+                part.evaluate(theta, X[p]),
+            )
+            for part, scale in parts
+        ]
+        known = Control()
+        if control == "squares":
+            known = Squares(a, 1 / noise / rank)
+        elif control == "regression":
+            known = Projection(support.regression(support.cross(rows)), a)
+        batch = torch.zeros(b, 1), *draws, known, square, n
+        value = sampled_loss(site, *batch)
+        if control == "squares":
+            # Equation 3, which training only ever sees the gradient of.
+            product = (draws[0].support() * draws[1].support()).sum()
+            value = value + 0.5 * n / noise / rank * (a.square().sum() - product)
+        values.append(float(value))
+        gradient = torch.zeros(2, m // 2)
+        for (part, _), g in zip(parts, sampled_gradient(site, *batch), strict=True):
+            gradient.index_add_(1, part.index, g.reshape(2, -1))
+        gradients.append(gradient.flatten())
+    spread = torch.stack(gradients).double().var(0).mean()
+    return dict(value_variance=float(np.var(values)), gradient_variance=float(spread))
+
+
+def figure2():
+    """20 rows of a sinc: the largest difference of standard deviations, and far from all rows."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-4, 4, (20, 1))
+    y = np.sinc(X[:, 0]) + 0.1 * rng.standard_normal(20)
+    fixed = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.01)
+    settings = dict(optimizer=None, standardize=False, normalize_y=False, random_state=0)
+    model = QSGPRegressor(fixed, basis="rows", inference="stochastic", max_iter=400, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, y)
+    exact = GaussianProcessRegressor(fixed, optimizer=None).fit(X, y)
+    grid = np.linspace(-8, 8, 161)[:, None]
+    ours, theirs = (each.predict(grid, return_std=True) for each in (model, exact))
+    near = np.abs(grid[:, 0]) <= np.abs(X).max()
+    return dict(
+        grid=grid[:, 0].round(2).tolist(),
+        std=ours[1].round(4).tolist(),
+        std_exact=theirs[1].round(4).tolist(),
+        mean_error=float(np.abs(ours[0] - theirs[0]).max()),
+        std_error_near=float(np.abs(ours[1] - theirs[1])[near].max()),
+        std_far=(float(ours[1][0]), float(theirs[1][0])),
+    )
+
+
+def figure3(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-10, 10, (500, 1))
+    y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(500)
+    model = QSRVMRegressor(kernel(1), random_state=0).fit(X, y)
+    grid = np.linspace(-10, 10, 1000)[:, None]
+    error = model.predict(grid) - np.sinc(grid[:, 0] / np.pi)
+    exact = QSGPRegressor(kernel(1), random_state=0).fit(X, y).predict(grid)
+    exact = exact - np.sinc(grid[:, 0] / np.pi)
+    return dict(
+        n_functions=len(model.relevance_),
+        relevance=model.relevance_vectors_[:, 0].round(3).tolist(),
+        rmse=round(float(np.sqrt(np.mean(error**2))), 4),
+        rmse_exact=round(float(np.sqrt(np.mean(exact**2))), 4),
+    )
+
+
+def digits(**settings):
+    from sklearn.metrics import accuracy_score, log_loss
+
+    data = np.load(Path(os.environ["SKSCALABLEGP_DATA"]) / "mnist10k.npz")
+    order = np.random.default_rng(0).permutation(10_000)
+    X, y = data["X"][order].astype(np.float32) / 255, data["y"][order].astype(int) % 2
+    model = QSGPClassifier(kernel(1, 8.0), standardize=False, random_state=0, **settings)
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X[:9000], y[:9000])
+    seconds = time.process_time() - start
+    P = model.predict_proba(X[9000:])
+    return dict(
+        accuracy=accuracy_score(y[9000:], P.argmax(1)),
+        nll=round(float(log_loss(y[9000:], P)), 4),
+        cpu_seconds=round(seconds, 1),
+    )
+
+
+def curve(estimator, budget):
+    X, X_test, y, y_test = load("kin40k", 0, 0, 0)
+    settings = dict(max_seconds=budget, random_state=0)
+    start = kernel(X.shape[1])
+    if estimator == "SVGPRegressor":
+        model = SVGPRegressor(start, max_iter=10**6, **settings)
+    else:
+        model = QSGPRegressor(start, **settings)
+    return measured(model, X, y, X_test, y_test)
+
+
+# One change each; "as written" makes them all.
+ABLATION = {
+    "default": {},
+    "covariance=chevron": dict(covariance="chevron"),
+    "covariance=chevron, n_dense=0": dict(covariance="chevron", n_dense=0),
+    "covariance=chevron, n_dense=100": dict(covariance="chevron", n_dense=100),
+    "control_variate=squares": dict(control_variate="squares"),
+    "control_variate=None": dict(control_variate=None),
+    "variational_optimizer=adagrad": dict(variational_optimizer="adagrad"),
+    "optimizer=adam": dict(optimizer="adam", learning_rate=1e-3),
+    "as written": {**WRITTEN, "learning_rate": 1e-3},
+}
+
+
+def cells():
+    """Names, the paper's figure in words, and what measures ours."""
+    for n in (10**4, 10**5, 10**6):
+        yield f"table1 n={n}", "O(1) in n and m", lambda n=n: table1(n)
+    for rank in (0, 100, 300, 500):
+        for control in ["none"] if rank == 0 else ["squares", "regression"]:
+            note = "a tenth of rank 0's variance at rank 300" if rank else "the unit"
+            name = f"figure1 rank={rank} {control}"
+            yield name, note, lambda rank=rank, control=control: figure1(rank, control)
+    for table, basis in (("table2", "fourier"), ("table3", "rows")):
+        for dataset in SETS:
+            rmse, nll = PAPER[table][dataset]
+            note = f"RMSE {rmse}, NLL {nll}"
+
+            def by_default(dataset=dataset, basis=basis):
+                return regression(dataset, basis=basis)
+
+            yield f"{table} {dataset} default", note, by_default
+            if table == "table2":
+                for c in (0, 100):
+
+                    def written(dataset=dataset, c=c):
+                        return regression(
+                            dataset, own_kernel=True, n_dense=c, max_iter=100_000, **WRITTEN
+                        )
+
+                    yield f"{table} {dataset} as written, {c} dense", note, written
+    yield "figure2", "equal near the rows, the prior's far away", figure2
+    for seed in range(3):
+        yield f"figure3 seed={seed}", "13 functions", lambda seed=seed: figure3(seed)
+    note = "60,000 rows: 97.85 %, NLL .068 at 1e6 features, .063 at 1e7"
+    yield "digits default", note, digits
+    yield "digits 1e6 features", note, lambda: digits(n_components=10**6)
+    for name, settings in ABLATION.items():
+
+        def ablated(settings=settings):
+            few = dict(n_components=8192, component_batch_size=2048, max_iter=300)
+            settings = {**settings, **few, "control_variate_rank": 300}
+            return regression("kin40k", 4000, own_kernel=True, basis="fourier", **settings)
+
+        yield f"ablation {name}", "", ablated
+    for budget in (8, 16, 32, 64, 128, 256):
+        for estimator in ("QSGPRegressor", "SVGPRegressor"):
+
+            def timed(estimator=estimator, budget=budget):
+                return curve(estimator, float(budget))
+
+            yield f"curve {estimator} {budget}", "", timed
+
+
+def read():
+    """The last line of each cell."""
+    lines = [json.loads(text) for text in RESULTS.read_text("utf-8").splitlines()]
+    return {line["cell"]: line for line in lines if "cell" in line}
+
+
+def said(line):
+    """The numbers of a line."""
+    hidden = {"cell", "paper", "date", "threads", "versions", "commit"}
+    parts = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in line.items()
+        if name not in hidden and not (isinstance(value, list) and len(value) > 2)
+    ]
+    return ", ".join(parts)
+
+
+def plot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = read()
+    fig, (first, second, third) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    unit = lines["figure1 rank=0 none"]
+    for control in ("squares", "regression"):
+        own = [(r, lines.get(f"figure1 rank={r} {control}")) for r in (100, 300, 500)]
+        own = [(0, unit), *((r, line) for r, line in own if line)]
+        for key, style in (("value_variance", "o-"), ("gradient_variance", "s--")):
+            label = f"{control}, {key.split('_')[0]}"
+            first.plot(
+                [r for r, _ in own], [x[key] / unit[key] for _, x in own], style, label=label
+            )
+    first.set(yscale="log", xlabel="rank", ylabel="variance, of rank 0's", title="Figure 1")
+    first.legend(fontsize=8)
+    line = lines["figure2"]
+    second.plot(line["grid"], line["std"], label="kernel functions, augmented")
+    second.plot(line["grid"], line["std_exact"], "--", label="exact process")
+    second.set(xlabel="x", ylabel="standard deviation", title="Figure 2")
+    second.legend(fontsize=8)
+    x, at = np.linspace(-10, 10, 400), np.array(lines["figure3 seed=0"]["relevance"])
+    third.plot(x, np.sinc(x / np.pi), label="sinc")
+    third.plot(at, np.sinc(at / np.pi), "ko", label=f"{len(at)} relevance vectors (paper: 13)")
+    third.set(xlabel="x", title="Figure 3")
+    third.legend(fontsize=8)
+    fig.savefig(ROOT / "doc" / "papers_qsgp.png", dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", help="tables and figures; default: all")
+    parser.add_argument("--only", default="", help="cells whose names hold this")
+    parser.add_argument("--again", action="store_true", help="measure what the results have, too")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--plot", action="store_true", help="draw the figures that there are")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.plot:
+        plot()
+        return
+    done = read()
+    for name, note, measure in cells():
+        if args.what and name.split()[0] not in args.what or args.only not in name:
+            continue
+        if not args.report and (args.again or name not in done):
+            call = ["git", "rev-parse", "--short", "HEAD"]
+            commit = subprocess.run(call, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+            facts = dict(date=datetime.date.today().isoformat(), threads=args.threads)
+            line = dict(cell=name, paper=note, **measure(), **facts)
+            done[name] = plain(dict(line, commit=commit, versions=versions()))
+            with RESULTS.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(done[name]) + "\n")
+        if name in done:
+            print(f"{name:40s} {said(done[name])}   [paper: {note or '-'}]", flush=True)
+
+
+if __name__ == "__main__":
+    main()
