@@ -59,6 +59,20 @@ def test_patience_counts_scores_without_a_gain():
     assert (walk.at, result.stop_reason) == (3, "converged")
 
 
+@pytest.mark.parametrize(("flops", "threads"), [(1e8, 1), (1e10, 3)])
+def test_small_steps_run_in_one_thread(set_workers, flops, threads):
+    class Watching(Walk):
+        def step(self):
+            super().step()
+            seen.append(torch.get_num_threads())
+
+    set_workers(3)
+    seen, walk = [], Watching([3.0, 2.0, float("nan")])
+    walk.flops = flops
+    assert run(walk).stop_reason == "diverged"
+    assert seen == [threads] * 2 and torch.get_num_threads() == 3
+
+
 def test_divergence_goes_back_to_the_best():
     walk = Walk([5.0, 4.0, float("nan"), 0.0])
     result = run(walk)

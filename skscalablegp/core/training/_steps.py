@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ...linalg.parallel import one_thread
 from ._monitor import Monitor, StopTraining
+
+# Operations of a matrix product, about a fiftieth of a second, from which several threads are worth
+# what they wait for one another on a busy machine.
+_MANY_FLOPS = 1e9
 
 # How much worse than at the start a last score is where steps led astray. Scores are nats a row, or
 # squared errors in units of the target's variance.
@@ -24,9 +29,13 @@ class Stepper(ABC):
     ----------
     objective_name : str
         What minus the score is; the history shows it, since it always shows what is maximised.
+    flops : float
+        Of the largest matrix product or factorisation of a step. Steps of small ones run in one
+        thread: they gain little from others, and wait for them where the machine is busy.
     """
 
     objective_name: str = "minus the score"
+    flops: float = 0.0
 
     @abstractmethod
     def step(self) -> None:
@@ -121,18 +130,19 @@ def train_steps(
     run = _Run(stepper, monitor, tol, keep_best, retreat)
     reason, done = monitor.stopped or "max_iter", 0
     try:
-        run.check(0.0)
-        if monitor.stopped is not None:
-            max_steps = 0
-        while done < max_steps:
-            for _ in range(min(check_every, max_steps - done)):
-                stepper.step()
-                done, run.at_best = done + 1, False
-                monitor.check_time()
-            run.check(done * epochs_per_step)
-            if n_iter_no_change is not None and run.stale >= n_iter_no_change:
-                reason = "converged"
-                break
+        with one_thread(stepper.flops < _MANY_FLOPS):
+            run.check(0.0)
+            if monitor.stopped is not None:
+                max_steps = 0
+            while done < max_steps:
+                for _ in range(min(check_every, max_steps - done)):
+                    stepper.step()
+                    done, run.at_best = done + 1, False
+                    monitor.check_time()
+                run.check(done * epochs_per_step)
+                if n_iter_no_change is not None and run.stale >= n_iter_no_change:
+                    reason = "converged"
+                    break
     except StopTraining as stop:
         reason = str(stop)
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations_with_replacement, product
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -36,6 +37,14 @@ def _cells(a: int, b: int, device: torch.device) -> Iterable[tuple[slice, slice]
     tile = tile_size(device)
     height = max(1, min(a, tile))
     return product(_ranges(a, height), _ranges(b, tile * tile // height))
+
+
+def _add(out: Tensor, part: Tensor) -> None:
+    """Add in place; where workers are at work, without the threads that torch would wake."""
+    if out.device.type == "cpu":
+        np.add(out.numpy(), part.numpy(), out=out.numpy())
+    else:
+        out += part
 
 
 class Workspace:
@@ -129,9 +138,9 @@ class KernelOperator(LinearOperator):
 
         out = V * self.noise[:, None]
         for left, right, (above, below) in self._tiles(products):
-            out[left] += above
+            _add(out[left], above)
             if below is not None:
-                out[right] += below
+                _add(out[right], below)
         return out
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
@@ -284,7 +293,7 @@ class CrossOperator:
 
         out = V.new_zeros(self.shape[0], V.shape[1])
         for left, part in op._map(share, _cells(*self.shape, op.device)):
-            out[left] += part
+            _add(out[left], part)
         return out
 
     def to_dense(self) -> Float[Tensor, "m n"]:

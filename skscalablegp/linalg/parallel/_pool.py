@@ -57,9 +57,7 @@ def n_workers() -> int:
     limits that joblib gives its processes) and of the cores that affinity, a container's quota and
     ``LOKY_MAX_CPU_COUNT`` leave. A task that asks is alone: its own tasks run inside it.
     """
-    if hasattr(_THIS_THREAD, "works"):
-        return 1
-    return min(torch.get_num_threads(), _cores())
+    return min(getattr(_THIS_THREAD, "threads", None) or torch.get_num_threads(), _cores())
 
 
 def run(tasks: Iterable[Callable[[], T]], device: torch.device | None = None) -> list[T]:
@@ -95,7 +93,7 @@ def map_in_order(
     Exception
         Of the first item that fails, in the caller, after the results before it.
     """
-    alone = torch.get_num_threads() == 1 or hasattr(_THIS_THREAD, "works")
+    alone = torch.get_num_threads() == n_workers() == 1
     if alone or (device is not None and device.type != "cpu"):
         yield from map(function, items)
         return
@@ -203,25 +201,27 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _begin_to_work() -> None:
-    _THIS_THREAD.works = True
+    _THIS_THREAD.threads = 1
     _set_threads_here(1)
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let this thread compute alone: operations on little data gain nothing from others.
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Let this thread compute alone, if wanted: operations on little data gain nothing from others.
 
-    Tasks run in this thread, too. Other threads are left alone, and those that start later have as
-    many threads as they would have had.
+    Tasks go to as many workers as before. Other threads are left alone, and those that start later
+    have as many threads as they would have had.
     """
     before = torch.get_num_threads()
-    if before == 1:
+    if not wanted or before == 1:
         yield
         return
-    _set_threads_here(1)
+    _THIS_THREAD.threads = before
     try:
+        _set_threads_here(1)
         yield
     finally:
+        _THIS_THREAD.threads = None
         _set_threads_here(before)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..operators import LinearOperator
+from ..parallel import one_thread
 from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, column_norms, start
 from ._solution import Solution, Status
@@ -65,24 +66,26 @@ def solve(
     units = _units(B)
     if units is not None:
         B, x0 = B / units, None if x0 is None else x0.to(B) / units
-    state = solver.init(operator, B, x0, preconditioner)
-    first = state.residual_norms.clone()
-    while True:
-        progress = Progress(
-            state.residual_norms,
-            state.iteration,
-            operator.epochs - epochs,
-            perf_counter() - begin,
-        )
-        status = _verdict(stopping, progress, state.columns)
-        if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
-            state = solver.check(operator, state)
-            continue
-        if status is not None:
-            break
-        state = solver.step(operator, state)
-        if callback is not None:
-            callback(state)
+    # Operations between products are small.
+    with one_thread(not solver.exact):
+        state = solver.init(operator, B, x0, preconditioner)
+        first = state.residual_norms.clone()
+        while True:
+            progress = Progress(
+                state.residual_norms,
+                state.iteration,
+                operator.epochs - epochs,
+                perf_counter() - begin,
+            )
+            status = _verdict(stopping, progress, state.columns)
+            if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
+                state = solver.check(operator, state)
+                continue
+            if status is not None:
+                break
+            state = solver.step(operator, state)
+            if callback is not None:
+                callback(state)
     residuals = progress.residual_norms
     # Within a budget the residual of conjugate gradients may rise while their error falls.
     if status in (Status.STAGNATED, Status.BREAKDOWN):

@@ -145,7 +145,7 @@ class SparseStepper(Stepper):
         self.unit, self.weights = unit, weights
         self._theta, self._points = theta.clone(), (Z / unit).clone()
         self._bounds = model.kernel.bounds.to(theta.device)
-        self.n_steps = 0
+        self.n_steps, self.flops = 0, 2.0 * len(Z) ** 2 * max(len(Z), settings.batch_size)
         if model.kernel.log_prior:
             self.objective_name = "lower bound + log prior a row"
         q = model.likelihood.n_latent(model.n_outputs)
