@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import joblib
@@ -21,6 +22,10 @@ from ...linalg.gradients import (
     GradientState,
     exact_marginal_likelihood,
 )
+from ...linalg.parallel import run
+
+# Rows of an expert whose factorisation takes about a second of one core.
+_LARGE = 3000
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class ExpertsGradient(GradientEstimator):
     parts : sequence of ndarray of int
         Rows of each expert.
     n_jobs : int or None, default=None
-        Experts evaluated at once, by whatever backend joblib is set to.
+        As in `each_expert`.
 
     Notes
     -----
@@ -97,14 +102,34 @@ class ExpertsGradient(GradientEstimator):
         if "tables" not in state.extra:
             tables = [ExpertTable.of(problem, rows) for rows in self.parts]
             state = replace(state, extra=state.extra | {"tables": tables})
-        job = joblib.delayed(_evaluate)
-        point = theta.detach().cpu().numpy()
-        found = joblib.Parallel(n_jobs=self.n_jobs)(
-            job(table, point) for table in state.extra["tables"]
-        )
+        found = each_expert(_evaluate, state.extra["tables"], self.n_jobs, theta)
         values, grads, jitters = zip(*found, strict=True)
         grad = torch.as_tensor(np.sum(grads, axis=0))
         return GradientEstimate(grad, float(np.sum(values)), None, max(jitters)), state
+
+
+def each_expert(
+    function: Callable[..., Any],
+    tables: Sequence[ExpertTable],
+    n_jobs: int | None,
+    thetas: Float[Tensor, " p"] | Sequence[np.ndarray],
+) -> list[Any]:
+    """``function(table, theta)`` of every expert, with one theta for all or one for each.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        Jobs of joblib's backend; where that is one, this process' cores take an expert each.
+    """
+    if isinstance(thetas, Tensor):
+        thetas = [thetas.detach().cpu().numpy()] * len(tables)
+    pairs = zip(tables, thetas, strict=True)
+    if joblib.effective_n_jobs(n_jobs) > 1:
+        return joblib.Parallel(n_jobs=n_jobs)(joblib.delayed(function)(*pair) for pair in pairs)
+    # A large expert takes long: it has all cores, and interrupts are served inside it.
+    if max(len(table.X) for table in tables) > _LARGE:
+        return [function(*pair) for pair in pairs]
+    return run([partial(function, *pair) for pair in pairs], torch.device(tables[0].device))
 
 
 def _evaluate(table: ExpertTable, theta: np.ndarray) -> tuple[float, np.ndarray, float]:

@@ -14,10 +14,11 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from ...core import Run, StageSettings, fit_hyperparameters
-from ...core.posteriors import ExactPosterior
 from ...core.training import Monitor, TrainingStep
 from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
-from ._gradient import ExpertTable
+from ...linalg.parallel import run
+from ._gradient import ExpertTable, each_expert
+from ._posterior import ExpertPosterior
 
 # Rows from which the two centres of a split are learned.
 _KMEANS_ROWS = 10_000
@@ -191,18 +192,21 @@ def _train_in_parallel(
 
 
 def build_experts(
-    tables: Sequence[ExpertTable], thetas: Sequence[np.ndarray], n_jobs: Any
-) -> tuple[list[ExactPosterior], float]:
-    """Each part's posterior, factorised in parallel, and the largest jitter."""
-    job = joblib.delayed(_factor)
-    found = joblib.Parallel(n_jobs=n_jobs)(
-        job(table, theta) for table, theta in zip(tables, thetas, strict=True)
-    )
+    tables: Sequence[ExpertTable], thetas: Sequence[np.ndarray], n_jobs: Any, single: bool
+) -> tuple[list[ExpertPosterior], float]:
+    """Each part's posterior, factorised in parallel, and the largest jitter.
+
+    With `single`, variances are in single precision where that is accurate.
+    """
+    found = each_expert(_factor, tables, n_jobs, thetas)
+
     experts = []
     for table, theta, (factor, weights, _) in zip(tables, thetas, found, strict=True):
         operator = table.problem().operator(torch.as_tensor(theta))
         tensors = [torch.as_tensor(a, device=table.device) for a in (weights, factor)]
-        experts.append(ExactPosterior(operator, *tensors))
+        experts.append(ExpertPosterior(operator, *tensors))
+    if single:
+        run([expert.invert for expert in experts], experts[0].device)
     return experts, max(jitter for _, _, jitter in found)
 
 

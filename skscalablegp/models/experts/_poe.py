@@ -28,12 +28,15 @@ from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientState
+from ...linalg.parallel import n_workers
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._posterior import ExpertsPosterior
 
 # What expert_size="auto" is on tables that are not small.
 _EXPERT_ROWS = 1024
+# Rows above which predictions multiply by inverse factors, kept in single precision.
+_MANY_ROWS = 10_000
 
 
 class PoERegressor(GPRegressorBase):
@@ -75,8 +78,9 @@ class PoERegressor(GPRegressorBase):
         experts' log marginal likelihoods. Experts with a kernel each cannot be combined by "bcm",
         "rbcm" and "grbcm", which divide by a prior that all have in common.
     n_jobs : int or None, default=None
-        Experts that are worked on at a time, as in joblib. Any of its backends will do; None is 1
-        unless in a :class:`joblib.parallel_config` context. Predictions use one process.
+        Processes that work on experts, as in joblib. Any of its backends will do; None is 1 unless
+        in a :class:`joblib.parallel_config` context: this process, whose cores take an expert each.
+        Predictions use one process.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
@@ -111,7 +115,8 @@ class PoERegressor(GPRegressorBase):
         Where the fit runs; "auto" takes CUDA where there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the training's products. Predictions have the same; "auto" is float64, since
-        parts are small.
+        parts are small, but for variances on tables of more than 10,000 rows where those in single
+        precision agree.
     callbacks : callable, list of callable or None, default=None
         Called after each step or score with a `TrainingStep`; a true value ends training. Of
         experts with hyperparameters of their own they hear in the end where `n_jobs` is above 1.
@@ -285,8 +290,9 @@ class PoERegressor(GPRegressorBase):
 
     def _check_factors(self, parts: list[np.ndarray], run: FitRun) -> None:
         rows = sorted((len(part) for part in self._known(parts)), reverse=True)
+        one = 12 if sum(map(len, parts)) > _MANY_ROWS else 8
         run.check_memory(
-            8 * sum(b * b for b in rows) + 24 * rows[0] ** 2,
+            one * sum(b * b for b in rows) + 24 * n_workers() * rows[0] ** 2,
             f"{len(rows)} experts of up to {rows[0]} rows (a factor each)",
             f"use an expert_size below {rows[0]}: the factors take bytes in proportion",
         )
@@ -410,7 +416,10 @@ class PoERegressor(GPRegressorBase):
 
     def _built(self) -> tuple[ExpertsPosterior, float]:
         tables = self._tables(self.experts_)
-        experts, jitter = build_experts(tables, [k.theta for k in self.kernels_], self.n_jobs)
+        # On large tables predictions cost more than what the inverses take to compute.
+        single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
+        thetas = [k.theta for k in self.kernels_]
+        experts, jitter = build_experts(tables, thetas, self.n_jobs, single)
         return ExpertsPosterior(experts, self._rule), jitter
 
     def _build_posterior(self) -> Posterior:

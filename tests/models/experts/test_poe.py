@@ -455,3 +455,34 @@ def test_an_unknown_optimizer_is_named_before_work_starts(monkeypatch):
     monkeypatch.setattr(_experts, "KMeans", None)
     with pytest.raises(ValueError, match="Unknown optimizer 'sgd': use one of 'auto', 'adam'"):
         poe(optimizer="sgd", partition="kmeans").fit(*table()[:2])
+
+
+# ---------------------------------------------------------------- variances of large tables
+
+
+@pytest.mark.parametrize(("noise", "single"), [(0.05, True), (1e-7, False)])
+def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, single):
+    monkeypatch.setattr("skscalablegp.models.experts._poe._MANY_ROWS", 100)
+    X, y, _ = table(400, d=3)
+    kernel = Matern(1.5, nu=2.5) + WhiteKernel(noise, "fixed")
+    found = {}
+    for dtype in ("auto", "float64"):
+        model = poe(kernel=kernel, optimizer=None, expert_size=150, dtype=dtype)
+        model.fit(X, y)
+        inverses = [expert.inverse is not None for expert in model._posterior().experts]
+        assert inverses == [single and dtype == "auto"] * 3
+        found[dtype] = model.predict_std(np.vstack([X, X + 3]), include_noise=False)
+    np.testing.assert_allclose(found["auto"], found["float64"], rtol=1e-3)
+    assert np.array_equal(found["auto"], found["float64"]) != single
+
+
+def test_experts_on_any_number_of_cores_are_the_same(set_workers):
+    X, y, _ = table(200)
+    found = []
+    for count in (1, 2, 3):
+        set_workers(count)
+        model = poe(expert_size=50, optimizer=None).fit(X, y)
+        found.append(model.predict(X, return_std=True))
+        found[-1] += model.log_marginal_likelihood(model.kernel_.theta, eval_gradient=True)
+    for other in found[1:]:
+        assert all(map(np.array_equal, found[0], other))

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Time products, fits and steps with 1, 2, 4 ... workers, alone and on a busy machine.
+
+    python benchmarks/cores.py
+    python benchmarks/cores.py --part product --workers 2 --before PATH
+
+One JSON line a measurement. Every one is a process of its own, with torch's number of threads at
+the number of workers and the environment's settings of OpenMP as they are. Conditions:
+
+quiet   one process
+busy    the same beside two others that compute without end
+three   three of the same at once; seconds are those of the last to end
+
+Parts:
+
+product     a product with H over --product-rows rows, 26 columns and 65 right-hand sides in
+            float32, never stored; the median of several
+exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
+cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block-cg"
+svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: a fit of few steps, divided by them
+
+--before PATH has the folder of an earlier version of the package: its processes take turns with
+those of this one. Where GPyTorch is installed (pip install skscalablegp[peers]) --peer gives its
+processes a turn as well: 100 steps of Adam on the exact likelihood, and steps of SVGP.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+PARTS = ("product", "exact", "cg", "svgp", "scgd")
+SPIN = "import os, numpy as np\nA = np.ones((300, 300))\nwhile os.getppid() != 1:\n    A @ A"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def table(n, d=8):
+    """A smooth function of some columns, noise of a tenth of its size."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (n, d))
+    f = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3]
+    return X, f + 0.1 * rng.standard_normal(n)
+
+
+# ---------------------------------------------------------------- what is timed, in its own process
+
+
+def product(args):
+    import torch
+
+    from skscalablegp.kernels import compile_kernel, default_kernel
+    from skscalablegp.linalg.operators import KernelOperator
+
+    n, d, generator = args.product_rows, 26, torch.Generator().manual_seed(0)
+    X, V = (torch.randn(n, k, generator=generator) for k in (d, 65))
+    kernel = compile_kernel(default_kernel(d), d)
+    theta = kernel.theta0
+    theta[1:-1] = 0.5 * np.log(d)  # typical distances are about 1
+    operator = KernelOperator(kernel, theta, X)
+    operator.matmul(V)
+    print("begins", flush=True)
+    return [clocked(lambda: operator.matmul(V)) for _ in range(args.repeats)]
+
+
+def exact(args):
+    from skscalablegp import IterativeGPRegressor
+
+    return fitted(IterativeGPRegressor(random_state=0), args.exact_rows)
+
+
+def cg(args):
+    from skscalablegp import IterativeGPRegressor
+
+    return fitted(IterativeGPRegressor(solver="block-cg", random_state=0), args.cg_rows)
+
+
+def svgp(args):
+    from skscalablegp import SVGPRegressor
+
+    model = SVGPRegressor(n_inducing=200, batch_size=256, max_iter=args.steps, random_state=0)
+    return fitted(model, 10_000, args.steps)
+
+
+def scgd(args):
+    from skscalablegp import SCGDDKLRegressor
+
+    return fitted(SCGDDKLRegressor(max_iter=args.steps, random_state=0), 10_000, args.steps)
+
+
+def peer_exact(args):
+    import gpytorch
+    import torch
+
+    X, y, model = peer(gpytorch.models.ExactGP, args.exact_rows)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    bound = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    return peer_steps(optimizer, lambda: -bound(model(X), y), 100)
+
+
+def peer(base, n, *first):
+    """A table and a Matern-3/2 process with a length scale a column."""
+    import gpytorch
+    import torch
+
+    X, y = (torch.tensor(a, dtype=torch.float32) for a in table(n))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+
+    class Model(base):
+        def __init__(self):
+            super().__init__(*(first or (X, y, likelihood)))
+            self.likelihood, self.mean = likelihood, gpytorch.means.ZeroMean()
+            matern = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=X.shape[1])
+            self.kernel = gpytorch.kernels.ScaleKernel(matern)
+
+        def forward(self, X):
+            return gpytorch.distributions.MultivariateNormal(self.mean(X), self.kernel(X))
+
+    return X, y, Model()
+
+
+def peer_steps(optimizer, loss, steps):
+    print("begins", flush=True)
+
+    def train():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+
+    return [clocked(train)]
+
+
+def peer_svgp(args):
+    import gpytorch
+    import torch
+
+    points = torch.tensor(table(200)[0], dtype=torch.float32)
+    belief = gpytorch.variational.CholeskyVariationalDistribution(len(points))
+    holder = []
+    strategy = gpytorch.variational.VariationalStrategy
+    base = gpytorch.models.ApproximateGP
+    # The strategy calls the model, which takes the strategy.
+    late = strategy(lambda *inputs: holder[0].forward(*inputs), points, belief)
+    X, y, model = peer(base, 10_000, late)
+    holder.append(model)
+    bound = gpytorch.mlls.VariationalELBO(model.likelihood, model, len(X))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def loss():
+        rows = torch.randint(len(X), (256,))
+        return -bound(model(X[rows]), y[rows])
+
+    found = peer_steps(optimizer, loss, args.steps)
+    return [tuple(seconds / args.steps for seconds in one) for one in found]
+
+
+def fitted(model, n, steps=1):
+    X, y = table(n)
+    print("begins", flush=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [tuple(seconds / steps for seconds in clocked(lambda: model.fit(X, y)))]
+
+
+def clocked(function):
+    """Seconds of the clock and of the processor."""
+    clock, processor = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def child(args):
+    import torch
+
+    torch.set_num_threads(args.workers[0])
+    found = globals()[args.child](args)
+    print(json.dumps([statistics.median(column) for column in zip(*found, strict=True)]))
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def measured(name, workers, condition, folder, words):
+    """Seconds of one process, or of the last of three that began together."""
+    command = [sys.executable, __file__, "--child", name, "--workers", str(workers), *words]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    others = [
+        subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2 * (condition == "busy"))
+    ]
+    pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+    started = [subprocess.Popen(command, **pipes) for _ in range(3 if condition == "three" else 1)]
+    try:
+        found = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+    finally:
+        for process in [*others, *started]:
+            process.kill()
+    return dict(
+        seconds=round(max(clock for clock, _ in found), 4),
+        processor_seconds=round(statistics.mean(processor for _, processor in found), 4),
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    cores = os.cpu_count()
+    powers = [2**k for k in range(7) if 2**k <= cores]
+    parser.add_argument("--workers", nargs="+", type=int, default=powers)
+    conditions = ("quiet", "busy", "three")
+    parser.add_argument("--condition", nargs="+", default=list(conditions), choices=conditions)
+    sizes = {"product-rows": 8192, "exact-rows": 4000, "cg-rows": 13_500, "steps": 200}
+    for size, default in (sizes | {"repeats": 7}).items():
+        parser.add_argument(f"--{size}", type=int, default=default)
+    parser.add_argument("--rounds", type=int, default=1, help="turns of every side")
+    parser.add_argument("--before", metavar="PATH", help="folder of an earlier version's package")
+    parser.add_argument("--peer", action="store_true", help="give GPyTorch a turn as well")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return child(args)
+    words = [w for size in (*sizes, "repeats") for w in (f"--{size}", str(value(args, size)))]
+    for part in args.part:
+        sides = {"skscalablegp": (part, ROOT)}
+        if args.before:
+            sides["before"] = part, Path(args.before).resolve()
+        if args.peer and part in ("exact", "svgp"):
+            sides["gpytorch"] = f"peer_{part}", ROOT
+        for workers in args.workers:
+            for condition in args.condition:
+                for turn in range(args.rounds):
+                    for side, (name, folder) in sides.items():
+                        line = dict(part=part, side=side, workers=workers, condition=condition)
+                        line |= dict(turn=turn, load=[round(x, 2) for x in os.getloadavg()])
+                        line |= measured(name, workers, condition, folder, words)
+                        print(json.dumps(line | about(args)), flush=True)
+
+
+def value(args, size):
+    return getattr(args, size.replace("-", "_"))
+
+
+def about(args):
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return dict(
+        rows={"product": args.product_rows, "exact": args.exact_rows, "cg": args.cg_rows},
+        machine=dict(cores=os.cpu_count(), kind=platform.machine()),
+        date=date.today().isoformat(),
+        commit=commit.stdout.strip(),
+        versions={name: version(name) for name in ("torch", "numpy", "scikit-learn")},
+        command=shlex.join(["python", "benchmarks/cores.py", *sys.argv[1:]]),
+    )
+
+
+if __name__ == "__main__":
+    main()
