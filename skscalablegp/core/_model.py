@@ -16,7 +16,13 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import CallbackMixin
 from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
-from ..kernels import ThetaPrior, check_no_columns, compile_kernel, with_column_numbers
+from ..kernels import (
+    ThetaPrior,
+    TorchKernel,
+    check_no_columns,
+    compile_kernel,
+    with_column_numbers,
+)
 from ._defaults import default_priors
 from ._parameters import PARAMETERS
 from .data import n_columns
@@ -57,20 +63,17 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         ValueError
             For columns that X does not have, and for categories that are not whole numbers.
         """
+        kernel = self._numbered_kernel(X)
+        if kernel is not None:
+            check_categories(compile_kernel(kernel, n_columns(X), self._any_kernel), X)
+        return kernel
+
+    def _numbered_kernel(self, X: np.ndarray) -> Kernel | None:
+        """The same for whoever compiles it and looks at the categories."""
         if self.kernel is None:
             return None
         names = getattr(self, "feature_names_in_", None)
-        d = n_columns(X)
-        kernel = with_column_numbers(clone(self.kernel), d, names)
-        for j in compile_kernel(kernel, d, self._any_kernel).coded:
-            wrong = X[:, j][X[:, j] != np.rint(X[:, j])]
-            if len(wrong):
-                raise ValueError(
-                    f"{kernel} has categories in column {j}, which are whole numbers, but X has "
-                    f"{wrong[0]:.6g} there: encode the column with OrdinalEncoder, and do not "
-                    "scale it."
-                )
-        return kernel
+        return with_column_numbers(clone(self.kernel), n_columns(X), names)
 
     def _kernel_of_features(self) -> Kernel | None:
         """A copy of `kernel` for what a network gives, which has no columns of X."""
@@ -154,3 +157,14 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         """The device of the fit where there still is one, else the CPU."""
         device = torch.device(getattr(self, "device_", "cpu"))
         return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def check_categories(kernel: TorchKernel, X: np.ndarray) -> None:
+    """Refuse codes of categories that are not whole numbers."""
+    for j in kernel.coded:
+        wrong = X[:, j][X[:, j] != np.rint(X[:, j])]
+        if len(wrong):
+            raise ValueError(
+                f"{kernel.kernel} has categories in column {j}, which are whole numbers, but X has "
+                f"{wrong[0]:.6g} there: encode the column with OrdinalEncoder, and do not scale it."
+            )

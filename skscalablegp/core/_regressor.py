@@ -16,6 +16,7 @@ from ..linalg.gradients import ExactEvaluation, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
 from ._exact import train_exactly
+from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
 from ._stages import StageSettings
@@ -75,13 +76,14 @@ class TableRegressorBase(GPPredictionBase):
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
         """The kernel as torch functions, with starting values from the data if none was given."""
-        kernel = self._own_kernel(table.X)
+        kernel = self._numbered_kernel(table.X)
         if kernel is None:
             kernel = self._default_kernel(table)
         d = n_columns(table.X)
         noisy = float(np.max(table.noise, initial=0.0)) < KNOWN_NOISE
         priors = self._priors(kernel, (len(table.X), d), noisy, run)
         compiled = compile_kernel(kernel, d, self._any_kernel, priors)
+        check_categories(compiled, table.X)
         self._check_kernel(kernel, compiled, table)
         return compiled
 

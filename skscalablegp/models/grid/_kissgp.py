@@ -54,12 +54,14 @@ class KISSGPRegressor(GPRegressorBase):
         column); an additive one takes any stationary kernel, applied to each column in turn and
         summed. None means ``ConstantKernel() * RBF() + WhiteKernel()`` with one length scale a
         column, in the units of the table.
-    priors : dict of str to Prior, "auto" or None, default=None
+    priors : dict of str to Prior, "auto" or None, default="auto"
         Priors of hyperparameters by name, whose log density training adds to what it maximises.
         From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
         kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target.
+        target. "auto" gives the noise of the default kernel a prior where the exact process takes
+        the grid's place on at most 120 rows, and at most 15 a column, of three columns or more;
+        None gives none.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Points of the grid along each column. Two cells of padding at both ends are included. "auto"
         is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
@@ -189,7 +191,7 @@ class KISSGPRegressor(GPRegressorBase):
         self,
         kernel: Any = None,
         *,
-        priors: Any = None,
+        priors: Any = "auto",
         grid_size: Any = "auto",
         structure: Any = "auto",
         solver: Any = "auto",

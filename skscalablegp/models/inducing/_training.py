@@ -76,9 +76,9 @@ def best_noise(
     """A default kernel's theta whose last entry, its noise, covers what the points leave open.
 
     An exact likelihood of a few rows explains them with less noise than inducing points can. The
-    best of a grid by the collapsed bound of some thousand rows; a low grid, because the points will
-    explain more once they have moved, and high noise keeps them from it. Where much more noise is
-    better still it starts higher: training could not raise it so far in its steps.
+    best of a grid by the collapsed bound of some thousand rows and the prior; a low grid, because
+    the points will explain more once they have moved, and high noise keeps them from it. Where much
+    more noise is better still it starts higher: training could not raise it so far in its steps.
     """
     chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
@@ -89,6 +89,8 @@ def best_noise(
         trial = theta.clone()
         trial[-1] = level
         value = collapsed_bound(model.kernel, trial, Z, lambda: iter([rows.take(chosen)])).value
+        # As in the steps, whatever is known of the noise counts beside all rows.
+        value += len(chosen) / len(rows) * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))
     theta = theta.clone()
     theta[-1] = max(trials)[1]
