@@ -194,7 +194,7 @@ def mean_and_std(
             return core.predict(X, return_std=True, noise_variance=noise_variance)
         return core.predict(X), core.predict_std(X, False, noise_variance)
     if not hasattr(core, "predict"):
-        raise TypeError(f"A fitted regressor is needed, got {core!r}.")
+        raise TypeError(f"estimator must be a fitted regressor, got {core!r}.")
     try:
         mean, std = core.predict(X, return_std=True)
     except TypeError as error:

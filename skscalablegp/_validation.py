@@ -292,6 +292,33 @@ def check_number(
     return _checked(name, value, Real, kind, least, example, other, below)
 
 
+def check_numbers(name: str, value: Any) -> np.ndarray:
+    """A number, or an array of them, as float64 numbers that are finite."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.array(np.nan)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be a finite number, or an array of them; got {value!r}.")
+    return array
+
+
+def check_bounds(name: str, bounds: Any) -> Any:
+    """Bounds of a kernel's hyperparameter as they came in."""
+    if isinstance(bounds, str) and bounds == "fixed":
+        return bounds
+    try:
+        pairs = np.atleast_2d(np.asarray(bounds, dtype=np.float64))
+    except (TypeError, ValueError):
+        pairs = np.empty((0, 0))
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not (pairs[:, 0] <= pairs[:, 1]).all():
+        raise ValueError(
+            f'{name} must be "fixed", a pair of a lower and an upper bound, or one pair for each '
+            f"element; got {bounds!r}."
+        )
+    return bounds
+
+
 def _checked(name, value, type_, kind, least, example, other, below=math.inf):
     if value is None or isinstance(value, str):
         if value in other:

@@ -10,6 +10,7 @@ parameters in full.
 
 import copy
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -194,8 +195,8 @@ def msll(
     0.0
     """
     y_true, mean, std = _check_predictions(y_true, mean, std)
-    trivial_mean = np.broadcast_to(np.asarray(train_mean, dtype=float), y_true.shape)
-    trivial_std = np.broadcast_to(np.asarray(train_std, dtype=float), y_true.shape)
+    trivial_mean = _of_targets("train_mean", train_mean, y_true.shape)
+    trivial_std = _of_targets("train_std", train_std, y_true.shape)
     _check_positive(trivial_std, "train_std")
     gain = _gaussian_nlpd(y_true, mean, std) - _gaussian_nlpd(y_true, trivial_mean, trivial_std)
     return _reduce(gain, sample_weight, multioutput)
@@ -578,7 +579,7 @@ def _check_same(**named):
     """Finite float64 arrays of one shape (n, t)."""
     arrays = []
     for name, values in named.items():
-        array = check_array(values, ensure_2d=False, dtype=np.float64, input_name=name)
+        array = _numbers(name, values)
         arrays.append(array.reshape(-1, 1) if array.ndim == 1 else array)
     check_consistent_length(*arrays)
     shapes = [array.shape for array in arrays]
@@ -591,6 +592,24 @@ def _check_same(**named):
     return arrays
 
 
+def _numbers(name, values):
+    """A finite float64 array of rows."""
+    try:
+        return check_array(values, ensure_2d=False, dtype=np.float64, input_name=name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of finite numbers: {error}") from None
+
+
+def _of_targets(name, value, shape):
+    """One number, or one for each target, over all rows."""
+    try:
+        return np.broadcast_to(np.asarray(value, dtype=float), shape)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a number, or one for each of {shape[1]} targets; got {value!r}."
+        ) from None
+
+
 def _check_positive(std, name):
     wrong = ~((std > 0) & np.isfinite(std))
     if wrong.any():
@@ -601,16 +620,14 @@ def _check_positive(std, name):
 
 
 def _check_level(level):
-    if not 0 < level < 1:
+    if not (isinstance(level, Real) and 0 < level < 1):
         raise ValueError(f"level must lie between 0 and 1 (0.95 for 95%), got {level!r}.")
 
 
 def _reduce(values, sample_weight, multioutput):
     """Average over rows, then over targets."""
     if sample_weight is not None:
-        sample_weight = check_array(
-            sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
-        )
+        sample_weight = _numbers("sample_weight", sample_weight)
         if sample_weight.shape != values.shape[:1]:
             raise ValueError(
                 f"sample_weight must have shape {values.shape[:1]}, got {sample_weight.shape}."
@@ -626,5 +643,11 @@ def _reduce(values, sample_weight, multioutput):
                 "multioutput must be 'raw_values', 'uniform_average' or one weight for each "
                 f"target, got {multioutput!r}."
             )
-        multioutput = None
-    return float(np.average(per_target, weights=multioutput))
+        return float(np.mean(per_target))
+    weights = _numbers("multioutput", multioutput)
+    if weights.shape != per_target.shape:
+        raise ValueError(
+            f"multioutput must have one weight for each of {len(per_target)} targets; got "
+            f"{multioutput!r}."
+        )
+    return float(np.average(per_target, weights=weights))

@@ -425,7 +425,7 @@ def test_foreign_regressors_cannot_leave_noise_out():
         predict_std(gp().fit(X, y), X, include_noise=False)
     with pytest.raises(TypeError, match="LinearRegression.predict has no return_std"):
         predict_interval(LinearRegression().fit(X, y), X)
-    with pytest.raises(TypeError, match="A fitted regressor is needed, got None"):
+    with pytest.raises(TypeError, match="estimator must be a fitted regressor, got None"):
         predict_interval(None, X)
     with pytest.raises(NotFittedError):
         predict_interval(TransformedTargetRegressor(gp()), X)

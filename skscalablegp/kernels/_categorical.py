@@ -12,6 +12,7 @@ from jaxtyping import Float
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, StationaryKernelMixin
 from torch import Tensor
 
+from .._validation import check_bounds, check_integer, check_numbers
 from ._frequencies import Draws, Frequencies
 from ._nodes import Node, ProductNode
 from ._registry import Layout, register_kernel
@@ -61,11 +62,12 @@ class Categorical(StationaryKernelMixin, Kernel):
 
     @property
     def hyperparameter_correlation(self) -> Hyperparameter:
-        size = np.size(self.correlation)
-        return Hyperparameter("correlation", "numeric", self.correlation_bounds, size)
+        size = check_numbers("correlation", self.correlation).size
+        bounds = check_bounds("correlation_bounds", self.correlation_bounds)
+        return Hyperparameter("correlation", "numeric", bounds, size)
 
     def _correlations(self, n_columns: int) -> np.ndarray:
-        correlation = np.atleast_1d(np.asarray(self.correlation, dtype=float))
+        correlation = np.atleast_1d(check_numbers("correlation", self.correlation))
         _check_correlations(correlation, n_columns)
         return correlation
 
@@ -220,25 +222,28 @@ class LowRankCategorical(Kernel):
         self.variances_bounds = variances_bounds
 
     def _values(self) -> tuple[np.ndarray, np.ndarray]:
-        C, r = int(self.n_categories), int(self.rank)
+        C = int(check_integer("n_categories", self.n_categories))
+        r = int(check_integer("rank", self.rank))
         loadings, variances = self.loadings, self.variances
         if loadings is None:
             waves = np.cos(np.pi * np.outer(np.arange(C) + 0.5, np.arange(r)) / C)
             loadings = (waves * np.where(np.arange(r) > 0, 0.1, 0.5**0.5)).ravel()
         if variances is None:
             variances = np.full(C, 0.5)
-        loadings = np.atleast_1d(np.asarray(loadings, dtype=float))
-        return loadings, np.atleast_1d(np.asarray(variances, dtype=float))
+        loadings = np.atleast_1d(check_numbers("loadings", loadings))
+        return loadings, np.atleast_1d(check_numbers("variances", variances))
 
     @property
     def hyperparameter_loadings(self) -> Hyperparameter:
         size = len(self._values()[0])
-        return Hyperparameter("loadings", "numeric", self.loadings_bounds, size)
+        bounds = check_bounds("loadings_bounds", self.loadings_bounds)
+        return Hyperparameter("loadings", "numeric", bounds, size)
 
     @property
     def hyperparameter_variances(self) -> Hyperparameter:
         size = len(self._values()[1])
-        return Hyperparameter("variances", "numeric", self.variances_bounds, size)
+        bounds = check_bounds("variances_bounds", self.variances_bounds)
+        return Hyperparameter("variances", "numeric", bounds, size)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters; values left open are spelled out, so that theta always has its length."""

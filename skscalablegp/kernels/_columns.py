@@ -142,7 +142,12 @@ def _listed(columns: Any) -> list[Any]:
     """A single column as a list, and an array's as plain numbers and names."""
     if isinstance(columns, str | Integral):
         return [columns]
-    return np.asarray(columns).tolist() if isinstance(columns, np.ndarray) else list(columns)
+    try:
+        return np.asarray(columns).tolist() if isinstance(columns, np.ndarray) else list(columns)
+    except TypeError:
+        raise TypeError(
+            f"columns must be a name or number of a column, or a list of them; got {columns!r}."
+        ) from None
 
 
 def check_no_columns(kernel: Kernel) -> None:
@@ -180,6 +185,8 @@ def with_column_numbers(kernel: Kernel, n_columns: int, names: Any = None) -> Ke
         For columns that X does not have.
     """
     if isinstance(kernel, Columns):
+        if not isinstance(kernel.kernel, Kernel):
+            raise TypeError(f"kernel of Columns must be a kernel object, got {kernel.kernel!r}.")
         numbers = kernel.numbers(n_columns, names)
         kernel.columns = list(numbers)
         inner = None if names is None else [names[j] for j in numbers]

@@ -13,6 +13,8 @@ from jaxtyping import Float64
 from scipy.special import gammaln
 from sklearn.gaussian_process.kernels import Kernel
 
+from .._validation import check_numbers
+
 
 @dataclass(frozen=True)
 class Prior(ABC):
@@ -23,8 +25,8 @@ class Prior(ABC):
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = np.asarray(getattr(self, field.name), dtype=float)
-            if not (np.isfinite(value).all() and (value > 0).all()):
+            value = check_numbers(f"{type(self).__name__}: {field.name}", getattr(self, field.name))
+            if not (value > 0).all():
                 raise ValueError(
                     f"{type(self).__name__} needs {field.name} > 0, got {value.tolist()}."
                 )

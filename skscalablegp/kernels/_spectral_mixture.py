@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.utils.validation import check_X_y
 from torch import Tensor
 
+from .._validation import check_bounds, check_integer, check_numbers
 from ._constant import Constant
 from ._frequencies import Draws, Frequencies
 from ._nodes import Node, ProductNode, SumNode
@@ -132,19 +133,24 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         )
 
     def _values(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        Q = int(self.n_components)
-        weights = np.full(Q, 1 / Q) if self.weights is None else np.asarray(self.weights, float)
+        Q = int(check_integer("n_components", self.n_components))
+        if self.weights is None:
+            weights = np.full(Q, 1 / Q)
+        else:
+            weights = check_numbers("weights", self.weights)
         if self.means is None:
             means = np.linspace(0.5 / Q, 0.5, Q)
         else:
-            means = np.asarray(self.means, float)
-        scales = (
-            np.full(means.size, 0.05) if self.scales is None else np.asarray(self.scales, float)
-        )
+            means = check_numbers("means", self.means)
+        if self.scales is None:
+            scales = np.full(means.size, 0.05)
+        else:
+            scales = check_numbers("scales", self.scales)
         return np.atleast_1d(weights), np.atleast_1d(means), np.atleast_1d(scales)
 
     def _hyperparameter(self, name: str, values: np.ndarray) -> Hyperparameter:
-        return Hyperparameter(name, "numeric", getattr(self, f"{name}_bounds"), len(values))
+        bounds = check_bounds(f"{name}_bounds", getattr(self, f"{name}_bounds"))
+        return Hyperparameter(name, "numeric", bounds, len(values))
 
     @property
     def hyperparameter_weights(self) -> Hyperparameter:

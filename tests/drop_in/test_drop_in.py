@@ -13,6 +13,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
+    CompoundKernel,
     ConstantKernel,
     ExpSineSquared,
     Matern,
@@ -301,3 +302,13 @@ def test_the_default_kernel_reports_its_bounds_without_a_warning():
     # Free of noise, and of its second column.
     assert not caught(model, X, np.sin(X[:, 0]))
     assert "k2__noise_level 0" in model.fit_report_.at_bounds
+
+
+def test_a_compound_kernel_is_refused_where_scikit_learn_fails():
+    X, y = np.arange(6.0)[:, None], np.arange(6.0)
+    for n_kernels in (1, 2, 6):
+        kernel = CompoundKernel([RBF(1.0 + k) for k in range(n_kernels)])
+        with pytest.raises((AttributeError, ValueError)):
+            GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+        with pytest.raises(TypeError, match="holds one kernel for each class of a classifier"):
+            IterativeGPRegressor(kernel, optimizer=None).fit(X, y)

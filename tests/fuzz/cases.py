@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 import skscalablegp as sk
+from skscalablegp.core._parameters import PARAMETERS
 from skscalablegp.likelihoods import StudentT
 
 # Settings that keep a fit of some rows to tenths of a second.
@@ -350,6 +352,20 @@ _FOREIGN = (
 _OURS = (os.path.join("skscalablegp", ""), os.path.join("sklearn", "utils", ""))
 
 
+def absent_settings(text: str, model: Any) -> set[str]:
+    """Parameters of some estimator that a message names, but this one does not have.
+
+    Those of objects that the message shows, such as a kernel's, are not meant, nor are those
+    of another estimator that it recommends.
+    """
+    while text != (text := re.sub(r"\w+\([^()]*\)", "", text)):
+        pass
+    text = re.split(r"\bor use \w+(?:Regressor|Classifier)", text)[0]
+    own = {name.rpartition("__")[2] for name in model.get_params()}
+    named = set(re.findall(r"\b([a-z]\w*)=", text)) | set(re.findall(r"\b[a-z]+_[a-z_]+\b", text))
+    return (named & set(PARAMETERS)) - own
+
+
 def is_ours(error: BaseException, model: Any) -> bool:
     """Whether an error was made for people who call an estimator."""
     if not isinstance(error, ValueError | TypeError | MemoryError):
@@ -358,6 +374,8 @@ def is_ours(error: BaseException, model: Any) -> bool:
         return False
     text = str(error)
     if len(text) < 20 or any(word.lower() in text.lower() for word in _FOREIGN):
+        return False
+    if absent_settings(text, model):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return any(part in last for part in _OURS) or "sklearn" in last

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from torch import Generator, Tensor
+
+from ..._validation import check_integer
 
 # Of the largest weight of a quadrature rule: nodes of less are left out.
 _NEGLIGIBLE = 1e-12
@@ -320,10 +322,10 @@ def shared_sum(terms: Float[Tensor, "b q"], variance: Float[Tensor, "b s"]) -> T
 
 
 def hermite_points(
-    mean: Float[Tensor, "b q"], variance: Float[Tensor, "b s"], n_nodes: int
+    mean: Float[Tensor, "b q"], variance: Float[Tensor, "b s"], n_nodes: Any
 ) -> tuple[Float[Tensor, "b q k"], Float[Tensor, " k"]]:
     """Points and weights with which a sum is E g(f) for f ~ N(mean, variance)."""
-    nodes, weights = _hermite_rule(n_nodes)
+    nodes, weights = _hermite_rule(check_integer("n_nodes", n_nodes))
     std = variance.clamp_min(0).sqrt()
     return mean[:, :, None] + std[:, :, None] * nodes.to(mean), weights.to(mean)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class StudentT(Likelihood):
         self.n_nodes = n_nodes
 
     def n_latent(self, n_outputs: int) -> int:
-        if not self.df > 2:
+        if not (isinstance(self.df, Real) and self.df > 2):
             raise ValueError(
                 f"StudentT needs df > 2, without which noise has no variance, got {self.df!r}."
             )

@@ -11,6 +11,7 @@ import scipy.special
 from sklearn.base import BaseEstimator
 
 from ..._named import keep_settings
+from ..._validation import check_number
 
 # theta -> (log marginal likelihood or NaN, its gradient)
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -87,7 +88,9 @@ class Adam(BaseEstimator, Optimizer):
         max_iter: int,
         metric: np.ndarray | None = None,
     ) -> Optimum:
-        if self.transform not in TRANSFORMS:
+        check_number("learning_rate", self.learning_rate, positive=True)
+        check_number("decay", self.decay, positive=True)
+        if self.transform not in list(TRANSFORMS):
             raise ValueError(
                 f"Unknown transform {self.transform!r} of Adam: use one of {sorted(TRANSFORMS)}."
             )
@@ -156,6 +159,7 @@ class LBFGS(BaseEstimator, Optimizer):
         max_iter: int,
         metric: np.ndarray | None = None,
     ) -> Optimum:
+        check_number("tol", self.tol)
         first_value, first_grad = evaluate(theta)
         size = max(abs(first_value), 1.0)
         scale = max(5.0 * float(np.linalg.norm(first_grad)), 1.0) if self.scaled else 1.0
@@ -194,6 +198,11 @@ class CallableOptimizer(Optimizer):
     exact_only = True
 
     def __init__(self, function: Callable):
+        if not callable(function):
+            raise TypeError(
+                "function must be callable, as function(obj_func, initial_theta, bounds); got "
+                f"{function!r}."
+            )
         self.function = function
 
     def maximize(

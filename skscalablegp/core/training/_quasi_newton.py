@@ -7,6 +7,7 @@ import math
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from ..._validation import check_number
 from ._optimizers import Evaluate, Optimizer, Optimum
 
 # Log hyperparameters move by at most a factor e in one step; a first step by a fifth of that.
@@ -63,6 +64,8 @@ class QuasiNewton(BaseEstimator, Optimizer):
         max_iter: int,
         metric: np.ndarray | None = None,
     ) -> Optimum:
+        check_number("tol", self.tol)
+        check_number("gain_tol", self.gain_tol)
         value, grad = evaluate(theta)
         fresh = metric is None
         refining = not fresh or np.isnan(value)

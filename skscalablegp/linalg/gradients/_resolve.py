@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..._named import named
+from ..._validation import check_integer, check_number
 from ._base import GradientEstimator
 from ._exact import ExactGradient
 from ._iterative import PathwiseGradient, StandardGradient
@@ -13,6 +16,25 @@ GRADIENTS: dict[str, type[GradientEstimator]] = {
     "exact": ExactGradient,
     "standard": StandardGradient,
     "pathwise": PathwiseGradient,
+}
+
+
+def _check_truncation(name: str, value: Any) -> None:
+    if not (isinstance(value, str) or callable(getattr(value, "on", None))):
+        raise ValueError(
+            f"{name} must be a name such as 'exponential', or an object such as "
+            f"ExponentialTruncation(); got {value!r}."
+        )
+
+
+# What an object's numbers may be, before anything compares them.
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "n_probes": partial(check_integer, least=0),
+    "n_pairs": check_integer,
+    "solver_tol": check_number,
+    "solver_max_epochs": check_number,
+    "refresh": check_number,
+    "truncation": _check_truncation,
 }
 
 
@@ -32,4 +54,8 @@ def resolve_gradient(gradient: Any, **settings: Any) -> GradientEstimator:
         For an unknown name; the message lists the known ones.
     """
     others = "an object such as PathwiseGradient(n_probes=32), or, in an estimator, 'auto'"
-    return named("gradient", gradient, GRADIENTS, others, **settings)
+    made = named("gradient", gradient, GRADIENTS, others, **settings)
+    for name, value in vars(made).items():
+        if name in _RULES:
+            _RULES[name](name, value)
+    return made

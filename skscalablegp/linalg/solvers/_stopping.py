@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 from jaxtyping import Float
 from torch import Tensor
@@ -67,7 +68,7 @@ class RelativeResidual(StoppingRule):
     reduce: str = "max"
 
     def __post_init__(self):
-        if not self.tol >= 0:
+        if not (isinstance(self.tol, Real) and self.tol >= 0):
             raise ValueError(f"tol must be at least 0, for example 0.01; got {self.tol!r}.")
         if self.reduce not in ("max", "mean"):
             raise ValueError(f"reduce must be 'max' or 'mean'; got {self.reduce!r}.")
@@ -87,9 +88,10 @@ class _Budget(StoppingRule):
 
     def __post_init__(self):
         name = type(self).__name__
-        if not self.limit >= 0:
+        if not (isinstance(self.limit, Real) and self.limit >= 0):
             raise ValueError(
-                f"{name} needs a limit of at least 0, for example {name}(50); got {self.limit!r}."
+                f"{name} needs a limit, a number of at least 0, for example {name}(50); got "
+                f"{self.limit!r}."
             )
 
 
