@@ -1,6 +1,6 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .meta import LOVEPredictor
+from .meta import HeteroscedasticRegressor, LOVEPredictor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.experts import PoERegressor
 from .models.fourier import RFFRegressor, SSRFFRegressor
@@ -14,6 +14,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BSGDDKLRegressor",
+    "HeteroscedasticRegressor",
     "IterativeGPRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",

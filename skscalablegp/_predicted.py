@@ -149,7 +149,7 @@ def predict_std(
     TypeError, ValueError
         See `predict_quantiles`.
     """
-    core, X = _unwrapped(estimator, X)
+    core, X = unwrapped(estimator, X)
     if isinstance(core, MultiOutputRegressor):
         return np.stack(
             [
@@ -172,7 +172,7 @@ def mean_and_std(
     estimator: Any, X: Any, include_noise: bool = True, noise_variance: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations, through pipelines, finished searches and separate targets."""
-    core, X = _unwrapped(estimator, X)
+    core, X = unwrapped(estimator, X)
     if isinstance(core, TransformedTargetRegressor):
         raise TypeError(
             "A TransformedTargetRegressor for each target has no standard deviations in the units "
@@ -216,11 +216,11 @@ def mean_and_std(
 
 def behind_transforms(estimator: Any, X: Any) -> tuple[Any, Any, list[Any]]:
     """What predicts below transforms of the target, its rows, and they, outermost first."""
-    core, X = _unwrapped(estimator, X)
+    core, X = unwrapped(estimator, X)
     transforms = []
     while isinstance(core, TransformedTargetRegressor):
         transforms.append(core.transformer_)
-        core, X = _unwrapped(core.regressor_, X)
+        core, X = unwrapped(core.regressor_, X)
     return core, X, transforms
 
 
@@ -233,7 +233,7 @@ def _of_targets(
         yield one, None if known is None else known[:, j]
 
 
-def _unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
+def unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
     """What predicts at the core of pipelines and searches, and the rows as it takes them."""
     if isinstance(estimator, MetaEstimatorMixin | TransformedTargetRegressor):
         check_is_fitted(estimator)
@@ -241,11 +241,11 @@ def _unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
         # Not pipeline.predict(X, return_std=True): routing would ask for a request of return_std.
         if len(estimator) > 1:
             X = estimator[:-1].transform(X)
-        return _unwrapped(estimator[-1], X)
+        return unwrapped(estimator[-1], X)
     if isinstance(estimator, FrozenEstimator):
-        return _unwrapped(estimator.estimator, X)
+        return unwrapped(estimator.estimator, X)
     if hasattr(estimator, "best_estimator_"):
-        return _unwrapped(estimator.best_estimator_, X)
+        return unwrapped(estimator.best_estimator_, X)
     return estimator, X
 
 
@@ -253,7 +253,7 @@ def _quantiles(
     estimator: Any, X: Any, q: np.ndarray, include_noise: bool, noise_variance: Any
 ) -> np.ndarray:
     """(m, k) or (m, t, k)."""
-    core, X = _unwrapped(estimator, X)
+    core, X = unwrapped(estimator, X)
     if isinstance(core, TransformedTargetRegressor):
         # A transform that falls turns probabilities around.
         wanted = np.concatenate([_GRID, q, 1 - q])

@@ -251,6 +251,23 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "n_jobs": Parameter([Integral, None], "Experts that are worked on at a time, as in joblib."),
     "estimator": Parameter([HasMethods(["fit", "predict"]), None], "The regressor below."),
+    "noise_estimator": Parameter(
+        [HasMethods(["fit", "predict"]), None], "What learns the size of errors."
+    ),
+    "residuals": Parameter(
+        [
+            StrOptions({"auto", "leave_one_out", "held_out"}),
+            Interval(Integral, 2, None, closed="left"),
+        ],
+        "How rows are predicted that the regressor has not seen.",
+    ),
+    "n_refits": Parameter(
+        [_NATURAL], "Times that the regressor is fitted again under the noise that was learned."
+    ),
+    "tails": Parameter(
+        [StrOptions({"normal", "student", "empirical", "auto"})],
+        "Shape of quantiles and intervals.",
+    ),
     # The machine.
     "memory_budget": Parameter(
         [_POSITIVE, _AUTO], 'Bytes that matrices may take; "auto" looks at the machine.'

@@ -68,6 +68,40 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """Whether the posterior will have a ``low_rank_form``, known before a fit."""
         return False
 
+    def _left_out(
+        self, X: np.ndarray, y: np.ndarray, noise_variance: Any, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Training targets as a model predicts them that has not seen them.
+
+        Parameters
+        ----------
+        X, y, noise_variance
+            What the fit was given; a single target.
+        rows : ndarray of shape (k,)
+            The rows that are asked for, rising.
+
+        Returns
+        -------
+        rows, mean, std : ndarray of shape (k,) or None
+            In the target's own units, noise included; other rows where the fit has held out some,
+            None where there is no closed form.
+        """
+        posterior, (scale,) = self._posterior(), np.atleast_1d(self._y_train_std)
+        known = check_noise_variance(noise_variance, len(X), 1)
+        noise = np.zeros(len(X)) if known is None else known[:, 0] / scale**2
+        if "alpha" in self.get_params(deep=False):
+            noise = noise + self._own_noise(len(X), self._y_train_std)
+        at = self._inputs(X[rows])
+        Y, noise = (
+            torch.tensor(part[rows]).to(at) for part in ((y - self._y_train_mean) / scale, noise)
+        )
+        places = torch.as_tensor(rows, device=at.device)
+        found = posterior.leave_one_out(places, at, Y[:, None], noise + posterior.noise(at))
+        if found is None:
+            return None
+        mean, variance = (part.cpu().double().numpy() for part in found)
+        return rows, self._own_units(mean), np.sqrt(variance) * scale
+
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
         return validated(self, X, dtype=np.float64, reset=False)

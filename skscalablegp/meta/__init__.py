@@ -1,5 +1,4 @@
 """Estimators over estimators."""
 
+from ._heteroscedastic import HeteroscedasticRegressor
 from ._love import LOVEPredictor
-
-__all__ = ["LOVEPredictor"]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import MetaEstimatorMixin, clone
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.base import MetaEstimatorMixin
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
@@ -18,8 +16,9 @@ from .._compat import fit_context
 from .._validation import validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
-from ..core.training import StopTraining, TrainingStep
+from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
+from ._below import fit_below, opened
 
 # Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
 _HELD_ROWS = 30
@@ -226,66 +225,18 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         run: FitRun,
     ) -> GPPredictionBase:
         """The regressor below, fitted under this one's budget and callbacks."""
-        inner = KISSGPRegressor() if self.estimator is None else clone(self.estimator)
-        _check_ours(inner)
-        own = self._open_settings(inner, run)
+        given = KISSGPRegressor() if self.estimator is None else self.estimator
+        _check_ours(given)
+        inner = opened(given, self, run)
 
         def preview(model: LOVEPredictor, below: GPPredictionBase) -> None:
-            below.set_params(**own)
             form, rank = _form(below), self._first(below)
             growing = form.growing(*_inputs(below, held, probes), rank, rank)
             model._finish(below, next(growing), 1.0)
 
-        def hear(step: TrainingStep) -> bool:
-            run.preview = None
-            if step.preview is not None:
-                run.preview = lambda model, at: preview(model, step.preview(step))
-            return run.monitor.relay(step)
-
-        listed = own["callbacks"] if own["callbacks"] is not None else []
-        listed = [listed] if callable(listed) else list(listed)
-        budgets = [s for s in (own["max_seconds"], run.monitor.seconds_left) if s is not None]
-        inner.set_params(
-            callbacks=[*listed, hear],
-            max_seconds=max(min(budgets), 1e-9) if budgets else None,
-            verbose=max(int(own["verbose"]), int(self.verbose)),
-        )
         known = {} if noise_variance is None else {"noise_variance": noise_variance}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            inner.fit(X, y, **known)
-        inner.set_params(**own)
-        status = inner.fit_report_.status
-        if status == "interrupted" or (status == "max_seconds" and self.max_seconds is not None):
-            run.monitor.end(status)
-        for warning in caught:
-            if not issubclass(warning.category, ConvergenceWarning):
-                warnings.warn_explicit(
-                    warning.message, warning.category, warning.filename, warning.lineno
-                )
-            elif not run.stopped:
-                run.warn(str(warning.message))
+        fit_below(inner, run, X, y, preview, **known)
         return inner
-
-    def _open_settings(self, inner: GPPredictionBase, run: FitRun) -> dict[str, Any]:
-        """Give the regressor what it leaves open; returns what only this fit replaces.
-
-        Raises
-        ------
-        ValueError
-            For settings of the two that contradict each other.
-        """
-        if inner.random_state is None:
-            inner.set_params(random_state=int(run.random_state.randint(2**31 - 1)))
-        for name in ("memory_budget", "device", "dtype"):
-            mine, theirs = getattr(self, name), getattr(inner, name)
-            if theirs == "auto":
-                inner.set_params(**{name: mine})
-            elif name != "memory_budget" and mine not in ("auto", theirs):
-                raise ValueError(
-                    f"{name}={mine!r} contradicts {name}={theirs!r} of the estimator: give one."
-                )
-        return {name: getattr(inner, name) for name in ("callbacks", "max_seconds", "verbose")}
 
     def _first(self, inner: GPPredictionBase) -> int:
         """The rank at which growth begins."""

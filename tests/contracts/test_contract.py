@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from skscalablegp import (  # noqa: E402
     BSGDDKLRegressor,
+    HeteroscedasticRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
@@ -85,6 +86,23 @@ ROWS = [
         limit={"max_variance_rank": 2},
         scikit_learn_checks=False,
         columns="numbers",
+    ),
+    Row(
+        "heteroscedastic",
+        HeteroscedasticRegressor(),
+        multi_output=False,
+        no_limit="training is that of the regressor below",
+        search={"residuals": ["leave_one_out", 2]},
+    ),
+    Row(
+        "heteroscedastic-folds",
+        HeteroscedasticRegressor(
+            SCGDDKLRegressor(feature_extractor=(16,), max_epochs=12), residuals=2, tails="auto"
+        ),
+        multi_output=False,
+        no_limit="training is that of the regressor below",
+        scikit_learn_checks=False,
+        columns="none",
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row(

@@ -27,6 +27,8 @@ REAL_PATHS = (
     "kissgp-rows",
     "kissgp-network",
     "love-grows",
+    "heteroscedastic",
+    "heteroscedastic-folds",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",

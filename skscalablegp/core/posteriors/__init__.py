@@ -1,6 +1,13 @@
 """Frozen objects that answer predictions."""
 
-from ._base import KernelPosterior, MeanAndVariance, Posterior, joint_normal, reported_variance
+from ._base import (
+    KernelPosterior,
+    MeanAndVariance,
+    Posterior,
+    joint_normal,
+    reported_variance,
+    without_own,
+)
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights
 from ._low_rank import AUTO_RANK, LowRank, LowRankForm

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...linalg.operators import CrossOperator, KernelOperator
@@ -124,6 +124,28 @@ class Posterior(ABC):
             noise = noise + self.noise(X).cpu().double().numpy()[:, None]
         return additive_quantiles(self.likelihood, mean, variance, noise, q)
 
+    def leave_one_out(
+        self,
+        rows: Int[Tensor, " k"],
+        X: Float[Tensor, "k d"],
+        Y: Float[Tensor, "k t"],
+        noise: Float[Tensor, " k"],
+    ) -> MeanAndVariance | None:
+        """Means and variances of training targets, each as the other rows predict it.
+
+        At the trained hyperparameters; None where there is no closed form.
+
+        Parameters
+        ----------
+        rows : Tensor of shape (k,)
+            Places in the training table, rising.
+        X, Y : Tensor of shape (k, d) and (k, t)
+            These rows and their targets.
+        noise : Tensor of shape (k,)
+            All of their noise variance, which is in the answer.
+        """
+        return None
+
     def weight_form(self) -> WeightForm | None:
         """Features and a precision of their weights, where the posterior is made of such."""
         return None
@@ -171,6 +193,30 @@ class KernelPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self.cross(X).prior_noise()
+
+
+def without_own(
+    Y: Float[Tensor, "k t"],
+    mean: Float[Tensor, "k t"],
+    variance: Float[Tensor, " k"],
+    noise: Float[Tensor, " k"],
+) -> MeanAndVariance:
+    """Means and variances of targets that linear predictions leave out.
+
+    A row's leverage is its share in its own mean, the variance of f there over the noise's:
+    y - mean and f's variance grow by 1 / (1 - leverage) once it is left out.
+
+    Parameters
+    ----------
+    Y : Tensor of shape (k, t)
+        The targets.
+    mean, variance : Tensor of shape (k, t) and (k,)
+        Of f at these rows, given all rows.
+    noise : Tensor of shape (k,)
+        Of these targets, positive.
+    """
+    left = (1 - variance / noise).clamp_min(torch.finfo(noise.dtype).eps ** 0.5)
+    return Y - (Y - mean) / left[:, None], noise + variance / left
 
 
 def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:

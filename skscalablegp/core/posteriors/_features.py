@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import MeanAndVariance, Posterior
+from ._base import MeanAndVariance, Posterior, without_own
 from ._weights import WeightForm
 
 
@@ -50,6 +50,9 @@ class FeaturePosterior(Posterior):
         What white noise adds to a new observation's variance: (m, d) -> (m,).
     weights : FeatureWeights
         Mean and factor of the weights' posterior.
+    learned : bool, default=False
+        Whether the features were fitted to the rows as well: a row that is left out then changes
+        more than the weights.
 
     Notes
     -----
@@ -63,8 +66,9 @@ class FeaturePosterior(Posterior):
         features: Callable[[Tensor], Tensor],
         noise: Callable[[Tensor], Tensor],
         weights: FeatureWeights,
+        learned: bool = False,
     ):
-        self._features, self._noise = features, noise
+        self._features, self._noise, self._learned = features, noise, learned
         self.weights, self.factor = weights.mean, weights.factor
         self.device, self.width = self.weights.device, len(self.weights)
 
@@ -85,6 +89,9 @@ class FeaturePosterior(Posterior):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         V = self._whitened(self._phi(X))
         return V.T @ V
+
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+        return None if self._learned else without_own(Y, *self.mean_and_variance(X), noise)
 
     def weight_form(self) -> WeightForm:
         """The same as low-rank variances take it."""

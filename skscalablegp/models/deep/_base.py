@@ -477,6 +477,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             lambda X: features(tensors, X),
             lambda X: X.new_full((len(X),), noise),
             FeatureWeights.of(self, self._fit_device()),
+            learned=True,
         )
 
     def extract_features(self, X: Any) -> np.ndarray:

@@ -420,7 +420,7 @@ class PoERegressor(GPRegressorBase):
         single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
         thetas = [k.theta for k in self.kernels_]
         experts, jitter = build_experts(tables, thetas, self.n_jobs, single)
-        return ExpertsPosterior(experts, self._rule), jitter
+        return ExpertsPosterior(experts, self._rule, self.experts_), jitter
 
     def _build_posterior(self) -> Posterior:
         return self._built()[0]

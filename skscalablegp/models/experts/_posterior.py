@@ -257,6 +257,8 @@ class ExpertsPosterior(Posterior):
         One for each part.
     combination : str
         A name of `COMBINATIONS`.
+    parts : sequence of ndarray
+        The rows of the table that each expert has.
 
     Notes
     -----
@@ -264,8 +266,10 @@ class ExpertsPosterior(Posterior):
     variances in the answer.
     """
 
-    def __init__(self, experts: Sequence[ExpertPosterior], combination: str):
-        self.experts, self.combination = list(experts), combination
+    def __init__(
+        self, experts: Sequence[ExpertPosterior], combination: str, parts: Sequence[np.ndarray]
+    ):
+        self.experts, self.combination, self.parts = list(experts), combination, parts
         first = self.experts[0]
         self.dtype, self.device = first.dtype, first.device
         # One expert's block at a time, twice, beside all experts' moments.
@@ -274,6 +278,10 @@ class ExpertsPosterior(Posterior):
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
         """Mean and latent variance together, for the price of either."""
+        return self._combined(X, *self._each(X))
+
+    def _each(self, X: Float[Tensor, "m d"]) -> tuple[Float[Tensor, "k m t"], Float[Tensor, "k m"]]:
+        """All experts' means and latent variances."""
         parts = [slice(i, i + _ROWS) for i in range(0, max(len(X), 1), _ROWS)]
         cells = list(product(self.experts, parts))
         both = run([partial(e.mean_and_variance, X[part]) for e, part in cells], self.device)
@@ -281,6 +289,9 @@ class ExpertsPosterior(Posterior):
             torch.cat(part).unflatten(0, (len(self.experts), len(X)))
             for part in zip(*both, strict=True)
         )
+        return means, variances
+
+    def _combined(self, X: Float[Tensor, "m d"], means: Tensor, variances: Tensor) -> Combination:
         if len(self.experts) == 1:
             return Combination(means[0], variances[0], torch.ones_like(variances))
         priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
@@ -294,6 +305,21 @@ class ExpertsPosterior(Posterior):
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         combined = self.combine(X)
         return combined.mean, combined.variance
+
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+        """Each row is left out by the experts that have it."""
+        means, variances = self._each(X)
+        for k, (part, expert) in enumerate(zip(self.parts, self.experts, strict=True)):
+            order = np.argsort(part)
+            places = np.searchsorted(part, rows.cpu().numpy(), sorter=order).clip(max=len(part) - 1)
+            places = torch.as_tensor(order[places], device=rows.device)
+            inside = (torch.as_tensor(part, device=rows.device)[places] == rows).nonzero()[:, 0]
+            inside = inside[places[inside].argsort()]
+            own = places[inside], X[inside], Y[inside], noise[inside]
+            means[k, inside], total = expert.leave_one_out(*own)
+            variances[k, inside] = (total - noise[inside]).clamp_min(0)
+        combined = self._combined(X, means, variances)
+        return combined.mean, combined.variance + noise
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The experts' mean noise variance; where they share a kernel, the kernel's."""

@@ -16,6 +16,7 @@ from ...core.posteriors import (
     WeightForm,
     joint_normal,
     reported_variance,
+    without_own,
 )
 from ...kernels import TorchKernel
 from ._bound import WhitenedBelief, Whitening
@@ -96,6 +97,16 @@ class InducingPosterior(Posterior):
     def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
         mean, variance = self.moments(X)
         return mean, variance[:, 0]
+
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+        """At the belief that is best for these points; what they leave open stays open."""
+        if self.transform is not None or not self.likelihood.conjugate:
+            return None
+        mean, variance = self.mean_and_variance(X)
+        A = self.white.inverse @ self._cross(X)
+        spread = ((self.belief.covariance[0] @ A) * A).sum(0)
+        mean, left_out = without_own(Y, mean, spread, noise)
+        return mean, left_out + variance - spread
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         X = self._seen(X)

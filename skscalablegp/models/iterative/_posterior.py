@@ -136,6 +136,16 @@ class IterativePosterior(KernelPosterior):
         V = self._solve(cross).value
         return cross, V, cross - self.operator.matmul(V)
 
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+        """The solved samples have the covariance H^-1, whose diagonal their mean squares estimate.
+
+        With s of them a variance has a relative standard error of sqrt(2 / s).
+        """
+        if self.samples is None:
+            return None
+        inverse = self.samples.representer_weights[rows].square().mean(1).to(noise)
+        return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
+
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:

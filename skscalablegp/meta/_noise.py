@@ -1,0 +1,206 @@
+"""How the size of errors depends on the row, by the model that tells left-out rows best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import KFold, cross_val_predict
+
+from ..models.fourier import RFFRegressor
+
+# Fewest rows from which more than a level can be learned.
+_FEWEST_ROWS = 100
+# Of a mean square, where a regressor makes no errors.
+_LEAST = 1e-12
+# Up to these rows folds are cheap, and a process of the log squares is a candidate.
+_FEW_ROWS = 2000
+# Standard errors by which a model has to beat a level: the best of many candidates looks too good.
+_DOUBT = 2.0
+# Squares below are as good as these in their logarithm; a gamma density needs a floor as well.
+_LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
+# Numbers of trees, of which one fit gives all, their largest on few rows, and powers that shrink a
+# model towards a level.
+_TREES = (5, 10, 20, 40, 80, 160, 320)
+_FEW_TREES = 80
+_POWERS = np.linspace(0.2, 1.0, 5)
+# Leaves are small enough for tables of some hundred rows.
+_BOOSTING = {"max_leaf_nodes": 15, "min_samples_leaf": 40, "early_stopping": False}
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """A factor for standard deviations, as a function of a table of features.
+
+    Attributes
+    ----------
+    level : float
+        Logarithm of the mean square that is left.
+    regressor : regressor or None
+        Of the logarithms of squares, or of squares; None for a level alone.
+    log_link : bool
+        Whether the regressor predicts squares.
+    power : float
+        Share of its variation that is kept.
+    ends : tuple of float
+        Smallest and largest logarithm that it has predicted for rows left out.
+    name : str
+        What the regressor is, for the report.
+    gain : float
+        By how much the log density of left-out rows rose over that of a level, in nats a row.
+    """
+
+    level: float = 0.0
+    regressor: Any = None
+    log_link: bool = False
+    power: float = 0.0
+    ends: tuple[float, float] = (0.0, 0.0)
+    name: str = "a level"
+    gain: float = 0.0
+
+    def factor(self, F: np.ndarray) -> np.ndarray:
+        """(m,) factors of standard deviations at features (m, q)."""
+        log_square = np.full(len(F), self.level)
+        if self.regressor is not None:
+            log_square += self.power * np.clip(self._logs(F), *self.ends)
+        return np.exp(0.5 * log_square)
+
+    def _logs(self, F: np.ndarray) -> np.ndarray:
+        predicted = np.asarray(self.regressor.predict(F), dtype=np.float64)
+        return np.log(predicted) if self.log_link else predicted
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What one regressor predicts of the logarithms of rows that it has not seen.
+
+    Attributes
+    ----------
+    name : str
+    regressor : regressor
+        Not fitted.
+    target : ndarray of shape (n,)
+        What it is fitted to.
+    log_link : bool
+    logs : ndarray of shape (n,)
+    """
+
+    name: str
+    regressor: Any
+    target: np.ndarray
+    log_link: bool
+    logs: np.ndarray
+
+
+def level(squares: np.ndarray) -> NoiseModel:
+    """What is known without a regressor."""
+    return NoiseModel(float(np.log(max(np.mean(squares), _LEAST))))
+
+
+def best_noise(
+    F: np.ndarray,
+    squares: np.ndarray,
+    given: Any,
+    random_state: np.random.RandomState,
+    check_time: Callable[[], None],
+) -> tuple[NoiseModel, np.ndarray]:
+    """The model with the best density of left-out rows, if it beats a level beyond doubt.
+
+    Parameters
+    ----------
+    F : ndarray of shape (n, q)
+        Features.
+    squares : ndarray of shape (n,)
+        Squared standardised residuals, positive on average.
+    given : regressor or None
+        Fitted to logarithms; None tries boosted trees and, on few rows, a Gaussian process.
+    random_state : RandomState
+    check_time : callable
+        Called between fits; may raise.
+
+    Returns
+    -------
+    model : NoiseModel
+    logs : ndarray of shape (n,)
+        Logarithms of the mean squares, each as predicted from other rows.
+
+    Notes
+    -----
+    The logarithm of a squared normal number has a variance of 4.9, and that of a small one no lower
+    limit. Trees on logarithms, shrunk, are robust; trees under a gamma density, the likelihood of
+    the squares, take more from light tails. "Beyond doubt" is by two standard errors of the gain.
+    """
+    plain = level(squares)
+    flat = np.full(len(F), plain.level)
+    if len(F) < _FEWEST_ROWS or squares.mean() <= _LEAST:
+        return plain, flat
+    squares = squares / squares.mean()
+    alone = 0.5 * squares
+    best, chosen, doubt = 0.0, None, 0.0
+    for left in _candidates(F, squares, given, random_state, check_time):
+        for power in _POWERS:
+            scaled = squares * np.exp(-power * left.logs)
+            own = float(np.log(scaled.mean()))
+            gains = alone - 0.5 * (own + power * left.logs + scaled * np.exp(-own))
+            if gains.mean() > best:
+                best, doubt = float(gains.mean()), float(gains.std() / len(F) ** 0.5)
+                chosen = left, power, own
+    if best <= _DOUBT * doubt or chosen is None:
+        return plain, flat
+    left, power, own = chosen
+    check_time()
+    model = NoiseModel(
+        level=plain.level + own,
+        regressor=left.regressor.fit(F, left.target),
+        log_link=left.log_link,
+        power=float(power),
+        ends=(float(left.logs.min()), float(left.logs.max())),
+        name=left.name,
+        gain=best,
+    )
+    return model, model.level + power * left.logs
+
+
+def _candidates(F, squares, given, random_state, check_time):
+    """One `_Left` after the other."""
+    n, logs = len(F), np.log(squares + _LOG_FLOOR)
+    seed = int(random_state.randint(2**31 - 1))
+    folds = KFold(5 if n <= _FEW_ROWS else 3, shuffle=True, random_state=seed)
+    if given is not None:
+        regressor = clone(given)
+        left = cross_val_predict(clone(given), F, logs, cv=folds)
+        yield _Left(type(given).__name__, regressor, logs, False, np.asarray(left))
+        return
+    boosting = HistGradientBoostingRegressor(random_state=seed, **_BOOSTING)
+    plain = clone(boosting).set_params(learning_rate=0.05)
+    gamma = clone(boosting).set_params(loss="gamma", learning_rate=0.03, l2_regularization=1.0)
+    yield from _staged("trees on log squares", plain, F, logs, False, folds, check_time)
+    for floor in _GAMMA_FLOORS:
+        target = np.maximum(squares, floor)
+        name = f"trees on squares above {floor:g}, gamma loss"
+        yield from _staged(name, gamma, F, target, True, folds, check_time)
+    if n <= _FEW_ROWS:
+        process = RFFRegressor(random_state=seed)
+        check_time()
+        mean = clone(process).fit(F, logs)._left_out(F, logs, None, np.arange(n))[1]
+        yield _Left("a Gaussian process of log squares", process, logs, False, mean)
+
+
+def _staged(name, boosting, F, target, log_link, folds, check_time):
+    """Boosted trees of every size."""
+    sizes = [size for size in _TREES if len(F) > _FEW_ROWS or size <= _FEW_TREES]
+    boosting = clone(boosting).set_params(max_iter=sizes[-1])
+    left = {size: np.empty(len(F)) for size in sizes}
+    for fitted, new in folds.split(F):
+        check_time()
+        model = clone(boosting).fit(F[fitted], target[fitted])
+        for size, predicted in enumerate(model.staged_predict(F[new]), 1):
+            if size in left:
+                left[size][new] = np.log(predicted) if log_link else predicted
+    for size, logs in left.items():
+        sized = clone(boosting).set_params(max_iter=size)
+        yield _Left(f"{size} {name}", sized, target, log_link, logs)
