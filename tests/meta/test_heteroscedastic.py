@@ -1,0 +1,240 @@
+"""Noise that depends on the row: rows left out against refits, and data whose noise is known."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm, t
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeRegressor
+
+from skscalablegp import (
+    HeteroscedasticRegressor,
+    IterativeGPRegressor,
+    PoERegressor,
+    RFFRegressor,
+    SCGDDKLRegressor,
+    SGPRRegressor,
+    SVGPRegressor,
+)
+from skscalablegp.meta._noise import best_noise, level
+from skscalablegp.meta._scaled import Tails
+from skscalablegp.metrics import neg_nlpd_scorer, nlpd
+
+KERNEL = ConstantKernel(2.0) * RBF(1.0) + WhiteKernel(0.05)
+Z = np.random.default_rng(1).uniform(-2, 2, (20, 2))
+
+
+def rows(n=80, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    y = 5 + 3 * np.sin(2 * X[:, 0]) + X.sum(1) + 0.5 * rng.standard_normal(n)
+    return X, y, rng.uniform(0.01, 0.5, n)
+
+
+def spread(X):
+    """The noise's standard deviation of `curve`."""
+    return 0.03 + X[:, 0] ** 2
+
+
+def curve(n, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 1))
+    return X, np.sin(6 * X[:, 0]) + spread(X) * rng.standard_normal(n)
+
+
+class TestLeaveOneOut:
+    """Of every posterior, against fits without the row at the same hyperparameters."""
+
+    @pytest.mark.parametrize("noisy", [False, True])
+    @pytest.mark.parametrize(
+        "model",
+        [
+            IterativeGPRegressor(KERNEL, optimizer=None, alpha=0.02),
+            PoERegressor(KERNEL, optimizer=None),
+            RFFRegressor(KERNEL, optimizer=None, n_components=60, random_state=0),
+            SGPRRegressor(KERNEL, optimizer=None, inducing=Z, alpha=0.02),
+            SVGPRegressor(KERNEL, optimizer=None, inducing=Z, optimize_inducing=False),
+        ],
+        ids=lambda model: type(model).__name__,
+    )
+    def test_against_refits(self, model, noisy):
+        X, y, noise = rows()
+        known = noise if noisy else None
+        chosen = np.array([0, 17, 79])
+        model.set_params(normalize_y=False).fit(X, y, noise_variance=known)
+        _, mean, std = model._left_out(X, y, known, chosen)
+        alpha = model.get_params().get("alpha", 0.0)
+        for k, i in enumerate(chosen):
+            kept = np.arange(len(X)) != i
+            without = clone(model).fit(X[kept], y[kept], None if known is None else known[kept])
+            own = (noise[i] if noisy else 0.0) + (alpha if alpha > 1e-9 else 0.0)
+            expected = without.predict(X[[i]], return_std=True, noise_variance=own)
+            np.testing.assert_allclose((mean[k], std[k]), np.ravel(expected), rtol=2e-4)
+
+    def test_solved_samples_estimate_the_diagonal(self):
+        X, y, _ = rows()
+        exact = IterativeGPRegressor(KERNEL, optimizer=None).fit(X, y)
+        sampled = IterativeGPRegressor(
+            KERNEL, optimizer=None, solver="cg", solver_tol=1e-6, posterior="pathwise"
+        )
+        sampled.set_params(n_probes=512, random_state=0).fit(X, y)
+        every = np.arange(len(X))
+        truth, seen = (m._left_out(X, y, None, every) for m in (exact, sampled))
+        ratio = (y - seen[1]) / (y - truth[1])
+        # A mean square of 512 numbers has a relative standard error of 1/16.
+        assert np.abs(np.mean(ratio) - 1) < 0.03 and np.std(ratio) < 0.12
+        assert np.std(seen[2] / truth[2]) < 0.06
+
+    @pytest.mark.parametrize("rule", ["gpoe", "rbcm"])
+    def test_experts_leave_rows_out_one_by_one(self, rule):
+        X, y, _ = rows()
+        model = PoERegressor(KERNEL, optimizer=None, expert_size=30, combination=rule)
+        model.set_params(random_state=0, normalize_y=False).fit(X, y)
+        _, mean, std = model._left_out(X, y, None, np.arange(len(X)))
+        i = 11
+        mine = next(k for k, part in enumerate(model.experts_) if i in part)
+        parts = [part if k != mine else part[part != i] for k, part in enumerate(model.experts_)]
+        both = [
+            GaussianProcessRegressor(KERNEL, optimizer=None).fit(X[p], y[p]).predict(X[[i]], True)
+            for p in parts
+        ]
+        means, latent = np.ravel([m for m, _ in both]), np.ravel([s**2 for _, s in both]) - 0.05
+        prior = 2.0
+        beta = 0.5 * np.log(prior / latent)
+        if rule == "gpoe":
+            precision = np.sum(beta / beta.sum() / latent)
+            expected = np.sum(beta / beta.sum() / latent * means) / precision
+        else:
+            precision = np.sum(beta / latent) + (1 - beta.sum()) / prior
+            expected = np.sum(beta / latent * means) / precision
+        assert mean[i] == pytest.approx(expected, rel=1e-4)
+        assert std[i] == pytest.approx(np.sqrt(1 / precision + 0.05), rel=1e-4)
+
+    def test_learned_features_have_none(self):
+        X, y, _ = rows()
+        model = SCGDDKLRegressor(feature_extractor=(8,), max_epochs=2, random_state=0).fit(X, y)
+        assert model._left_out(X, y, None, np.arange(3)) is None
+        with pytest.raises(ValueError, match="SCGDDKLRegressor has no closed form"):
+            HeteroscedasticRegressor(model, residuals="leave_one_out").fit(X, y)
+        with pytest.raises(ValueError, match="LinearRegression has no closed form"):
+            HeteroscedasticRegressor(LinearRegression(), residuals="leave_one_out").fit(X, y)
+
+
+class TestNoise:
+    """On a curve whose noise is known."""
+
+    @pytest.mark.parametrize(
+        "below",
+        [None, HistGradientBoostingRegressor(), make_pipeline(StandardScaler(), RFFRegressor())],
+        ids=["experts", "trees", "pipeline"],
+    )
+    def test_the_noise_is_found(self, below):
+        X, y = curve(600)
+        X_new, y_new = curve(4000, seed=1)
+        model = HeteroscedasticRegressor(below, random_state=0).fit(X, y)
+        mean, std = model.predict(X_new, return_std=True)
+        assert np.corrcoef(np.log(std), np.log(spread(X_new)))[0, 1] > 0.9
+        truth = nlpd(y_new, np.sin(6 * X_new[:, 0]), spread(X_new))
+        assert nlpd(y_new, mean, std) - truth < 0.3
+        assert model.noise_gain_ > 0.2 and model.n_residuals_ == 600
+
+    def test_refits_weigh_rows(self):
+        X, y = curve(400)
+        X_new, y_new = curve(4000, seed=1)
+        errors, scores = [], []
+        for n_refits in (0, 1):
+            model = HeteroscedasticRegressor(n_refits=n_refits, random_state=0).fit(X, y)
+            mean, std = model.predict(X_new, return_std=True)
+            errors.append(np.sqrt(np.mean((mean - np.sin(6 * X_new[:, 0])) ** 2)))
+            scores.append(nlpd(y_new, mean, std))
+        assert errors[1] < 0.9 * errors[0] and scores[1] < scores[0] - 0.02
+        weighed = HeteroscedasticRegressor(DecisionTreeRegressor(max_depth=4), n_refits=1)
+        assert weighed.fit(X, y).fit_report_.ignored.keys() == {"validation_fraction"}
+        neither = HeteroscedasticRegressor(make_pipeline(LinearRegression()), n_refits=1)
+        assert "takes no noise_variance" in neither.fit(X, y).fit_report_.ignored["n_refits"]
+
+    @pytest.mark.parametrize("n", [30, 200])
+    def test_a_constant_costs_nothing(self, n):
+        costs = []
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            X, X_new = rng.uniform(size=(n, 2)), rng.uniform(size=(2000, 2))
+            y, y_new = (np.sin(6 * A[:, 0]) + 0.3 * rng.standard_normal(len(A)) for A in (X, X_new))
+            below = PoERegressor(random_state=0)
+            plain = below.fit(X, y).predict(X_new, return_std=True)
+            model = HeteroscedasticRegressor(below, random_state=0).fit(X, y)
+            costs.append(nlpd(y_new, *model.predict(X_new, return_std=True)) - nlpd(y_new, *plain))
+            if n < 100:
+                assert model.noise_estimator_ is None
+        assert np.mean(costs) < 0.01
+
+    def test_any_regressor_learns_it(self):
+        rng = np.random.RandomState(0)
+        F = rng.uniform(size=(500, 2))
+        squares = np.exp(3 * F[:, 0]) * rng.standard_normal(500) ** 2
+        model, logs = best_noise(F, squares, LinearRegression(), rng, lambda: None)
+        assert isinstance(model.regressor, LinearRegression) and model.name == "LinearRegression"
+        assert np.corrcoef(np.log(model.factor(F)), F[:, 0])[0, 1] > 0.95
+        # What is predicted from other rows has the right level, by construction.
+        assert np.mean(squares / np.exp(logs)) == pytest.approx(1)
+        assert level(squares).factor(F)[0] == pytest.approx(np.sqrt(np.mean(squares)))
+
+    def test_tails(self):
+        rng = np.random.default_rng(0)
+        z = rng.standard_t(3, 20000)
+        q = np.array([-3.0, -1.0, 0.0, 1.0, 3.0])
+        truth = t.ppf(norm.cdf(q), 3)
+        np.testing.assert_allclose(Tails.of("student", z)(q), truth, rtol=0.06, atol=0.01)
+        np.testing.assert_allclose(Tails.of("empirical", z)(q), truth, rtol=0.15, atol=0.03)
+        np.testing.assert_array_equal(Tails.of("normal", z)(q), q)
+        assert (np.diff(Tails.of("empirical", z)(np.linspace(-9, 9, 99))) > 0).all()
+
+    def test_heavy_tails_are_in_intervals_and_draws(self):
+        rng = np.random.default_rng(0)
+        X = rng.uniform(size=(1000, 1))
+        y = rng.standard_t(2.5, 1000)
+        model = HeteroscedasticRegressor(DecisionTreeRegressor(max_depth=1), tails="auto")
+        model.set_params(random_state=0).fit(X, y)
+        assert model.fit_report_.choices["tails"].value in ("student", "empirical")
+        ends = model.predict_interval(X[:1], 0.5)[0]
+        draws = model.sample_y(X[:1], 20000)[0]
+        assert np.mean((draws > ends[0]) & (draws < ends[1])) == pytest.approx(0.5, abs=0.02)
+        # Half of a t with 2.5 degrees of freedom is within .77 of its median.
+        assert np.diff(ends)[0] == pytest.approx(2 * 0.77, rel=0.15)
+
+
+class TestInCompany:
+    def test_search_in_two_processes(self):
+        X, y = curve(120)
+        model = HeteroscedasticRegressor(
+            HistGradientBoostingRegressor(max_iter=5), LinearRegression(), random_state=0
+        )
+        search = GridSearchCV(
+            model, {"estimator__max_iter": [5, 20]}, scoring=neg_nlpd_scorer, cv=2, n_jobs=2
+        )
+        assert search.fit(X, y).best_params_ == {"estimator__max_iter": 20}
+
+    def test_what_the_regressor_cannot_do_is_said(self):
+        X, y = curve(60)
+        model = HeteroscedasticRegressor(LinearRegression()).fit(X, y)
+        with pytest.raises(ValueError, match="LinearRegression cannot leave the noise out"):
+            model.predict_std(X, include_noise=False)
+        with pytest.raises(ValueError, match="LinearRegression.fit takes no noise_variance"):
+            model.fit(X, y, noise_variance=0.1)
+        np.testing.assert_allclose(
+            np.diag(model.predict(X, return_cov=True)[1]), model.predict_std(X) ** 2
+        )
+
+    def test_no_time_for_the_noise(self):
+        X, y = curve(300)
+        with pytest.warns(UserWarning, match="max_seconds"):
+            model = HeteroscedasticRegressor(max_seconds=1e-9).fit(X, y)
+        assert model.n_residuals_ == 0 and model.noise_estimator_ is None
+        assert set(model.fit_report_.ignored) >= {"residuals", "tails", "noise_estimator"}
+        assert np.isfinite(model.predict_std(X)).all()
