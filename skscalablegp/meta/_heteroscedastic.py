@@ -16,7 +16,6 @@ from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
 from ..kernels import with_column_numbers
-from ..metrics import pinball_loss
 from ..models.experts import PoERegressor
 from ._below import fit_below, opened
 from ._noise import best_noise, level
@@ -279,8 +278,8 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         fitted, new = z[order[::2]], z[order[1::2]]
         losses = {}
         for name in ("normal", "student", "empirical"):
-            quantiles = Tails.of(name, fitted)(ndtri(_LEVELS))
-            losses[name] = pinball_loss(new, np.tile(quantiles, (len(new), 1)), q=_LEVELS)
+            beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
+            losses[name] = np.mean(np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond))
         best = min(losses, key=losses.get)
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
