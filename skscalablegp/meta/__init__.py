@@ -2,3 +2,5 @@
 
 from ._heteroscedastic import HeteroscedasticRegressor
 from ._love import LOVEPredictor
+
+__all__ = ["HeteroscedasticRegressor", "LOVEPredictor"]
