@@ -26,6 +26,7 @@ Inputs and target are standardised by the training rows; rmse, nll and crps are 
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -42,6 +43,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 DATASETS = ["pol", "elevators", "bike", "kin40k", "protein", "keggdirected"]
 BASELINES = ["HistGradientBoostingRegressor", "GaussianProcessRegressor", "GPyTorchSVGP"]
+# The script whose cells these are, where its baselines are, and its lines; rivals.py has its own.
+SCRIPT, MODULE, RESULTS = __file__, "compare_baselines", "compare.jsonl"
 # What makes two cells the same.
 KEY = ("estimator", "dataset", "split", "n_train_asked", "seed", "max_seconds", "clock", "threads")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -103,7 +106,7 @@ def parse_args(argv):
     parser.add_argument("--seed", type=int, default=0, help="of rows and of random_state")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
-    parser.add_argument("--out", default=str(HERE / "results" / "compare.jsonl"))
+    parser.add_argument("--out", default=str(HERE / "results" / RESULTS))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -140,7 +143,7 @@ def measure(cell, args):
         load = os.getloadavg()[0]
         start = time.perf_counter()
         child = subprocess.Popen(
-            [sys.executable, __file__, "--cell", json.dumps(cell | {"cut": args.cut_seconds})],
+            [sys.executable, SCRIPT, "--cell", json.dumps(cell | {"cut": args.cut_seconds})],
             stdout=said,
             stderr=complained,
             env=os.environ | dict.fromkeys(THREADS, str(cell["threads"])),
@@ -163,7 +166,7 @@ def measure(cell, args):
     elif line["status"] == "failed":
         reason = errors[-1] if errors else f"exit status {status}, during: {stage}"
         line.setdefault("error", reason[:500])
-    command = ["python", "benchmarks/compare.py"]
+    command = ["python", f"benchmarks/{Path(SCRIPT).name}"]
     for option in ("datasets", "estimators", "splits"):
         command += [f"--{option}", str(cell[option[:-1]])]
     for option in ("max_seconds", "clock", "threads", "seed"):
@@ -273,13 +276,11 @@ def since(start, name):
 
 def make(cell, budget):
     """The estimator with its time budget and seed."""
-    import compare_baselines
-
     import skscalablegp
 
     name, by_cpu = cell["estimator"], cell["clock"] == "cpu"
     if name in BASELINES:
-        return getattr(compare_baselines, name)(budget, cell["seed"])
+        return getattr(importlib.import_module(MODULE), name)(budget, cell["seed"])
     model = getattr(skscalablegp, name)()
     if name == "LOVEPredictor":
         model.set_params(estimator=skscalablegp.KISSGPRegressor())

@@ -1,0 +1,134 @@
+"""What rivals.py races: each is a class with ``fit`` and ``distribution`` or ``predict``.
+
+`budget` is not used: rivals end by themselves, and what they took is in the line.
+"""
+
+import numpy as np
+from compare_baselines import HistGradientBoostingRegressor  # noqa: F401
+from sklearn.model_selection import train_test_split
+
+
+class Rival:
+    def __init__(self, budget, seed):
+        self.seed = seed
+        self.load()
+
+    def tenth(self, X, y):
+        return train_test_split(X, y, test_size=0.1, random_state=self.seed)
+
+
+class CatBoostUncertainty(Rival):
+    """Means and variances that boosting learns together."""
+
+    def load(self):
+        import catboost
+
+        self.model = catboost.CatBoostRegressor(
+            iterations=3000,
+            learning_rate=0.06,
+            loss_function="RMSEWithUncertainty",
+            random_seed=self.seed,
+            thread_count=1,
+            verbose=False,
+            allow_writing_files=False,
+        )
+
+    def fit(self, X, y):
+        X, X_held, y, y_held = self.tenth(X, y)
+        self.model.fit(X, y, eval_set=(X_held, y_held), early_stopping_rounds=100)
+        return self
+
+    def predict(self, X, return_std=True):
+        mean, variance = self.model.predict(X).T
+        return mean, np.sqrt(variance)
+
+
+class LightGBMQuantiles(HistGradientBoostingRegressor):
+    """Boosting for the mean, and once more for each quantile, each stopped early."""
+
+    def __init__(self, budget, seed):
+        import lightgbm
+
+        self.lightgbm, self.seed = lightgbm, seed
+
+    def boosted(self, X, y, held, **params):
+        model = self.lightgbm.LGBMRegressor(
+            n_estimators=1000,
+            learning_rate=0.05,
+            random_state=self.seed,
+            n_jobs=1,
+            verbose=-1,
+            **params,
+        )
+        stop = self.lightgbm.early_stopping(50, verbose=False)
+        return model.fit(X, y, eval_set=[held], callbacks=[stop])
+
+    def fit(self, X, y):
+        X, X_held, y, y_held = train_test_split(X, y, test_size=0.1, random_state=self.seed)
+        held = X_held, y_held
+        self.mean = self.boosted(X, y, held)
+        self.std = np.sqrt(np.mean((y_held - self.mean.predict(X_held)) ** 2))
+        self.models = [
+            self.boosted(X, y, held, objective="quantile", alpha=level) for level in self.LEVELS
+        ]
+        return self
+
+
+class NGBoostNormal(Rival):
+    def load(self):
+        import ngboost
+
+        self.model = ngboost.NGBRegressor(random_state=self.seed, verbose=False)
+
+    def fit(self, X, y):
+        self.model.fit(X, y)
+        return self
+
+    def predict(self, X, return_std=True):
+        found = self.model.pred_dist(X)
+        return found.loc, found.scale
+
+
+class GPBoostVecchia(Rival):
+    def load(self):
+        import gpboost
+
+        self.gpboost = gpboost
+
+    def fit(self, X, y):
+        self.model = self.gpboost.GPModel(
+            gp_coords=X,
+            cov_function="matern_ard",
+            cov_fct_shape=1.5,
+            gp_approx="vecchia",
+            num_neighbors=20,
+            likelihood="gaussian",
+        )
+        self.model.fit(y=y)
+        return self
+
+    def predict(self, X, return_std=True):
+        found = self.model.predict(gp_coords_pred=X, predict_var=True, predict_response=True)
+        return found["mu"], np.sqrt(found["var"])
+
+
+def _ours(estimator, seed):
+    from skscalablegp import HeteroscedasticRegressor
+
+    return HeteroscedasticRegressor(estimator, random_state=seed)
+
+
+def HeteroscedasticTrees(budget, seed):
+    from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
+
+    return _ours(Boosting(max_iter=400), seed)
+
+
+def HeteroscedasticDeep(budget, seed):
+    from skscalablegp import SCGDDKLRegressor
+
+    return _ours(SCGDDKLRegressor(), seed)
+
+
+def HeteroscedasticExperts(budget, seed):
+    return _ours(None, seed)
