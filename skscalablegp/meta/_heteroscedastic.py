@@ -221,8 +221,7 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
                 ended = fit_below(inner, run, X, y, _preview, share, **told)
                 run.preview = None
                 self._finish(Scaled(inner, extra=extra))
-                if not run.stopped:
-                    self._learn(fresh, X, y, known, told, run)
+                self._learn(fresh, X, y, known, told, run)
                 if run.stopped or not left:
                     break
                 noise = self._learned.moments(X)[2]
@@ -241,7 +240,7 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
 
     def _learn(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
         """The size of errors on rows that were left out."""
-        found = self._unseen(fresh, X, y, told, run)
+        found = None if run.stopped else self._unseen(fresh, X, y, told, run)
         if found is None:
             run.ignores(_OF_NOISE, "the fit ended before rows could be predicted without them")
             return
