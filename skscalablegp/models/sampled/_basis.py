@@ -289,33 +289,24 @@ def _mixed(seed: int, block: int) -> int:
 
 def _merged(parts: list[PriorFeatures]) -> PriorFeatures:
     """One map with the frequencies of several, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def join(trees: tuple[Any, ...]) -> Any:
-        first = trees[0]
-        if isinstance(first, Tensor):
-            return torch.cat(trees)
-        if isinstance(first, tuple):
-            return tuple(join(items) for items in zip(*trees, strict=True))
-        if is_dataclass(first):
-            names = [f.name for f in fields(first)]
-            return replace(first, **{k: join(tuple(getattr(t, k) for t in trees)) for k in names})
-        return first
-
-    return replace(parts[0], blocks=join(tuple(p.blocks for p in parts)))
+    return replace(parts[0], blocks=_mapped(torch.cat, tuple(part.blocks for part in parts)))
 
 
 def _take(features: PriorFeatures, index: Tensor) -> PriorFeatures:
     """The same map with some of its frequencies."""
+    blocks = _mapped(lambda ts: ts[0].index_select(0, index.to(ts[0].device)), (features.blocks,))
+    return replace(features, blocks=blocks)
 
-    def take(tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            return tree.index_select(0, index.to(tree.device))
-        if isinstance(tree, tuple):
-            return tuple(take(item) for item in tree)
-        if is_dataclass(tree):
-            return replace(tree, **{f.name: take(getattr(tree, f.name)) for f in fields(tree)})
-        return tree
 
-    return replace(features, blocks=take(features.blocks))
+def _mapped(function: Callable[[tuple[Tensor, ...]], Tensor], trees: tuple[Any, ...]) -> Any:
+    """The tensors of trees of one form, put together place by place."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return function(trees)
+    if isinstance(first, tuple):
+        return tuple(_mapped(function, items) for items in zip(*trees, strict=True))
+    if is_dataclass(first):
+        names = [f.name for f in fields(first)]
+        parts = {k: _mapped(function, tuple(getattr(t, k) for t in trees)) for k in names}
+        return replace(first, **parts)
+    return first

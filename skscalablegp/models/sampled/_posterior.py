@@ -135,17 +135,14 @@ class ChevronPosterior(Posterior):
             out += phi @ self.weights.mean[:, index].flatten(0, 1)
         return out
 
-    def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
-        return self._support_variance(X) if self.support is not None else self._chevron(X)[1]
-
     def mean_and_variance(
         self, X: Float[Tensor, "r d"]
     ) -> tuple[Float[Tensor, "r t"], Float[Tensor, " r"]]:
-        if self.support is not None:
-            return self.mean(X), self._support_variance(X)
-        return self._chevron(X)
+        return self._chevron(X) if self.support is None else (self.mean(X), self.variance(X))
 
-    def _support_variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+    def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
+        if self.support is None:
+            return self._chevron(X)[1]
         with torch.no_grad():
             return self.support(self.at, X)
 

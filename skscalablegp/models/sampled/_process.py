@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 
@@ -20,9 +19,9 @@ from ...core.posteriors import (
     joint_normal,
     reported_variance,
 )
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
-from ._basis import Functions, SeededFourier
+from ._basis import Functions, SampledBasis
 
 # Of the prior variance: what rounding leaves open of a row that others explain in full.
 _ROUNDING = 1e-12
@@ -30,63 +29,42 @@ _ROUNDING = 1e-12
 _BLOCK = 32
 
 
-class FullMap(ABC):
-    """All functions of a model at once, in double precision.
+class FullMap:
+    """All functions of a model at once, in double precision: random Fourier features.
 
     Parameters
     ----------
-    kernel : TorchKernel
-    n_features : int
-        m.
+    basis : SampledBasis
+        In double precision.
     noise : float
         Noise variance of a new observation.
     device : torch.device
     """
 
-    def __init__(self, kernel: TorchKernel, n_features: int, noise: float, device: torch.device):
-        self.kernel, self.n_features, self.noise = kernel, n_features, noise
-        self.theta = kernel.theta0.to(device)
+    def __init__(self, basis: SampledBasis, noise: float, device: torch.device):
+        self.basis, self.kernel, self.noise = basis, basis.kernel, noise
+        self.n_features, self.theta = basis.n_features, basis.kernel.theta0.to(device)
 
-    @abstractmethod
+    @torch.no_grad()
+    def cross(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
+        """The basis at some rows."""
+        return self.basis.part(np.arange(self.basis.n_blocks)).evaluate(self.theta, X.double())
+
     def evaluate(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
-        """Their values."""
+        """The functions whose weights have a standard normal prior."""
+        return self.cross(X)
 
-    @abstractmethod
     def plain(self, mean: Float64[Tensor, "m t"]) -> Float64[Tensor, "m t"]:
         """Weights of the functions as users know them."""
+        return mean
 
-    @abstractmethod
     def posterior(self, weights: FeatureWeights) -> Posterior:
         """What a belief about the weights says of f."""
+        return FeaturePosterior(self.evaluate, self.white, weights)
 
     def white(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, " r"]:
         """The noise's variance at each row."""
         return X.new_full((len(X),), self.noise, dtype=torch.float64)
-
-
-class FourierMap(FullMap):
-    """Random Fourier features.
-
-    Parameters
-    ----------
-    basis : SeededFourier
-    noise : float
-    """
-
-    def __init__(self, basis: SeededFourier, noise: float):
-        super().__init__(basis.kernel, basis.n_features, noise, basis.device)
-        self.basis = basis
-
-    @torch.no_grad()
-    def evaluate(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
-        part = self.basis.part(np.arange(self.basis.n_blocks))
-        return part.evaluate(self.theta, X.double())
-
-    def plain(self, mean: Float64[Tensor, "m t"]) -> Float64[Tensor, "m t"]:
-        return mean
-
-    def posterior(self, weights: FeatureWeights) -> Posterior:
-        return FeaturePosterior(self.evaluate, self.white, weights)
 
 
 class ProcessMap(FullMap):
@@ -94,31 +72,15 @@ class ProcessMap(FullMap):
 
     A Gaussian process is psi(x)'v plus what its values at Z leave open, which data at other rows
     do not reach. With all rows as points nothing is left open at them: the process is exact.
-
-    Parameters
-    ----------
-    kernel : TorchKernel
-    points : Tensor of shape (m, d)
-        In the model's units.
-    noise : float
     """
-
-    def __init__(self, kernel: TorchKernel, points: Float64[Tensor, "m d"], noise: float):
-        super().__init__(kernel, len(points), noise, points.device)
-        self.points = points
 
     @cached_property
     @torch.no_grad()
     def factor(self) -> Float64[Tensor, "m m"]:
         """L; O(m^3), once."""
-        K = self.kernel.cross(self.theta, self.points, self.points)
+        K = self.cross(self.basis.points)
         # Functions that are zero at their own rows are zero everywhere.
         return cholesky_with_jitter(K if bool(K.any()) else torch.eye(len(K)).to(K))[0]
-
-    @torch.no_grad()
-    def cross(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
-        """k(X, Z)."""
-        return self.kernel.cross(self.theta, X.double(), self.points)
 
     def whitened(self, cross: Float64[Tensor, "r m"]) -> Float64[Tensor, "r m"]:
         """psi from k(X, Z); O(r m^2)."""
@@ -197,10 +159,8 @@ class ProcessPosterior(FeaturePosterior):
 
 def full_map(functions: Functions, d: int, noise: float, device: torch.device) -> FullMap:
     """The functions of a model of d columns."""
-    if functions.points is None:
-        return FourierMap(functions.basis(d, torch.float64, device), noise)
-    points = torch.as_tensor(functions.points).to(device)
-    return ProcessMap(compile_kernel(functions.kernel, d), points, noise)
+    kind = FullMap if functions.points is None else ProcessMap
+    return kind(functions.basis(d, torch.float64, device), noise, device)
 
 
 def pivots(

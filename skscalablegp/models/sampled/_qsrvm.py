@@ -18,11 +18,13 @@ from ...core.training import train_steps
 from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import scaling_of
+from ._basis import KernelFunctions
 from ._dictionary import Dictionary, own_values
 from ._exact import exact_process
 from ._fit import Fit
 from ._plan import Settings, make_plan
 from ._process import ProcessMap, ProcessPosterior
+from ._qsgp import QSGPRegressor
 from ._relevance import RelevanceStepper
 from ._site import Site
 from ._start import Start, first_rows, trained_start
@@ -297,29 +299,22 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         """What the exact start and the rounds of steps take; no other parameters are asked for."""
         if self.optimizer not in ("auto", None):
             raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
-        return Settings(
-            kernel=None,
+        steps = QSGPRegressor(
             n_components=2,
             basis="fourier",
             n_dense=0,
             covariance="chevron",
             batch_size=self.batch_size,
-            component_batch_size="auto",
-            control_variate="regression",
             control_variate_rank=self.control_variate_rank,
             inference="stochastic",
-            variational_optimizer="preconditioned",
-            variational_learning_rate="auto",
             decay=0.3,
             optimizer=self.optimizer,
-            learning_rate=0.0,
-            freeze=1.0,
             subset_size=self.subset_size,
             n_restarts_optimizer=self.n_restarts_optimizer,
             max_iter=_ROUND_STEPS,
-            n_iter_no_change=None,
             dtype="float32" if self.dtype == "auto" else self.dtype,
         )
+        return Settings.of(steps)
 
     def _size(self, n: int, run: FitRun) -> int:
         """Functions of the dictionary, if there is room for them."""
@@ -471,7 +466,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _build_posterior(self) -> ProcessPosterior:
         kernel, device = compile_kernel(self.kernel_, self.n_features_in_), self._fit_device()
         points = self._scaling.inputs(self.relevance_vectors_, torch.float64, device)
-        process = ProcessMap(kernel, points, self.noise_variance_)
+        process = ProcessMap(KernelFunctions(kernel, points), self.noise_variance_, device)
         plain = torch.tensor(self.coef_).to(device) / own_values(kernel, points)[:, None]
         factor = torch.tensor(self._process_factor).to(device)
         weights = FeatureWeights(factor, process.factor.T @ plain)
@@ -492,7 +487,9 @@ def _process(
     Certain of all functions that have left the model, the weights alone say far too little.
     """
     at, dictionary = stepper.active[order], stepper.dictionary
-    process = ProcessMap(dictionary.kernel, dictionary.points[at], stepper.noise)
+    points = dictionary.points[at]
+    basis = KernelFunctions(dictionary.kernel, points)
+    process = ProcessMap(basis, stepper.noise, points.device)
     unit = dictionary.amplitude[at]
     K = process.factor @ process.factor.T
     seen, _ = cholesky_with_jitter(
