@@ -272,7 +272,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
             # Weights are cubic in their functions: without time for updates fewer must do.
-            few = dictionary.most_relevant(_EXACT_IN_HASTE if run.stopped else _EXACT)
+            few = dictionary.most_relevant(min(_EXACT, _EXACT_IN_HASTE) if run.stopped else _EXACT)
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             run.preview = lambda model, step: model._keep(start.kernel, stepper)
