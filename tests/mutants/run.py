@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def pytest_fails(package_root: Path, tests: str, seconds: float) -> bool:
     call = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [*call, *tests.split()], cwd=ROOT, env=env, capture_output=True, timeout=seconds
+            [*call, *shlex.split(tests)], cwd=ROOT, env=env, capture_output=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return True
