@@ -34,10 +34,15 @@ _THIS_THREAD = threading.local()
 
 
 def _forget() -> None:
-    """After a fork no thread of the pool lives, and a lock may have been held by one."""
+    """After a fork no thread of the pool lives, and a lock may have been held by one.
+
+    Those of OpenMP do not live either, and torch would wait for them: a child computes in one
+    thread unless it asks for more.
+    """
     global _POOL, _LOCK
     _POOL, _LOCK = None, threading.Lock()
     _cores.cache_clear()
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):

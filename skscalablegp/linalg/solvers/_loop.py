@@ -67,7 +67,7 @@ def solve(
     if units is not None:
         B, x0 = B / units, None if x0 is None else x0.to(B) / units
     # Operations between products are small.
-    with one_thread(not solver.exact):
+    with one_thread(not solver.direct):
         state = solver.init(operator, B, x0, preconditioner)
         first = state.residual_norms.clone()
         while True:
