@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""NNGPRegressor on the UCI sets, on the flights and on a drawn function: a line of JSON each.
+
+    python benchmarks/neighbors.py --tables kin40k protein
+    python benchmarks/neighbors.py --tables flights --n-train 317346 --n-test 10000
+    python benchmarks/neighbors.py --tables drawn --n-train 200000 --n-test 500 --set dtype=float32
+
+Seconds are of the processor. "drawn" is a sum of 2^14 random Fourier functions of ten columns whose
+covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there a
+second line has the true hyperparameters and --true-neighbors rows.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    # Before anything imports numpy or torch: their thread pools read these once.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(args.threads)
+    import torch
+
+    torch.set_num_threads(args.threads)
+    from uci import peak_resident_mb, plain, scores, versions
+
+    from skscalablegp import NNGPRegressor
+
+    for name in args.tables:
+        X, X_test, y, y_test, kernel = table(name, args)
+        models = {"fitted": NNGPRegressor(random_state=args.seed, **dict(args.set))}
+        if args.true_neighbors and kernel is not None:
+            given = dict(optimizer=None, n_neighbors=args.true_neighbors, batch_size=1)
+            models["true hyperparameters"] = NNGPRegressor(kernel, random_state=args.seed, **given)
+        for kind, model in models.items():
+            start = time.process_time(), time.perf_counter()
+            model.fit(X, y)
+            fitted = time.process_time(), time.perf_counter()
+            mean, std = model.predict(X_test, return_std=True)
+            predicted = time.process_time() - fitted[0]
+            facts = dict(
+                n_neighbors=model.n_neighbors_,
+                n_iter=model.n_iter_,
+                status=model.fit_report_.status,
+                seconds={k: round(v, 2) for k, v in model.fit_report_.seconds.items()},
+            )
+            start_add = time.process_time()
+            model.partial_fit(X_test[:10], y_test[:10])
+            added = time.process_time() - start_add
+            line = dict(
+                benchmark="neighbors",
+                table=name,
+                model=kind,
+                split=args.split,
+                n_train=len(X),
+                n_test=len(X_test),
+                n_features=X.shape[1],
+                **scores(y_test, dict(mean=mean, std=std)),
+                **facts,
+                fit_cpu_seconds=round(fitted[0] - start[0], 2),
+                fit_wall_seconds=round(fitted[1] - start[1], 2),
+                predict_cpu_ms_a_row=round(1e3 * predicted / len(X_test), 3),
+                add_ten_rows_cpu_ms=round(1e3 * added, 2),
+                peak_rss_mb=peak_resident_mb(),
+                settings=dict(args.set),
+                threads=args.threads,
+                machine=args.machine,
+                date=datetime.date.today().isoformat(),
+                versions=versions(),
+                command=shlex.join(["python", "benchmarks/neighbors.py", *(argv or sys.argv[1:])]),
+            )
+            print(json.dumps(plain(line), allow_nan=False), flush=True)
+
+
+def table(name, args):
+    """Training and test rows, their targets, and the kernel that they were drawn from, if any."""
+    from uci import load
+
+    if name == "flights":
+        return *flights(args), None
+    if name == "drawn":
+        return drawn(args)
+    return *load(name, args.split, args.n_train, args.seed), None
+
+
+def flights(args):
+    """Numbers standardised, frequent categories as indicators; delays in minutes."""
+    import numpy as np
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    from skscalablegp.datasets import fetch_flights
+
+    n_train = args.n_train or 317_346
+    data = fetch_flights(n_rows=n_train + args.n_test, random_state=args.seed)
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    kinds = OneHotEncoder(sparse_output=False, min_frequency=5000)
+    columns = make_column_transformer(
+        (numbers, data.numeric_features), (kinds, data.categorical_features)
+    )
+    X, X_test = data.data[:n_train], data.data[n_train:]
+    y = np.asarray(data.target, dtype=float)
+    return columns.fit_transform(X), columns.transform(X_test), y[:n_train], y[n_train:]
+
+
+def drawn(args):
+    import numpy as np
+    import torch
+    from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+    n, d, q = (args.n_train or 1_000_000) + args.n_test, 10, 2**14
+    generator = torch.Generator().manual_seed(args.seed)
+    length_scale = np.geomspace(1.0, 8.0, d)
+    X = torch.rand(n, d, generator=generator) * 4 - 2
+    normal = torch.randn(q // 2, d, generator=generator)
+    chi2 = torch.randn(q // 2, 3, generator=generator).square().sum(1, keepdim=True)
+    frequencies = normal * (3 / chi2).sqrt() / torch.tensor(length_scale, dtype=torch.float32)
+    weights = torch.randn(2, q // 2, generator=generator) * (2 / q) ** 0.5
+    f = torch.cat(
+        [
+            (angles.cos() @ weights[0]) + (angles.sin() @ weights[1])
+            for angles in (part @ frequencies.T for part in X.split(512))
+        ]
+    )
+    y = (f + 0.1 * torch.randn(n, generator=generator)).double().numpy()
+    kernel = Matern(length_scale, nu=1.5) + WhiteKernel(0.01)
+    X = X.double().numpy()
+    return X[: -args.n_test], X[-args.n_test :], y[: -args.n_test], y[-args.n_test :], kernel
+
+
+def parse_args(argv):
+    from uci import setting
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", nargs="+", default=["kin40k"], metavar="NAME")
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--n-train", type=int, default=0, metavar="N", help="rows (0: all)")
+    parser.add_argument("--n-test", type=int, default=1000, help="of flights and drawn rows")
+    parser.add_argument("--true-neighbors", type=int, default=0, metavar="M")
+    parser.add_argument("--set", action="append", default=[], type=setting, metavar="PARAM=VALUE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
