@@ -20,7 +20,7 @@ from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
 from ._stages import StageSettings
-from .data import Table, n_columns
+from .data import Table, known_noise, n_columns
 from .posteriors import ExactPosterior
 
 # Variances whose products single precision still holds.
@@ -73,6 +73,27 @@ class TableRegressorBase(GPPredictionBase):
             run.normalizes(y),
             shared=self._shares_scale(noise_variance),
         )
+
+    def _read_more(
+        self, X: Any, y: Any, noise_variance: Any, run: FitRun
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows beside those of the fit, their targets (m, t) and known noise in its units."""
+        X, y = validated(
+            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
+        )
+        check_n_targets(self._n_outputs(), y)
+        known = self._own_noise(len(X), self._y_train_std)
+        known = known + known_noise(noise_variance, len(X), self._y_train_std)
+        self._noise_given |= noise_variance is not None
+        run.begin(X, y, self.n_samples_seen_)
+        return X, ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1), known
+
+    def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
+        """Put such rows behind those of the table; how many there are then."""
+        self.X_train_ = np.concatenate([self.X_train_, X])
+        self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
+        self._noise_train = np.concatenate([self._noise_train, known])
+        return len(self.X_train_)
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
         """The kernel as torch functions, with starting values from the data if none was given."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_n_targets, validated
 from ...core import (
     SMALL_TABLE,
     FitRun,
@@ -22,7 +21,7 @@ from ...core import (
     report_training,
     report_untrained,
 )
-from ...core.data import Table, known_noise
+from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
@@ -454,15 +453,7 @@ class KISSGPRegressor(GPRegressorBase):
             return self._fit(X, y, noise_variance, small=0)
         with FitRun(self) as run:
             run.device = torch.device("cpu")
-            X, y = validated(
-                self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
-            )
-            check_n_targets(self._n_outputs(), y)
-            known = self._own_noise(len(X), self._y_train_std)
-            known = known + known_noise(noise_variance, len(X), self._y_train_std)
-            self._noise_given |= noise_variance is not None
-            run.begin(X, y, self.n_samples_seen_)
-            Y = ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1)
+            X, Y, known = self._read_more(X, y, noise_variance, run)
             if self.grid_ is None:
                 self._join(X, Y, known, run)
                 return self
@@ -484,9 +475,7 @@ class KISSGPRegressor(GPRegressorBase):
         n = len(self.X_train_) + len(X)
         remedy = "fit all rows anew, with structure='product' or 'additive'"
         run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
-        self.X_train_ = np.concatenate([self.X_train_, X])
-        self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
-        self._noise_train = np.concatenate([self._noise_train, known])
+        self._append(X, Y, known)
         kernel = self._trained_kernel()
         evaluation = run.finish(
             "factor", lambda: self._keep_exactly(kernel, kernel.theta0, run.device)

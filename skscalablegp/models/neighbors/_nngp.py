@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import check_n_targets, resolve_dtype, validated
+from ..._validation import resolve_dtype
 from ...core import (
     SMALL_TABLE,
     FitRun,
@@ -23,7 +23,7 @@ from ...core import (
     start_rows,
     train_or_report,
 )
-from ...core.data import Table, known_noise
+from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel
@@ -370,20 +370,8 @@ class NNGPRegressor(GPRegressorBase):
             return self.fit(X, y, noise_variance)
         before = self._posterior()
         with FitRun(self) as run:
-            X, y = validated(
-                self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
-            )
-            check_n_targets(self._n_outputs(), y)
-            known = self._own_noise(len(X), self._y_train_std)
-            known = known + known_noise(noise_variance, len(X), self._y_train_std)
-            self._noise_given |= noise_variance is not None
-            run.begin(X, y, self.n_samples_seen_)
-            y = (y.astype(np.float64) - self._y_train_mean) / self._y_train_std
-            more = y.reshape(-1, *self.y_train_.shape[1:])
-            self.X_train_ = np.concatenate([self.X_train_, X])
-            self.y_train_ = np.concatenate([self.y_train_, more])
-            self._noise_train = np.concatenate([self._noise_train, known])
-            n, m = len(self.X_train_), self.n_neighbors_
+            X, Y, known = self._read_more(X, y, noise_variance, run)
+            n, m = self._append(X, Y, known), self.n_neighbors_
             self.n_neighbors_ = self._enough(n)
             if self.n_neighbors_ == m < n - len(X):
                 posterior = before.plus(self._problem(), len(X))
