@@ -6,8 +6,8 @@
     python benchmarks/neighbors.py --tables drawn --n-train 200000 --n-test 500 --set dtype=float32
 
 Seconds are of the processor. "drawn" is a sum of 2^14 random Fourier functions of ten columns whose
-covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there a
-second line has the true hyperparameters and --true-neighbors rows.
+covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there
+``--models true`` has the true hyperparameters and --true-neighbors rows.
 """
 
 import argparse
@@ -34,10 +34,12 @@ def main(argv=None):
 
     for name in args.tables:
         X, X_test, y, y_test, kernel = table(name, args)
-        models = {"fitted": NNGPRegressor(random_state=args.seed, **dict(args.set))}
-        if args.true_neighbors and kernel is not None:
+        models = {}
+        if "fitted" in args.models:
+            models["fitted"] = NNGPRegressor(random_state=args.seed, **dict(args.set))
+        if "true" in args.models and kernel is not None:
             given = dict(optimizer=None, n_neighbors=args.true_neighbors, batch_size=1)
-            models["true hyperparameters"] = NNGPRegressor(kernel, random_state=args.seed, **given)
+            models["true"] = NNGPRegressor(kernel, random_state=args.seed, **given)
         for kind, model in models.items():
             start = time.process_time(), time.perf_counter()
             model.fit(X, y)
@@ -102,7 +104,9 @@ def flights(args):
     n_train = args.n_train or 317_346
     data = fetch_flights(n_rows=n_train + args.n_test, random_state=args.seed)
     numbers = make_pipeline(SimpleImputer(), StandardScaler())
-    kinds = OneHotEncoder(sparse_output=False, min_frequency=5000)
+    kinds = OneHotEncoder(
+        sparse_output=False, min_frequency=5000, handle_unknown="infrequent_if_exist"
+    )
     columns = make_column_transformer(
         (numbers, data.numeric_features), (kinds, data.categorical_features)
     )
@@ -146,7 +150,8 @@ def parse_args(argv):
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--n-train", type=int, default=0, metavar="N", help="rows (0: all)")
     parser.add_argument("--n-test", type=int, default=1000, help="of flights and drawn rows")
-    parser.add_argument("--true-neighbors", type=int, default=0, metavar="M")
+    parser.add_argument("--models", nargs="+", default=["fitted"], choices=["fitted", "true"])
+    parser.add_argument("--true-neighbors", type=int, default=2000, metavar="M")
     parser.add_argument("--set", action="append", default=[], type=setting, metavar="PARAM=VALUE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
