@@ -128,12 +128,11 @@ def drawn(args):
     chi2 = torch.randn(q // 2, 3, generator=generator).square().sum(1, keepdim=True)
     frequencies = normal * (3 / chi2).sqrt() / torch.tensor(length_scale, dtype=torch.float32)
     weights = torch.randn(2, q // 2, generator=generator) * (2 / q) ** 0.5
-    f = torch.cat(
-        [
-            (angles.cos() @ weights[0]) + (angles.sin() @ weights[1])
-            for angles in (part @ frequencies.T for part in X.split(512))
-        ]
-    )
+    f = torch.empty(n)
+    for start in range(0, n, 512):
+        # What is kept is allocated before: between large temporaries it would keep them apart.
+        angles = X[start : start + 512] @ frequencies.T
+        f[start : start + 512] = angles.cos() @ weights[0] + angles.sin_() @ weights[1]
     y = (f + 0.1 * torch.randn(n, generator=generator)).double().numpy()
     kernel = Matern(length_scale, nu=1.5) + WhiteKernel(0.01)
     X = X.double().numpy()

@@ -8,13 +8,6 @@ OBJECTIVES = "models/neighbors/_objectives.py"
 
 MUTANTS = [
     (
-        "rows are not measured from the row they surround",
-        LOCAL,
-        "A = ((rows - rows[:, -1:]) * scale)",
-        "A = (rows * scale)",
-        f"{TESTS} -k single_precision",
-    ),
-    (
         "small variances stay in single precision",
         LOCAL,
         "lost = found.failed | ~(found.variance >= _RESOLVED * found.prior)",
