@@ -123,12 +123,13 @@ def test_far_from_all_rows_is_the_prior():
     assert_allclose(std, np.sqrt(2.05))
 
 
-def test_single_precision_keeps_the_digits_of_close_rows():
+@pytest.mark.parametrize("amplitude, length_scale", [(4.0, [0.8, 2.0]), (400.0, [2.0, 5.0])])
+def test_single_precision_keeps_the_digits_of_close_rows(amplitude, length_scale):
     rng = np.random.default_rng(0)
     X = np.repeat(1e4 + rng.uniform(-1, 1, (60, 2)), 5, axis=0)
     X += 1e-5 * rng.standard_normal(X.shape)
     y = np.sin(3 * X[:, 0]) + 0.01 * rng.standard_normal(len(X))
-    kernel = ConstantKernel(4.0) * Matern([0.8, 2.0], nu=2.5) + WhiteKernel(1e-4)
+    kernel = ConstantKernel(amplitude) * Matern(length_scale, nu=2.5) + WhiteKernel(1e-4)
     X_new = 1e4 + rng.uniform(-1, 1, (40, 2))
     single, double = (
         model(kernel=kernel, n_neighbors=60, dtype=dtype).fit(X, y)
@@ -177,7 +178,9 @@ def test_joint_answers():
     assert_allclose(draws.mean(1), mean, atol=4 * np.sqrt(2.05 / 40_000))
     assert_allclose(np.cov(draws), cov, atol=0.02)
     few = model(n_neighbors=5).fit(X, y)
-    assert np.linalg.eigvalsh(few.predict(X_new, return_cov=True)[1]).min() > 0
+    cov = few.predict(X_new, return_cov=True)[1]
+    assert np.linalg.eigvalsh(cov).min() > 0
+    assert_allclose(np.sqrt(np.diag(cov)), few.predict_std(X_new), rtol=1e-8)
 
 
 # -------------------------------------------------------------------- what training maximises
