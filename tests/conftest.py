@@ -46,16 +46,19 @@ def set_workers(monkeypatch):
     """A function that sets the number of workers, whatever the machine has."""
     from skscalablegp.linalg.parallel import _pool
 
-    def set_to(count):
-        monkeypatch.setattr(joblib, "cpu_count", lambda: count)
-        torch.set_num_threads(count)
+    before, counted = torch.get_num_threads(), joblib.cpu_count
+
+    def set_to(count, cores=None):
+        monkeypatch.setattr(joblib, "cpu_count", cores or (lambda: count))
+        # A thread of the last pool that is about to begin would put back the last number.
+        if _pool._POOL is not None:
+            _pool._POOL.shutdown()
         _pool._forget()
+        torch.set_num_threads(count)
         return count
 
-    before = torch.get_num_threads()
     yield set_to
-    torch.set_num_threads(before)
-    _pool._forget()
+    set_to(before, counted)
 
 
 @pytest.fixture
