@@ -10,7 +10,9 @@ from skscalablegp.linalg.solvers import cholesky_with_jitter
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "_WHOLE", 20)
+    monkeypatch.setattr(blocks, "_WHOLE_FACTOR", 20)
+    monkeypatch.setattr(blocks, "_WHOLE_INVERSE", 20)
+    monkeypatch.setattr(blocks, "_TILE", 24)
     monkeypatch.setattr(blocks, "_BLOCK", 16)
     monkeypatch.setattr(blocks, "_FLOPS", 30_000)
 
@@ -50,6 +52,30 @@ def test_products():
     S = torch.ones(50, 40, dtype=torch.float64)
     blocks.addmm_(S, A, B)
     assert_close(S, A @ B + 1)
+
+
+@pytest.mark.parametrize("m", [1, 16, 50])
+def test_triangular_solves(m):
+    L = torch.linalg.cholesky(covariance(60) + torch.eye(60, dtype=torch.float64))
+    B = covariance(60)[:, :m]
+    for right in (B, B.T.contiguous().T):
+        assert_close(blocks.solve_triangular(L, right), torch.linalg.inv(L) @ right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_are_the_same_for_any_number_of_workers(dtype):
+    H = (covariance(117) + torch.eye(117, dtype=torch.float64)).to(dtype)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            L = cholesky_with_jitter(H)[0]
+            found.append((L, blocks.cholesky_inverse(L), blocks.matmul(H, L)))
+            found[-1] += (blocks.solve_triangular(L, H),)
+    finally:
+        torch.set_num_threads(threads)
+    for alone, together in zip(*found, strict=True):
+        assert torch.equal(alone, together)
 
 
 @pytest.mark.parametrize("work", ["factor", "inverse", "product"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...linalg.blocks import solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ._base import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
@@ -53,7 +53,7 @@ class ExactPosterior(KernelPosterior):
         return cls(operator, evaluation.weights, evaluation.factor), evaluation
 
     def _whitened(self, K: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
-        return torch.linalg.solve_triangular(self.factor, K.T, upper=False)
+        return solve_triangular(self.factor, K.T)
 
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         cross = self.cross(X)

@@ -1,3 +1,3 @@
 """Large factorisations and products in blocks, between which signals are served."""
 
-from ._blocks import addmm_, cholesky_, cholesky_inverse, look_up, matmul, watched
+from ._blocks import addmm_, cholesky_, cholesky_inverse, look_up, matmul, solve_triangular, watched

@@ -15,6 +15,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
 from ...kernels import compile_kernel
+from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     GPProblem,
     GradientEstimate,
@@ -134,6 +135,7 @@ def each_expert(
 
 def _evaluate(table: ExpertTable, theta: np.ndarray) -> tuple[float, np.ndarray, float]:
     """One expert's value, gradient and jitter."""
+    look_up()
     result = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta))
     grad: Any = result.grad
     return result.value, grad.cpu().numpy(), result.jitter

@@ -27,7 +27,7 @@ from ...core import (
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import ExactGradient, GPProblem, GradientState
+from ...linalg.gradients import ExactGradient, GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.parallel import n_workers
 from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
@@ -254,6 +254,10 @@ class PoERegressor(GPRegressorBase):
             self._rule = self.combination
             self.dtype_ = str(dtype).removeprefix("torch.")
             run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
+            first = ExpertTable.of(problem, max(parts, key=len)).problem()
+            run.reserve(
+                lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
+            )
             thetas, result = self._train(problem, parts, run)
             self._finish(kernel, thetas, result.value)
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)

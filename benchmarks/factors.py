@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Cholesky factors and inverses: LAPACK's own against tiles over workers; one JSON line a case.
+
+    python benchmarks/factors.py --rows 2000 4000 8000 --workers 1 2 --busy 0 2
+
+Speeds are in billions of operations a second, n^3 / 3 for a factor and 2 n^3 / 3 for an inverse;
+both ways alternate, and the best of each counts. ``--busy`` starts so many processes that multiply
+matrices all the while. One worker alone is measured in processor seconds, more in wall seconds: the
+load of the machine stands in every line.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import date
+
+BUSY = "import torch\nA = torch.ones(500, 500)\nwhile True: A @ A"
+
+
+def measure(n, dtype, workers, repeats):
+    """The line of one case, in a process whose threads are as many as it has workers."""
+    import torch
+
+    from skscalablegp.linalg.blocks import _blocks as blocks
+
+    torch.set_num_threads(workers)
+    blocks._WHOLE_FACTOR = blocks._WHOLE_INVERSE = 0
+    clock = time.process_time if workers == 1 else time.perf_counter
+    root = torch.randn(n, 100, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    H = root @ root.T / 100
+    H.diagonal().add_(1)
+
+    def timed(work, *args):
+        begun = clock()
+        work(*args)
+        return clock() - begun
+
+    def whole(A):
+        return torch.linalg.cholesky_ex(A, out=(A, torch.empty((), dtype=torch.int32)))[0]
+
+    ways = {"lapack": (whole, torch.cholesky_inverse)}
+    ways["tiles"] = (blocks.cholesky_, blocks.cholesky_inverse)
+    took = {way: ([], []) for way in ways}
+    for _ in range(repeats):
+        for way, (factor, inverse) in ways.items():
+            A = H.clone().mT
+            took[way][0].append(timed(factor, A))
+            took[way][1].append(timed(inverse, A))
+    line = {"n": n, "dtype": str(dtype).removeprefix("torch."), "workers": workers}
+    line["clock"] = "cpu" if workers == 1 else "wall"
+    for way, (factor, inverse) in took.items():
+        line[f"{way} factor"] = round(n**3 / 3e9 / min(factor), 1)
+        line[f"{way} inverse"] = round(2 * n**3 / 3e9 / min(inverse), 1)
+    return line
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", type=int, default=[2000, 4000, 8000])
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--dtype", nargs="+", default=["float64", "float32"])
+    parser.add_argument("--busy", nargs="+", type=int, default=[0])
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        import torch
+
+        n, dtype, workers = arguments.child
+        print(json.dumps(measure(int(n), getattr(torch, dtype), int(workers), arguments.repeats)))
+        return
+    for busy in arguments.busy:
+        others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
+        try:
+            for n in arguments.rows:
+                for dtype in arguments.dtype:
+                    for workers in arguments.workers:
+                        case = ["--child", str(n), dtype, str(workers)]
+                        case += ["--repeats", str(arguments.repeats)]
+                        load = round(os.getloadavg()[0], 1)
+                        said = subprocess.check_output([sys.executable, __file__, *case], text=True)
+                        line = json.loads(said) | {"busy": busy, "load": load}
+                        line |= {"cores": os.cpu_count(), "date": date.today().isoformat()}
+                        print(json.dumps(line), flush=True)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+
+if __name__ == "__main__":
+    main()
