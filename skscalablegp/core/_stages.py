@@ -82,6 +82,8 @@ class StageSettings:
         Of the stage on all rows.
     as_scikit_learn : bool
         Whether a small table is also trained by scikit-learn's steps, from every start.
+    exact_steps : int
+        What `max_iter="auto"` is for quasi-Newton steps from the kernel's own values.
     """
 
     optimizer: Any
@@ -98,6 +100,7 @@ class StageSettings:
     factor_if_ill_conditioned: bool = False
     name: str = "full"
     as_scikit_learn: bool = False
+    exact_steps: int = _EXACT_STEPS
 
     def twice(self, n: int) -> bool:
         """Whether there are two ways from every start, of which the better one counts."""
@@ -198,7 +201,7 @@ def _train_all_rows(
             # Iterative solvers would need thousands of epochs; a factorisation does not care.
             estimator = ExactGradient()
     optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
-    enough = _default_steps(optimizer, initialised)
+    enough = _default_steps(optimizer, settings)
     steps = enough if settings.max_iter == "auto" else settings.max_iter
     result = _stage(
         settings.name, problem, estimator, optimizer, theta, settings, run, steps, metric
@@ -328,7 +331,7 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     if exact and settings.twice(n):
         why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
     run.chose("optimizer", "adam" if patient else "bfgs", why)
-    steps = _default_steps(optimizer, initialised)
+    steps = _default_steps(optimizer, settings)
     run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
     if initialised:
         around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
@@ -364,10 +367,11 @@ def _worthwhile(n: int) -> float:
     return max(0.5, _GAIN_PER_ROW * n)
 
 
-def _default_steps(optimizer: Optimizer, initialised: bool) -> int:
+def _default_steps(optimizer: Optimizer, settings: StageSettings) -> int:
+    initialised = settings.subset_size is not None
     if optimizer.patient:
         return _REFINING_ADAM_STEPS if initialised else _ADAM_STEPS
-    return _REFINING_STEPS if initialised else _EXACT_STEPS
+    return _REFINING_STEPS if initialised else settings.exact_steps
 
 
 def _initialise(

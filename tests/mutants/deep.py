@@ -1,0 +1,80 @@
+"""Mistakes in the gradients of deep kernels: the saddle, the running average, exact passes."""
+
+GRADIENTS = "tests/models/deep/test_batch_gradients.py"
+STEPS = "tests/models/deep/test_dkl.py -k own_batches"
+MINIMAX = "models/deep/_minimax.py"
+SCGD = "models/deep/_compositional.py"
+STEPPER = "models/deep/_stepper.py"
+
+MUTANTS = [
+    (
+        "B descends",
+        MINIMAX,
+        "q = state.q + step * (_STIFFNESS * (a - F)",
+        "q = state.q - step * (_STIFFNESS * (a - F)",
+        GRADIENTS,
+        True,
+    ),
+    (
+        "A ascends",
+        MINIMAX,
+        "a = state.a - _PRIMAL_RATE * step * change",
+        "a = state.a + _PRIMAL_RATE * step * change",
+        GRADIENTS,
+        True,
+    ),
+    (
+        "the slope is never updated",
+        MINIMAX,
+        "slope=slope,\n            trace=slope.diagonal().sum(),",
+        "slope=state.slope,\n            trace=state.trace,",
+        GRADIENTS,
+        True,
+    ),
+    (
+        "one batch for both parts, in the rule",
+        MINIMAX,
+        "(*state.pending, batch.other)",
+        "(*state.pending, batch.phi.detach())",
+        GRADIENTS,
+        True,
+    ),
+    (
+        "one batch for both parts, in the step",
+        STEPPER,
+        "others = next(self._others)",
+        "others = chosen",
+        STEPS,
+        True,
+    ),
+    ("too fast a multiplier", MINIMAX, "WINDOW = 400", "WINDOW = 10", GRADIENTS),
+    ("no ball for B", MINIMAX, "q = self._within(q, a, t)\n", "q = q\n", GRADIENTS),
+    (
+        "F lacks n / b",
+        MINIMAX,
+        "F = rows.T @ rows * (batch.n / len(rows)) + floor",
+        "F = rows.T @ rows + floor",
+        GRADIENTS,
+    ),
+    (
+        "an average that forgets nothing",
+        SCGD,
+        "kept = (1 - rate) ** len(pending)",
+        "kept = 1.0",
+        GRADIENTS,
+    ),
+    (
+        "the average's noise is left out",
+        SCGD,
+        "F.diagonal().add_(noise)",
+        "F.diagonal().add_(0 * noise)",
+        GRADIENTS,
+    ),
+    (
+        "the trace of the inverse is not the slope's",
+        "models/deep/_objective.py",
+        "torch.exp(log_noise) * trace / n",
+        "torch.exp(log_noise) * trace",
+        GRADIENTS,
+    ),
+]

@@ -1,0 +1,89 @@
+"""Mistakes in interpolated models by products, and in variances of low rank."""
+
+PRODUCTS = "models/grid/_products.py"
+LOW_RANK = "core/posteriors/_low_rank.py"
+KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
+LOVE = "tests/meta/test_love.py -k TestLOVE"
+
+MUTANTS = [
+    (
+        "the trace of the gradient has another sign",
+        PRODUCTS,
+        "value = value - 0.5 * t / s",
+        "value = value + 0.5 * t / s",
+        KISS,
+        True,
+    ),
+    (
+        "the noise's gradient lacks its trace",
+        PRODUCTS,
+        "0.5 * (squares - t * trace) * white",
+        "0.5 * squares * white",
+        KISS,
+    ),
+    (
+        "probes of equal noise are not scaled",
+        PRODUCTS,
+        "return [self._equal * D**-0.5, self._equal * D**-1.5]",
+        "return [self._equal, self._equal]",
+        KISS,
+    ),
+    (
+        "quadrature of the logarithm without its denominator",
+        PRODUCTS,
+        "torch.log1p(values) / values",
+        "torch.log1p(values)",
+        KISS,
+    ),
+    (
+        "solves end early",
+        PRODUCTS,
+        "_TOL, _MOST_PRODUCTS = 1e-8, 1000",
+        "_TOL, _MOST_PRODUCTS = 1e-2, 1000",
+        KISS,
+    ),
+    (
+        "LOVE leaves the noise out",
+        PRODUCTS,
+        "inner = P.T @ R + R.T @ products.prior(R)",
+        "inner = R.T @ products.prior(R)",
+        LOVE,
+        True,
+    ),
+    (
+        "samples of the prior",
+        PRODUCTS,
+        "return products.prior(V) - self.root @ (self.root.T @ V)",
+        "return products.prior(V)",
+        KISS,
+    ),
+    (
+        "the mean error is measured, not the largest",
+        LOW_RANK,
+        "error = float((made.variance(held) - exact).abs().max())",
+        "error = float((made.variance(held) - exact).mean())",
+        LOVE,
+    ),
+    (
+        "no margin for rows that are not measured",
+        "meta/_love.py",
+        "self.variance_tol * scale / _MARGIN",
+        "self.variance_tol * scale * _MARGIN",
+        LOVE,
+        True,
+    ),
+    (
+        "low rank where exact variances cost no more",
+        LOW_RANK,
+        "most = self.full // 2\n",
+        "most = self.full\n",
+        LOVE,
+    ),
+    (
+        "the rank does not grow",
+        LOW_RANK,
+        "more = min(size, most - size)",
+        "more = min(1, most - size)",
+        LOVE,
+    ),
+]
