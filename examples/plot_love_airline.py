@@ -36,8 +36,8 @@ train, test = slice(0, 96), slice(96, 144)
 
 # %%
 # Train on a grid from the periodogram's peaks, and give the same kernel to all three, so that only
-# the approximation differs. The grid reaches over the months to come, which are added as rows so noisy
-# that they say nothing; products in the place of a factor are what low-rank variances are for.
+# the approximation differs. The grid reaches over the months to come, which are added as rows so
+# noisy that they say nothing; products in the place of a factor are what low rank is for.
 start = SpectralMixture.from_data(months[train], y[train], n_components=10)
 kernel = start + WhiteKernel(0.03, (1e-2, 1.0))
 kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, max_iter=60)

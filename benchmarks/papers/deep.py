@@ -15,8 +15,9 @@ dimensional RKHS: minimax, SCGD, the biased baseline and SVGP by batch size and 
 
 rmse and nll are of standardised targets, nlml the training rows' negative log marginal likelihood a
 row; raw_rmse and raw_nlml are in the paper's units, raw targets. Splits are 0 to 4, nine tenths of
-the rows train. Settings are the defaults but for the batch; the paper trained with AdaDelta at a rate of its
-own for every cell, chosen by its marginal likelihood. SVGP has as many inducing points as a batch.
+the rows train. Settings are the defaults but for the batch; the paper trained with AdaDelta at a
+rate of its own for every cell, chosen by its marginal likelihood. SVGP has as many inducing points
+as a batch.
 """
 
 import math
