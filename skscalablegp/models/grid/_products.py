@@ -24,8 +24,8 @@ from ._posterior import GridPosterior
 
 # Relative residual of a solve, in the norm of the prior, and most products that it may take.
 _TOL, _MOST_PRODUCTS = 1e-8, 1000
-# Vectors of Lanczos quadrature for the log determinant, for so many probes at a time.
-_QUADRATURE, _AT_ONCE = 150, 4
+# Vectors of Lanczos quadrature for the log determinant, and numbers of those of all probes at a time.
+_QUADRATURE, _NUMBERS = 150, 2**23
 # Right-hand sides of one solve of exact variances.
 _COLUMNS = 64
 # Random vectors over the rows of a trace's estimate.
@@ -97,7 +97,7 @@ class GridProducts:
         g(x) = log(1 + x) / x, T the matrix that Lanczos makes of M from K^1/2 p.
         """
         total = 0.0
-        for part in probes.split(_AT_ONCE, 1):
+        for part in probes.split(max(1, _NUMBERS // (_QUADRATURE * len(probes))), 1):
             made = lanczos(self, part, _QUADRATURE, preconditioner=self)
             values, vectors = torch.linalg.eigh(made.matrix())
             values = values.clamp_min(torch.finfo(values.dtype).tiny)
