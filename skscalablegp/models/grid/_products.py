@@ -24,7 +24,7 @@ from ._posterior import GridPosterior
 
 # Relative residual of a solve, in the norm of the prior, and most products that it may take.
 _TOL, _MOST_PRODUCTS = 1e-8, 1000
-# Vectors of Lanczos quadrature for the log determinant, and numbers of those of all probes at a time.
+# Vectors of quadrature for the log determinant, and numbers of those that are held at a time.
 _QUADRATURE, _NUMBERS = 150, 2**23
 # Right-hand sides of one solve of exact variances.
 _COLUMNS = 64
