@@ -343,3 +343,16 @@ def test_divergence_is_named_and_the_best_state_kept():
     ):
         model.fit(X, y)
     assert np.isfinite(model.predict(X)).all() and model.score(X, y) > 0.5
+
+
+def test_chevrons_of_dense_columns_alone_predict_with_the_whole_covariance():
+    X, y = table()
+    settings = dict(n_components=40, control_variate_rank=60, **FIXED)
+    exact = QSGPRegressor(inference="exact", **settings).fit(X, y)
+    steps = dict(inference="stochastic", covariance="chevron", dtype="float64", **settings)
+    model = QSGPRegressor(n_dense=40, batch_size=120, max_iter=500, **steps).fit(X, y)
+    expected = exact.predict_std(X, include_noise=False)
+    assert_allclose(model.predict_std(X, include_noise=False), expected, rtol=0.05)
+    # Of fewer columns it is another one.
+    few = QSGPRegressor(n_dense=10, max_iter=100, **steps).fit(X, y)
+    assert np.abs(few.predict_std(X, include_noise=False) / expected - 1).max() > 0.2
