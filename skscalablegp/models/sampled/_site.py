@@ -62,10 +62,6 @@ class Site:
         """The same for rows of known noise."""
         return replace(self, known=known)
 
-    def with_noise(self, noise: float) -> Site:
-        """The same at another noise variance."""
-        return replace(self, noise=noise)
-
     def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """The rows' noise variances."""
         return _constant(self.noise, Y) + self.known

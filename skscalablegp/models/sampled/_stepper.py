@@ -305,7 +305,7 @@ class QSGPStepper(SampledStepper):
         if gradient is not None:
             self._theta = self.hyperparameters.moved(theta.detach(), gradient.double(), kernel)
         if site.likelihood.additive:
-            self.site = self.site.with_noise(noise_of(kernel, self._theta))
+            self.site = replace(self.site, noise=noise_of(kernel, self._theta))
 
     # ------------------------------------------------------------------ what the driver asks
 
