@@ -1,6 +1,6 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .meta import HeteroscedasticRegressor, LOVEPredictor
+from .meta import HeteroscedasticRegressor, LOVEPredictor, MeanFunctionRegressor
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.experts import PoERegressor
 from .models.fourier import RFFRegressor, SSRFFRegressor
@@ -18,6 +18,7 @@ __all__ = [
     "IterativeGPRegressor",
     "KISSGPRegressor",
     "LOVEPredictor",
+    "MeanFunctionRegressor",
     "MinimaxDKLRegressor",
     "NNGPRegressor",
     "PoERegressor",

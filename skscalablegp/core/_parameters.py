@@ -261,6 +261,11 @@ PARAMETERS: dict[str, Parameter] = {
         ],
         "How rows are predicted that the regressor has not seen.",
     ),
+    "mean_function": Parameter(
+        [HasMethods(["fit", "predict"]), None],
+        "What predicts the mean that the process corrects.",
+    ),
+    "n_folds": Parameter([Interval(Integral, 2, None, closed="left")], "Folds of cross-fitting."),
     "n_refits": Parameter(
         [_NATURAL], "Times that the regressor is fitted again under the noise that was learned."
     ),

@@ -2,5 +2,6 @@
 
 from ._heteroscedastic import HeteroscedasticRegressor
 from ._love import LOVEPredictor
+from ._mean_function import MeanFunctionRegressor
 
-__all__ = ["HeteroscedasticRegressor", "LOVEPredictor"]
+__all__ = ["HeteroscedasticRegressor", "LOVEPredictor", "MeanFunctionRegressor"]

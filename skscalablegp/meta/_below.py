@@ -10,13 +10,16 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from ..core import FitRun, GPPredictionBase
+from ..kernels import with_column_numbers
 
 # Of a regressor of this package: what a fit inside another one is given for that fit only.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
 
 
-def opened(estimator: Any, outer: Any, run: FitRun) -> Any:
+def opened(estimator: Any, outer: Any, run: FitRun, names: Any = None) -> Any:
     """A copy of the regressor below with seeds, and what it leaves open as `outer` has it.
+
+    With the `names` of columns, those that its kernel mentions become numbers: it will see arrays.
 
     Raises
     ------
@@ -36,6 +39,9 @@ def opened(estimator: Any, outer: Any, run: FitRun) -> Any:
                 raise ValueError(
                     f"{name}={mine!r} contradicts {name}={theirs!r} of the estimator: give one."
                 )
+        if names is not None and getattr(inner, "kernel", None) is not None:
+            kernel = with_column_numbers(clone(inner.kernel), len(names), names)
+            inner.set_params(kernel=kernel)
     return inner
 
 

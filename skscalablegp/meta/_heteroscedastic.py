@@ -15,7 +15,6 @@ from .._compat import fit_context
 from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
-from ..kernels import with_column_numbers
 from ..models.experts import PoERegressor
 from ._below import fit_below, opened
 from ._noise import best_noise, level
@@ -211,7 +210,8 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
             self._noise_given = known is not None
             self._noise_given = known is not None
             run.begin(X, y)
-            fresh = self._fresh(X, run)
+            given = PoERegressor() if self.estimator is None else self.estimator
+            fresh = opened(given, self, run, getattr(self, "feature_names_in_", None))
             self.dtype_ = run.chose("dtype", "float64", "predictions; the regressor has its own")
             told, extra = _told(fresh, known, None, run), 0.0
             self.n_residuals_ = 0
@@ -228,15 +228,6 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
                 extra, told = float(np.mean(noise)), _told(fresh, known, noise, run)
             self._conclude(ended, run)
         return self
-
-    def _fresh(self, X: np.ndarray, run: FitRun) -> Any:
-        """The regressor below before a fit; rows are arrays to it."""
-        fresh = opened(PoERegressor() if self.estimator is None else self.estimator, self, run)
-        kernel = getattr(fresh, "kernel", None)
-        if isinstance(fresh, GPPredictionBase) and kernel is not None:
-            names = getattr(self, "feature_names_in_", None)
-            fresh.set_params(kernel=with_column_numbers(clone(kernel), X.shape[1], names))
-        return fresh
 
     def _learn(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
         """The size of errors on rows that were left out."""

@@ -22,6 +22,7 @@ from skscalablegp import (  # noqa: E402
     IterativeGPRegressor,
     KISSGPRegressor,
     LOVEPredictor,
+    MeanFunctionRegressor,
     MinimaxDKLRegressor,
     NNGPRegressor,
     PoERegressor,
@@ -103,6 +104,13 @@ ROWS = [
         no_limit="training is that of the regressor below",
         scikit_learn_checks=False,
         columns="none",
+    ),
+    Row(
+        "mean-function",
+        MeanFunctionRegressor(),
+        multi_output=False,
+        no_limit="training is that of the regressor below",
+        search={"n_folds": [2, 3]},
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
     Row(

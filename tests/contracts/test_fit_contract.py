@@ -29,6 +29,7 @@ REAL_PATHS = (
     "love-grows",
     "heteroscedastic",
     "heteroscedastic-folds",
+    "mean-function",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",

@@ -1,0 +1,108 @@
+"""A process on what another regressor leaves."""
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import LinearRegression
+
+from skscalablegp import (
+    HeteroscedasticRegressor,
+    IterativeGPRegressor,
+    MeanFunctionRegressor,
+    RFFRegressor,
+)
+
+KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
+
+
+class Known(RegressorMixin, BaseEstimator):
+    """Knows the trend and learns nothing."""
+
+    def fit(self, X, y):
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def predict(self, X):
+        return 5 * X[:, 0]
+
+
+def table(n=100, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 2))
+    return X, 5 * X[:, 0] + np.sin(9 * X[:, 1]) + 0.2 * rng.standard_normal(n)
+
+
+def process():
+    return IterativeGPRegressor(KERNEL, optimizer=None, normalize_y=False, random_state=0)
+
+
+def test_equals_the_process_of_what_is_left():
+    X, y = table()
+    X_new, _ = table(7, seed=1)
+    model = MeanFunctionRegressor(process(), Known(), random_state=0).fit(X, y)
+    alone = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X, y - 5 * X[:, 0])
+    mean, cov = alone.predict(X_new, return_cov=True)
+    seen = model.predict(X_new, return_cov=True)
+    np.testing.assert_allclose(seen[0], mean + 5 * X_new[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(seen[1], cov, atol=1e-6)
+    middle = model.predict_quantiles(X_new, 0.5)
+    np.testing.assert_allclose(middle, seen[0], rtol=1e-6)
+    draws = model.sample_y(X_new, 4000)
+    np.testing.assert_allclose(draws.mean(1), seen[0], atol=5 * np.sqrt(cov.max() / 4000))
+
+
+class Remembers(RegressorMixin, BaseEstimator):
+    """Says 1 of rows that it was fitted to, and 0 of others."""
+
+    def fit(self, X, y):
+        self.seen_ = {tuple(row) for row in X}
+        return self
+
+    def predict(self, X):
+        return np.array([float(tuple(row) in self.seen_) for row in X])
+
+
+def test_the_process_sees_what_the_mean_function_has_not():
+    X, y = table()
+    model = MeanFunctionRegressor(process(), Remembers(), n_folds=4).fit(X, y)
+    np.testing.assert_array_equal(model.estimator_.y_train_, y)
+    np.testing.assert_allclose(model.predict(X), model.estimator_.predict(X) + 1)
+
+
+def test_rows_are_left_out_of_both():
+    X, y = table(40)
+    model = MeanFunctionRegressor(process(), Known()).fit(X, y)
+    _, mean, std = model._left_out(X, y, None, np.array([3, 20]))
+    kept = np.arange(40) != 20
+    without = clone(model).fit(X[kept], y[kept]).predict(X[[20]], return_std=True)
+    np.testing.assert_allclose((mean[1], std[1]), np.ravel(without), rtol=1e-5)
+
+
+def test_noise_weighs_rows_of_the_mean_function():
+    X, y = table(200)
+    y[:100] += 20 * np.random.default_rng(1).standard_normal(100)
+    noise = np.where(np.arange(200) < 100, 400.0, 0.04)
+    linear = LinearRegression()
+    plain = MeanFunctionRegressor(process(), linear).fit(X, y).mean_function_
+    told = MeanFunctionRegressor(process(), linear).fit(X, y, noise_variance=noise).mean_function_
+    assert abs(told.coef_[0] - 5) < 0.5 < abs(plain.coef_[0] - 5)
+
+
+def test_noise_that_depends_on_the_row_goes_on_top():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 1))
+    y = 10 * (X[:, 0] > 0.5) + np.sin(9 * X[:, 0]) + (0.05 + X[:, 0]) * rng.standard_normal(300)
+    below = MeanFunctionRegressor(RFFRegressor(), HistGradientBoostingRegressor(max_iter=30))
+    model = HeteroscedasticRegressor(below, n_refits=1, random_state=0).fit(X, y)
+    assert model.fit_report_.choices["residuals"].value == "leave_one_out"
+    low, high = model.predict_std([[0.05], [0.95]])
+    assert high > 3 * low
+
+
+def test_the_process_is_one_of_this_package():
+    X, y = table()
+    with pytest.raises(TypeError, match="estimator must be a regressor of skscalablegp, got Lin"):
+        MeanFunctionRegressor(LinearRegression()).fit(X, y)
