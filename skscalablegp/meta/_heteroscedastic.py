@@ -344,13 +344,21 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
     def _build_posterior(self) -> Posterior:
         return ScaledPosterior(self._learned)
 
-    def _new_noise(self, noise_variance: Any, X: np.ndarray, include_noise: Any = True):
+    def _std(self, X: np.ndarray, include_noise: bool, known: Any) -> np.ndarray:
+        self._check_latent(X, include_noise)
+        return super()._std(X, include_noise, known)
+
+    def _quantiles(self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any):
+        self._check_latent(X, include_noise)
+        return super()._quantiles(X, q, include_noise, noise_variance)
+
+    def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
+        """Refuse deviations of a function that the regressor does not tell from noise."""
         if not include_noise and self._learned.core(X[:1])[0] is None:
             raise ValueError(
                 f"{type(self.estimator_).__name__} cannot leave the noise out: include_noise=False "
                 "is for regressors of skscalablegp."
             )
-        return super()._new_noise(noise_variance, X, include_noise)
 
 
 def _preview(model: HeteroscedasticRegressor, below: GPPredictionBase) -> None:

@@ -223,8 +223,10 @@ class TestInCompany:
     def test_what_the_regressor_cannot_do_is_said(self):
         X, y = curve(60)
         model = HeteroscedasticRegressor(LinearRegression()).fit(X, y)
-        with pytest.raises(ValueError, match="LinearRegression cannot leave the noise out"):
-            model.predict_std(X, include_noise=False)
+        np.testing.assert_allclose(model.predict(X), LinearRegression().fit(X, y).predict(X))
+        for call in (model.predict_std, model.predict_interval):
+            with pytest.raises(ValueError, match="LinearRegression cannot leave the noise out"):
+                call(X, include_noise=False)
         with pytest.raises(ValueError, match="LinearRegression.fit takes no noise_variance"):
             model.fit(X, y, noise_variance=0.1)
         np.testing.assert_allclose(
