@@ -10,8 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..blocks import cholesky_inverse
+from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
+
+# A factorisation of so many takes a hundredth of a second of one core.
+_FEW_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,19 @@ def exact_marginal_likelihood(
     torch.linalg.LinAlgError
         If H is not positive definite even with the largest jitter.
     """
-    operator = problem.operator(theta)
-    L, jitter = cholesky_with_jitter(
-        operator.release_dense(), max_jitter, rebuild=operator.release_dense
-    )
-    n, t = problem.Y.shape
-    V = torch.cholesky_solve(problem.Y, L)
-    quadratic = (problem.Y.double() * V.double()).sum()
-    log_det = 2 * L.diagonal().double().log().sum()
-    value = -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
-    grad = None
-    if eval_gradient:
-        W = cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
-        grad = 0.5 * operator.bilinear_grad(W)
+    # Of few rows no operation is worth threads that wait for one another; tiles go to workers.
+    with one_thread(len(problem.Y) <= _FEW_ROWS):
+        operator = problem.operator(theta)
+        L, jitter = cholesky_with_jitter(
+            operator.release_dense(), max_jitter, rebuild=operator.release_dense
+        )
+        n, t = problem.Y.shape
+        V = torch.cholesky_solve(problem.Y, L)
+        quadratic = (problem.Y.double() * V.double()).sum()
+        log_det = 2 * L.diagonal().double().log().sum()
+        value = -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
+        grad = None
+        if eval_gradient:
+            W = cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
+            grad = 0.5 * operator.bilinear_grad(W)
     return ExactEvaluation(value, grad, L, V, jitter)
