@@ -2,11 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracles import normal
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.models.experts import COMBINATIONS
+from skscalablegp.models.experts._posterior import ExpertPosterior
 
 K, M = 4, 6
 
@@ -72,3 +77,14 @@ def test_where_no_expert_knows_anything(name, ratio):
     prior = torch.full((K, M), 1.3, dtype=torch.float64)
     combined = COMBINATIONS[name](torch.zeros(K, M, 1, dtype=torch.float64), prior, prior)
     torch.testing.assert_close(combined.variance, prior[0] / ratio)
+
+
+def test_experts_that_single_precision_cannot_hold_predict_in_double():
+    X = np.random.default_rng(0).uniform(-2, 2, (300, 2))
+    kernel = compile_kernel(RBF(3.0) + WhiteKernel(1e-10), 2)
+    rows, Y = torch.as_tensor(X), torch.as_tensor(np.sin(X[:, :1]))
+    posterior = ExpertPosterior.of(GPProblem(kernel, rows, Y), kernel.theta0)[0]
+    before = posterior.variance(rows)
+    posterior.invert()
+    assert posterior.inverse is None
+    assert torch.equal(posterior.variance(rows), before)
