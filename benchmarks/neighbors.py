@@ -82,37 +82,13 @@ def main(argv=None):
 
 def table(name, args):
     """Training and test rows, their targets, and the kernel that they were drawn from, if any."""
-    from uci import load
+    from uci import flights, load
 
     if name == "flights":
-        return *flights(args), None
+        return *flights(args.n_train or 317_346, args.n_test, args.seed), None
     if name == "drawn":
         return drawn(args)
     return *load(name, args.split, args.n_train, args.seed), None
-
-
-def flights(args):
-    """Numbers standardised, frequent categories as indicators; delays in minutes."""
-    import numpy as np
-    from sklearn.compose import make_column_transformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
-    from skscalablegp.datasets import fetch_flights
-
-    n_train = args.n_train or 317_346
-    data = fetch_flights(n_rows=n_train + args.n_test, random_state=args.seed)
-    numbers = make_pipeline(SimpleImputer(), StandardScaler())
-    kinds = OneHotEncoder(
-        sparse_output=False, min_frequency=5000, handle_unknown="infrequent_if_exist"
-    )
-    columns = make_column_transformer(
-        (numbers, data.numeric_features), (kinds, data.categorical_features)
-    )
-    X, X_test = data.data[:n_train], data.data[n_train:]
-    y = np.asarray(data.target, dtype=float)
-    return columns.fit_transform(X), columns.transform(X_test), y[:n_train], y[n_train:]
 
 
 def drawn(args):

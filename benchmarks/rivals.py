@@ -20,7 +20,7 @@ HeteroscedasticTrees           HeteroscedasticRegressor over HistGradientBoostin
 HeteroscedasticDeep            HeteroscedasticRegressor over SCGDDKLRegressor
 HeteroscedasticExperts         HeteroscedasticRegressor over PoERegressor
 
-"flights" among the data sets is 300,000 flights to learn from and 10,000 to judge by.
+``--datasets flights`` has 300,000 flights to learn from and 10,000 to judge by.
 """
 
 import sys
