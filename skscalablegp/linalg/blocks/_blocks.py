@@ -81,7 +81,7 @@ def addmm_(S: Float[Tensor, "n m"], A: Float[Tensor, "n k"], B: Float[Tensor, "k
 
 def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """L^-1 B for a lower triangle, some columns at a time where that takes long."""
-    columns = max(16, int(_FLOPS / L.numel()))
+    columns = max(16, int(_FLOPS / max(1, L.numel())))
     if columns >= B.shape[1] or L.is_cuda:
         return torch.linalg.solve_triangular(L, B, upper=False)
     out = B.new_empty(B.shape[1], len(B)).mT
