@@ -306,7 +306,10 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         parts = []
         for fitted, new in splits.split(X):
             below = clone(fresh)
-            fit_below(below, run, X[fitted], y[fitted], **{k: v[fitted] for k, v in told.items()})
+            known = {k: v[fitted] for k, v in told.items()}
+            # What callbacks see meanwhile is the model of all rows.
+            seen = lambda model, _: model._finish(inner)  # noqa: E731
+            fit_below(below, run, X[fitted], y[fitted], seen, **known)
             if run.stopped:
                 break
             own = told.get("noise_variance", np.zeros(n))[new]

@@ -195,6 +195,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
             form = _form(inner)
             run.device = inner._posterior().device
             run.chose("dtype", _dtype(inner), "the regressor's")
+            why = "from half of the full rank on exact variances cost as much"
+            run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
             scale = _mean_square(inner, targets)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)

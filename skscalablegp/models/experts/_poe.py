@@ -78,9 +78,9 @@ class PoERegressor(GPRegressorBase):
         experts' log marginal likelihoods. Experts with a kernel each cannot be combined by "bcm",
         "rbcm" and "grbcm", which divide by a prior that all have in common.
     n_jobs : int or None, default=None
-        Processes that work on experts, as in joblib. Any of its backends will do; None is 1 unless
-        in a :class:`joblib.parallel_config` context: this process, whose cores take an expert each.
-        Predictions use one process.
+        Experts that are worked on at a time, as in joblib. Any of its backends will do. None is
+        this process, whose cores take an expert each, unless in a :class:`joblib.parallel_config`
+        context. Predictions use one process.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
