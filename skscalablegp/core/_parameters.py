@@ -127,7 +127,11 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "n_probes": Parameter([_COUNT, _AUTO], "Probe vectors of the gradient's trace estimate."),
     "probes": Parameter(
-        [StrOptions({"rademacher", "normal"})], "Distribution of the probe vectors."
+        [StrOptions({"rademacher", "normal", "preconditioned"})],
+        "Distribution of the probe vectors.",
+    ),
+    "n_draws": Parameter(
+        [_COUNT], "Truncation points that each of the two solutions of a step is averaged over."
     ),
     "reorthogonalize": Parameter(
         ["boolean"], "Keep conjugate gradients' residuals orthogonal by force."

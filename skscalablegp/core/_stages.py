@@ -14,6 +14,7 @@ from ._run import FitRun, Run
 from .data import centroid_subsets
 from .training import (
     LBFGS,
+    NaturalGradient,
     Optimizer,
     QuasiNewton,
     TrainingResult,
@@ -30,6 +31,8 @@ _REFINING_STEPS = 25
 _REFINING_EPOCHS = 600
 # Ways to end that are not the user's or the machine's doing.
 _DONE = ("converged", "max_iter", "max_epochs", "stagnated")
+# Most natural steps without an initialisation, and after one: they end by themselves.
+_NATURAL_STEPS = {False: 200, True: 50}
 # Steps of Adam without an initialisation (Lin et al. 2024), and after one.
 _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
@@ -207,7 +210,9 @@ def _train_all_rows(
         settings.name, problem, estimator, optimizer, theta, settings, run, steps, metric
     )
     planned = {
-        "max_iter": steps >= enough and (initialised or optimizer.patient),
+        "max_iter": steps >= enough
+        and (initialised or optimizer.patient)
+        and not optimizer.redraws,
         "max_epochs": settings.max_epochs == "auto",
     }
     return replace(result, planned=planned.get(result.stop_reason, False))
@@ -246,13 +251,12 @@ def _stage(
 def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -> Optimizer:
     """The optimiser of the full stage."""
     choice = settings.optimizer
-    if isinstance(choice, str) and choice == "auto":
-        # Without values BFGS needs a curvature to start from; Adam needs nothing.
-        choice = "bfgs" if exact or has_metric else "adam"
-        if choice == "bfgs":
-            small = settings.as_scikit_learn and n <= _SMALL_ROWS
-            tol = _SMALL_TOL if small else _TOL
-            return QuasiNewton(tol, gain_tol=_worthwhile(n))
+    if isinstance(choice, str) and choice in ("auto", "natural"):
+        # Without values BFGS needs a curvature to start from; natural steps bring their own.
+        if choice == "natural" or not (exact or has_metric):
+            return NaturalGradient(_worthwhile(n))
+        small = settings.as_scikit_learn and n <= _SMALL_ROWS
+        return QuasiNewton(_SMALL_TOL if small else _TOL, gain_tol=_worthwhile(n))
     optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):
@@ -325,12 +329,12 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     has_metric = initialised and settings.n_subsets == 1
     optimizer = _optimizer(settings, exact, n, has_metric)
     patient = optimizer.patient
-    why = "a subset gives no curvature, and gradients are estimates"
+    why = "no subset gives a curvature, and gradients are estimates"
     if exact or has_metric:
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
     if exact and settings.twice(n):
         why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
-    run.chose("optimizer", "adam" if patient else "bfgs", why)
+    run.chose("optimizer", "bfgs" if exact or has_metric else "natural", why)
     steps = _default_steps(optimizer, settings)
     run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
     if initialised:
@@ -371,6 +375,8 @@ def _default_steps(optimizer: Optimizer, settings: StageSettings) -> int:
     initialised = settings.subset_size is not None
     if optimizer.patient:
         return _REFINING_ADAM_STEPS if initialised else _ADAM_STEPS
+    if optimizer.redraws:
+        return _NATURAL_STEPS[initialised]
     return _REFINING_STEPS if initialised else settings.exact_steps
 
 

@@ -2,6 +2,7 @@
 
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, StopTraining, TrainingStep
+from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 from ._resolve import OPTIMIZERS, resolve_optimizer

@@ -9,10 +9,16 @@ import torch
 from torch import Generator
 
 from ...linalg.blocks import watched
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import (
+    GPProblem,
+    GradientEstimate,
+    GradientEstimator,
+    GradientState,
+    fisher_information,
+)
 from ...linalg.solvers import Status
 from ._monitor import Monitor, StopTraining
-from ._optimizers import Optimizer
+from ._optimizers import Optimizer, Optimum
 from ._quasi_newton import ROUNDING
 
 
@@ -73,7 +79,16 @@ class _Run:
         self.iterates: list[np.ndarray] = []
         self.values: list[float] = []
 
-    def evaluate(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+    def redraw(self) -> None:
+        """Let the next evaluation draw its randomness anew, where an estimator has frozen it."""
+        self.state = replace(self.state, probes=None, samples=None, previous=None)
+
+    def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
+        """The Fisher information of random rows."""
+        at = torch.as_tensor(theta, dtype=torch.float64)
+        return fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
+
+    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         tensor = torch.as_tensor(theta, dtype=torch.float64)
         self.state = replace(self.state, seconds_left=self.monitor.seconds_left)
         try:
@@ -229,13 +244,16 @@ def train(
     if monitor.stopped is not None:
         return run.result(start, monitor.stopped, average, metric)
     try:
-        optimum = optimizer.maximize(run.evaluate, start, bounds, max_iter, metric)
+        if optimizer.deviations:
+            optimum = _of_deviations(optimizer, run, start, bounds, max_iter)
+        else:
+            optimum = optimizer.maximize(run, start, bounds, max_iter, metric)
         metric = optimum.metric
         # An optimiser with a metric knows which of its iterates is best; others may only wander.
         run.chosen = None if metric is None else optimum.theta
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
             # A callable may end at a point that it never evaluated.
-            run.evaluate(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
+            run(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
         ended = "converged" if len(run.iterates) < max_iter else "max_iter"
         reason = optimum.reason or ended
     except StopTraining as stop:
@@ -245,6 +263,22 @@ def train(
             raise
         reason = "interrupted"
     return run.result(start, monitor.end(reason), average, metric)
+
+
+def _of_deviations(
+    optimizer: Optimizer, run: _Run, start: np.ndarray, bounds: np.ndarray, max_iter: int
+) -> Optimum:
+    """Maximise over the logarithms of standard deviations: halves of those of variances."""
+    free = [part for part in run.problem.kernel.kernel.hyperparameters if not part.fixed]
+    variances = [part.name.endswith(("constant_value", "noise_level")) for part in free]
+    units = np.repeat(np.where(variances, 0.5, 1.0), [part.n_elements for part in free])
+
+    def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
+        value, grad = run(at / units)
+        return value, grad / units
+
+    optimum = optimizer.maximize(evaluate, start * units, bounds * units[:, None], max_iter)
+    return optimum._replace(theta=optimum.theta / units)
 
 
 def restart_points(

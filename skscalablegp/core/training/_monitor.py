@@ -45,7 +45,9 @@ class TrainingStep:
     objective_name : str
         What it is, such as "log marginal likelihood".
     residual : float
-        Largest relative residual of the linear solve, 0 for direct methods.
+        Largest relative residual of the linear solve for the targets, 0 for direct methods.
+    probe_residual : float
+        Mean relative residual of the probes, 0 where there are none.
     epochs : float
         Epochs of that solve; with random batches, passes over the data so far.
     seconds : float
@@ -63,6 +65,7 @@ class TrainingStep:
     residual: float
     epochs: float
     seconds: float
+    probe_residual: float = 0.0
     preview: Callable[[TrainingStep], Any] | None = field(default=None, repr=False, compare=False)
 
     def model(self) -> Any:
@@ -144,13 +147,17 @@ class Monitor:
 
     def record(self, theta: np.ndarray, estimate: GradientEstimate) -> None:
         """Append one evaluation; raises StopTraining when a budget or a callback says so."""
-        solution = estimate.solution
+        solution, own, probes = estimate.solution, np.zeros(1), np.zeros(0)
+        if solution is not None:
+            residuals = solution.residuals.cpu().numpy()
+            own, probes = np.split(residuals, [solution.stats.get("n_targets", len(residuals))])
         self.note(estimate)
         self._announce(
             theta,
             grad=estimate.grad.cpu().numpy().copy(),
             objective=float("nan") if estimate.value is None else float(estimate.value),
-            residual=0.0 if solution is None else float(solution.residuals.max()),
+            residual=float(own.max()),
+            probe_residual=float(probes.mean()) if len(probes) else 0.0,
             epochs=0.0 if solution is None else float(solution.epochs),
         )
 

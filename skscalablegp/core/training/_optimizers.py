@@ -43,10 +43,16 @@ class Optimizer(Protocol):
     patient : bool
         Whether it takes many small steps through noise, which end when iterates stay where they
         are, and whose last ones are averaged.
+    redraws : bool
+        Whether it takes steps through noise that it measures by itself.
+    deviations : bool
+        Whether it moves the logarithms of standard deviations in the place of variances.
     """
 
     exact_only: bool = False
     patient: bool = False
+    redraws: bool = False
+    deviations: bool = False
 
     def maximize(
         self,
@@ -72,10 +78,16 @@ class Adam(BaseEstimator, Optimizer):
     transform : {"log", "softplus"}, default="log"
         What the steps change: the logarithms, so that a step is a factor whatever the scale; or u
         where log(1 + exp(u)) is the hyperparameter, as in the papers, where large ones move by
-        amounts instead of factors and small ones move slowly.
+        amounts instead of factors and small ones move slowly. In an estimator, hyperparameters that
+        are variances (of the signal, of the noise) are then the standard deviations, as in Lin et
+        al. (2024).
     """
 
     patient = True
+
+    @property
+    def deviations(self) -> bool:
+        return self.transform == "softplus"
 
     def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0, transform: str = "log"):
         keep_settings(self, locals())

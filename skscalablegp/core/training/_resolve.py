@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._named import named
+from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 
@@ -15,6 +16,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "lbfgs": lambda rate: LBFGS(),
     "fmin_l_bfgs_b": lambda rate: LBFGS(),
     "bfgs": lambda rate: QuasiNewton(),
+    "natural": lambda rate: NaturalGradient(),
 }
 
 

@@ -2,6 +2,7 @@
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient
+from ._fisher import fisher_information
 from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient
 from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
 from ._problem import GPProblem

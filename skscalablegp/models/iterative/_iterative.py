@@ -22,7 +22,7 @@ from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
 from ...linalg.solvers import resolve_solver
 from ._base import SolvedGPRegressor, has_spectral_density
-from ._plan import ENOUGH_SAMPLES, Plan, Sizes, decide_sizes
+from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
 from ._solves import (
     Solves,
     for_variances,
@@ -62,12 +62,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
-    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+    optimizer : "auto", "natural", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
+            default="auto"
         What moves the hyperparameters; None keeps them as they are. "auto" is quasi-Newton where
-        values and gradients are exact or a subset gave the curvature, and Adam elsewhere (above
-        50,000 rows, or with ``subset_size=None``). A callable has scikit-learn's signature. Up to
-        500 rows and with a given kernel, "auto" and "fmin_l_bfgs_b" also take scikit-learn's steps
-        from every start, and the better optimum counts.
+        values and gradients are exact or a subset gave the curvature, and "natural" elsewhere
+        (above 50,000 rows, or with ``subset_size=None``): steps that measure their own progress,
+        see :class:`~skscalablegp.training.NaturalGradient`. "adam" is the paper's. A callable has
+        scikit-learn's signature. Up to 500 rows and with a given kernel, "auto" and "fmin_l_bfgs_b"
+        also take scikit-learn's steps from every start, and the better optimum counts.
     n_restarts_optimizer : int, default=0
         Further starts of the optimiser, drawn uniformly within the bounds. Only where values are
         exact.
@@ -88,8 +90,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         stand small budgets best.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
         How the gradient of the likelihood is estimated. "auto": exact with Cholesky, else pathwise
-        where the kernel has a spectral density, else standard. What an object says of solver,
-        probes and tolerance holds for the whole fit; parameters here may not contradict it.
+        where predictions go on from its samples, else standard with probes of the preconditioner's
+        covariance (without one: pathwise from exact samples up to 3,000 rows). What an object says
+        of solver, probes and tolerance holds for the whole fit; parameters here may not contradict
+        it.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         What makes the linear systems easier for an iterative solver. "auto" is randomly pivoted
@@ -109,7 +113,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Step size of the optimiser, where it has one. Only Adam has one; "auto" is 0.1 up to 50,000
         rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. On all rows; "auto" is 100, after a subset 25 (Adam: 30).
+        Most steps of training. On all rows; "auto" is 100, after a subset 25 (natural steps:
+        200 and 50; Adam: 100 and 30).
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. Of
         Adam: no log hyperparameter moved by more than 1e-3.
@@ -155,8 +160,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         At `kernel_`, in normalised units; with iterative posteriors of more than 3,000
         rows a stochastic Lanczos estimate.
     log_marginal_likelihood_std_error_ : float
-        Its standard error; 0 where it is exact. Both are NaN where the time budget or an interrupt
-        left no time for an estimate.
+        Its standard error, plus the bias that the quadrature may have; 0 where it is exact. Both
+        are NaN where the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
         Gradient evaluations, all stages together.
     n_samples_seen_ : int
@@ -386,9 +391,15 @@ class IterativeGPRegressor(SolvedGPRegressor):
             "solver_max_epochs": solves.max_epochs,
             "solver_warm_start": solves.warm_start,
         }
-        if choice == "standard" or (choice == "auto" and not spectral):
-            run.chose("gradient", "standard", "the kernel has no spectral density to sample from")
+        if choice == "standard":
             return resolve_gradient("standard", **settings)
+        few, prior = n <= FLOAT64_ROWS, "fourier" if spectral else "exact"
+        if choice == "auto" and sizes.posterior != "pathwise":
+            if solves.solver.takes_preconditioner or not few:
+                why = "probes of the preconditioner's covariance, and no samples to predict from"
+                run.chose("gradient", "standard", why)
+                return resolve_gradient("standard", **settings, probes="preconditioned")
+            prior = "exact"
         if not spectral and 3 * 8 * n**2 > sizes.room:
             raise ValueError(
                 f"gradient='pathwise' needs prior samples, and {kernel.kernel} has no spectral "
@@ -396,7 +407,6 @@ class IterativeGPRegressor(SolvedGPRegressor):
                 "in memory. Use gradient='standard'."
             )
         run.chose("gradient", "pathwise", "its systems are the easier ones")
-        prior = "fourier" if spectral else "exact"
         return resolve_gradient("pathwise", **settings, prior=prior)
 
     def _say_what_is_ignored(

@@ -42,9 +42,10 @@ class RRCGRegressor(SolvedGPRegressor):
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="exponential"
         Distribution of the term at which a series is cut. Here of conjugate gradients' iterations.
-        "exponential" is 20 iterations and about 20 more; ``ExponentialTruncation(0.1,
-        expected_iter=40)`` is another. "fixed" gives plain truncated conjugate gradients, to
-        compare with.
+        "exponential" is 20 iterations and about 20 more, and begins later where the two estimates
+        of a step differ by more than a tenth; ``ExponentialTruncation(0.05, min_iter=20)`` and
+        others that say where they begin stay as they are. "fixed" gives plain truncated conjugate
+        gradients, to compare with.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         What makes the linear systems easier for an iterative solver. Of training and of solves for
@@ -54,22 +55,28 @@ class RRCGRegressor(SolvedGPRegressor):
     n_probes : int or "auto", default=10
         Probe vectors of the gradient's trace estimate. A pathwise posterior draws as many samples
         of its own, and at least 64. "auto" is 10.
-    probes : {"rademacher", "normal"}, default="rademacher"
-        Distribution of the probe vectors.
+    probes : {"rademacher", "normal", "preconditioned"}, default="preconditioned"
+        Distribution of the probe vectors. Normals of the covariance of the preconditioner have the
+        smallest variance; the paper's are "rademacher" or "normal".
+    n_draws : int, default=8
+        Truncation points that each of the two solutions of a step is averaged over. The paper's is
+        1, which is noisier; more of them cost iterations only where they are later.
     reorthogonalize : bool, default=False
         Keep conjugate gradients' residuals orthogonal by force.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal, in squared units of y; of the normalised target
         with normalize_y=True. The default is relative to the target's variance in any case.
-    optimizer : "adam", object or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. Unbiased, but noisy gradients
-        rule out those that need exact ones.
+    optimizer : {"natural", "adam"}, object or None, default="natural"
+        What moves the hyperparameters; None keeps them as they are. "natural" measures its own
+        progress and ends when the mean gradient is within its noise, see
+        :class:`~skscalablegp.training.NaturalGradient`; "adam" is the paper's. Unbiased, but noisy
+        gradients rule out those that need exact ones.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, where it has one. Only Adam has one; "auto" is 0.1 up to 50,000
         rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. On all rows; "auto" is 100, and 30 after an initialisation on
-        subsets.
+        Most steps of training. On all rows; "auto" is 200, and 50 after an initialisation on
+        subsets (Adam: 100 and 30).
     n_iter_no_change : int or None, default=5
         Training ends after so many steps or scores without progress; None never ends it so. No log
         hyperparameter moved by more than 1e-3.
@@ -125,8 +132,8 @@ class RRCGRegressor(SolvedGPRegressor):
         At `kernel_`, in normalised units; above 3,000 rows an estimate where the posterior is
         not exact.
     log_marginal_likelihood_std_error_ : float
-        Its standard error; 0 where it is exact. Both are NaN where the time budget or an interrupt
-        left no time for an estimate.
+        Its standard error, plus the bias that the quadrature may have; 0 where it is exact. Both
+        are NaN where the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
         Gradient evaluations, all stages together.
     n_samples_seen_ : int
@@ -185,10 +192,11 @@ class RRCGRegressor(SolvedGPRegressor):
         truncation: Any = "exponential",
         preconditioner: Any = "auto",
         n_probes: Any = 10,
-        probes: Any = "rademacher",
+        probes: Any = "preconditioned",
+        n_draws: Any = 8,
         reorthogonalize: Any = False,
         alpha: Any = 1e-10,
-        optimizer: Any = "adam",
+        optimizer: Any = "natural",
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
@@ -240,6 +248,7 @@ class RRCGRegressor(SolvedGPRegressor):
             preconditioner=in_training,
             n_probes=n_probes,
             probes=self.probes,
+            n_draws=self.n_draws,
             reorthogonalize=self.reorthogonalize,
         )
         gradient.bound(n)
@@ -263,12 +272,14 @@ class RRCGRegressor(SolvedGPRegressor):
         )
 
     def _check_optimizer(self) -> None:
-        if self.optimizer is None or self.optimizer == "adam":
+        named = isinstance(self.optimizer, str)
+        if self.optimizer is None or (named and self.optimizer in ("natural", "adam")):
             return
-        if isinstance(self.optimizer, str) or resolve_optimizer(self.optimizer).exact_only:
+        if named or resolve_optimizer(self.optimizer).exact_only:
             raise ValueError(
                 f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
-                "unbiased, but noisy: use optimizer='adam', an Adam object, or None."
+                "unbiased, but noisy: use optimizer='natural', optimizer='adam', an object of "
+                "theirs, or None."
             )
 
 

@@ -41,7 +41,7 @@ def components(ours, settings, preconditioner):
     operator, g = ours.operator(ours.kernel.theta0), generator(11)
     bound = settings.on(N)
     left, right, trace = (roulette_weights(bound, bound.sample(N_DRAWS, g)) for _ in range(3))
-    Z = TruncatedGradient(n_probes=N_DRAWS).draw(ours, g)
+    Z, _ = TruncatedGradient(n_probes=N_DRAWS).draw(ours, g)
     result = roulette_cg(
         operator,
         torch.cat([ours.Y, Z], 1),

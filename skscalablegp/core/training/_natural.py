@@ -1,0 +1,121 @@
+"""Natural steps through noisy gradients, which end when the gradient is within its noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from ..._named import keep_settings
+from ._optimizers import Optimizer, Optimum
+
+# Log hyperparameters move by at most a factor e in one step.
+_LONGEST_STEP = 1.0
+# Added to the information, in nats for a change by a factor e: flat directions have no optimum.
+_FLAT = 0.1
+# Share of the tolerance that may be left where it is not noise.
+_LEFT = 0.2
+# Movement of a log hyperparameter after which its information is computed anew.
+_REFRESH = 0.5
+# By so much steps are stretched while most of the slope is left behind them.
+_LONGER = 1.5
+# Steps fall with this power of the number of turns, as averages of iterates allow.
+_DECAY = 0.7
+# How near to a bound counts as on it.
+_SLACK = 1e-10
+
+
+class NaturalGradient(BaseEstimator, Optimizer):
+    """Natural gradient ascent for stochastic gradients: few steps, and an end of its own.
+
+    A step is the gradient in units of the Fisher information of random rows. Where a gradient
+    points back along the last step, the steps have turned, and become shorter from there on. The
+    first turn begins an average with randomness drawn anew at every step: over its last half, the
+    mean of the gradients gives one more step from the mean of the iterates. It ends when the noise
+    of that mean is worth less than `gain_tol`, and the step little more than its noise.
+
+    Parameters
+    ----------
+    gain_tol : float, default=0.5
+        What noise may cost, in nats, where all else leaves a fifth of it.
+    n_rows : int, default=300
+        Random rows that the information is computed from; O(p n_rows^3) for p hyperparameters.
+
+    Notes
+    -----
+    Amari (1998), Natural gradient works efficiently in learning; turns shorten steps as in Kesten
+    (1958), Accelerated stochastic approximation; averages as in Polyak and Juditsky (1992).
+    """
+
+    redraws = True
+
+    def __init__(self, gain_tol: float = 0.5, *, n_rows: int = 300):
+        keep_settings(self, locals())
+
+    def maximize(
+        self,
+        evaluate: Any,
+        theta: np.ndarray,
+        bounds: np.ndarray,
+        max_iter: int,
+        metric: np.ndarray | None = None,
+    ) -> Optimum:
+        information, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0
+        seen: list[tuple[np.ndarray, np.ndarray]] = []
+        best, reason = theta, "max_iter"
+        for _ in range(max_iter):
+            if seen:
+                evaluate.redraw()
+            _, grad = evaluate(theta)
+            if np.abs(theta - at).max(initial=0.0) > _REFRESH:
+                information, at = evaluate.information(theta, self.n_rows), theta
+            step, gain = natural_step(information, grad, theta, bounds)
+            slope = 1.0 if last is None else float(grad @ last) / max(predicted, 1e-300)
+            turns += slope < 0
+            # Where most of a slope is left, the information overstates the curvature.
+            stretch = 1.0 if slope < 0 else stretch * (_LONGER if slope > 0.5 else 1.0)
+            if seen or slope < 0 or gain * stretch < self.gain_tol:
+                seen.append((theta, grad))
+                best, left, noise = _averaged(seen, information, bounds)
+                if noise < self.gain_tol and left * stretch - noise < _LEFT * self.gain_tol:
+                    reason = "converged"
+                    break
+            step *= min(stretch, _LONGEST_STEP / max(np.abs(step).max(initial=0.0), 1e-300))
+            last = np.clip(theta + step * (1 + turns) ** -_DECAY, *bounds.T) - theta
+            predicted, theta = float(grad @ last), theta + last
+            best = best if seen else theta
+        inverse = np.linalg.inv(information + _FLAT * np.eye(len(theta)))
+        return Optimum(best, inverse, reason)
+
+
+def _averaged(
+    seen: list, information: np.ndarray, bounds: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """One step from the mean of the last half, what it gains, and what the mean's noise costs."""
+    thetas, grads = map(np.array, zip(*seen[len(seen) // 2 :], strict=True))
+    theta, grad = thetas.mean(0), grads.mean(0)
+    step, gain = natural_step(information, grad, theta, bounds)
+    if len(grads) == 1:
+        return np.clip(theta + step, *bounds.T), gain, np.inf
+    apart = [natural_step(information, g - grad, theta, bounds)[1] for g in grads]
+    noise = float(np.mean(apart)) / (len(grads) - 1)
+    return np.clip(theta + step, *bounds.T), gain, noise
+
+
+def natural_step(
+    information: np.ndarray, grad: np.ndarray, theta: np.ndarray, bounds: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """(F + l I)^-1 grad over the variables that are free to move, l so that none moves too far.
+
+    Also what there is to gain, 1/2 grad' F^-1 grad, however far away.
+    """
+    low, high = theta <= bounds[:, 0] + _SLACK, theta >= bounds[:, 1] - _SLACK
+    free = ~((low & (grad < 0)) | (high & (grad > 0)))
+    F, step, damping = information[np.ix_(free, free)], np.zeros_like(theta), _FLAT
+    step[free] = np.linalg.solve(F + damping * np.eye(len(F)), grad[free])
+    gain = 0.5 * float(grad @ step)
+    while np.abs(step).max(initial=0.0) > _LONGEST_STEP:
+        damping *= 2
+        step[free] = np.linalg.solve(F + damping * np.eye(len(F)), grad[free])
+    return step, gain
