@@ -15,7 +15,7 @@ _LONGEST_STEP = 1.0
 # Added to the information, in nats for a change by a factor e: flat directions have no optimum.
 _FLAT = 0.1
 # Share of the tolerance that may be left where it is not noise.
-_LEFT = 0.2
+_LEFT = 0.1
 # Movement of a log hyperparameter after which its information is computed anew.
 _REFRESH = 0.5
 # By so much steps are stretched while most of the slope is left behind them.
@@ -38,7 +38,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
     Parameters
     ----------
     gain_tol : float, default=0.5
-        What noise may cost, in nats, where all else leaves a fifth of it.
+        What noise may cost, in nats, where all else leaves a tenth of it.
     n_rows : int, default=300
         Random rows that the information is computed from; O(p n_rows^3) for p hyperparameters.
 
@@ -82,8 +82,9 @@ class NaturalGradient(BaseEstimator, Optimizer):
                     reason = "converged"
                     break
             step *= min(stretch, _LONGEST_STEP / max(np.abs(step).max(initial=0.0), 1e-300))
-            last = np.clip(theta + step * (1 + turns) ** -_DECAY, *bounds.T) - theta
-            predicted, theta = float(grad @ last), theta + last
+            moved = np.clip(theta + step * (1 + turns) ** -_DECAY, *bounds.T)
+            theta, last = moved, moved - theta
+            predicted = float(grad @ last)
             best = best if seen else theta
         inverse = np.linalg.inv(information + _FLAT * np.eye(len(theta)))
         return Optimum(best, inverse, reason)

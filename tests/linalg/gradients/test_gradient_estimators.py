@@ -4,10 +4,12 @@ The expected gradient comes from scikit-learn's dK and dense algebra. Each estim
 its own generator, so the estimates are independent and their mean has a known standard error.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from oracles import generator, normal
+from oracles import generator, normal, z_score
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -22,7 +24,13 @@ from sklearn.gaussian_process.kernels import (
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
-from skscalablegp.linalg.gradients import GPProblem, PathwiseProbes, resolve_gradient
+from skscalablegp.linalg.gradients import (
+    GPProblem,
+    PathwiseProbes,
+    fisher_information,
+    resolve_gradient,
+)
+from skscalablegp.linalg.operators import Workspace
 from skscalablegp.linalg.solvers import Progress
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, Status
@@ -321,3 +329,30 @@ def test_what_trains_on_a_subset():
     own = ExactGradient(max_jitter=1e-5)
     assert own.on_subset() is own
     assert StandardGradient().on_subset() is None
+
+
+def test_probes_of_the_preconditioners_covariance_are_unbiased_and_quieter():
+    ours = problem(n=80)
+    own = {"n_probes": 4, "preconditioner": "pivoted_cholesky", "solver_warm_start": False}
+    plain = estimates(ours, StandardGradient("cg", solver_tol=1e-8, **own), n_seeds=200)
+    quiet = StandardGradient("cg", solver_tol=1e-8, probes="preconditioned", **own)
+    quiet = estimates(ours, quiet, n_seeds=200)
+    truth, _ = ExactGradient().estimate(ours, ours.kernel.theta0, GradientState(generator()))
+    for values, expected in zip(quiet.T, truth.grad, strict=True):
+        assert abs(z_score(values, float(expected))) < 4
+    assert float(quiet.std(0).norm()) < float(plain.std(0).norm())
+
+
+def test_fisher_information_is_the_covariance_of_the_score():
+    ours, theta = problem(n=40), problem(n=40).kernel.theta0
+    F = fisher_information(ours, theta, 40, generator())
+    L = torch.linalg.cholesky(ours.operator(theta).to_dense())
+    scores = []
+    for seed in range(400):
+        drawn = replace(ours, Y=L @ normal(40, 1, seed=seed), workspace=Workspace())
+        scores.append(ExactGradient().estimate(drawn, theta, GradientState())[0].grad)
+    covariance = torch.stack(scores).T.cov()
+    scale = F.diagonal().sqrt()
+    assert float(((covariance - F) / scale / scale[:, None]).abs().max()) < 0.25
+    half = fisher_information(ours, theta, 20, generator())
+    assert 0.5 < float(half.diagonal().sum() / F.diagonal().sum()) < 2

@@ -126,3 +126,32 @@ def test_settings():
         TruncatedGradient(probes="sobol").bound(10)
     with pytest.raises(ValueError, match="at most min_iter=10"):
         TruncatedGradient(ExponentialTruncation(min_iter=11)).bound(10)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_averaged_draws_and_preconditioned_probes_are_unbiased_and_quieter(t):
+    ours, spreads = problem(t), []
+    for settings in (
+        {"n_draws": 1},
+        {"n_draws": 6, "probes": "preconditioned", "preconditioner": PivotedCholesky(rank=5)},
+    ):
+        estimator, g, grads = TruncatedGradient(RANDOM, n_probes=3, **settings), generator(2), []
+        for _ in range(300):
+            estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
+            grads.append(estimate.grad)
+        grads = torch.stack(grads)
+        for values, expected in zip(grads.T, exact(ours).grad, strict=True):
+            assert abs(z_score(values, float(expected))) < 4
+        spreads.append(grads.std(0))
+    assert (spreads[1] < spreads[0]).all()
+
+
+def test_cuts_come_later_where_two_estimates_differ():
+    ours, state, first = problem(n=80), GradientState(generator(1)), []
+    for law in (ExponentialTruncation(0.2), ExponentialTruncation(0.2, min_iter=20)):
+        estimator, state = TruncatedGradient(law, n_probes=2), GradientState(generator(1))
+        hard = ours.kernel.theta0 + torch.tensor([3.0, 0, 0, -5.0], dtype=torch.float64)
+        for _ in range(6):
+            _, state = estimator.estimate(ours, hard, state)
+        first.append(estimator.bound(80, state.extra["first_cut"]).low)
+    assert first[0] > first[1] == 20

@@ -298,3 +298,38 @@ def test_names_stand_for_distributions():
     assert resolve_truncation(own) is own
     with pytest.raises(ValueError, match="Unknown truncation 'poisson': use .*'exponential'"):
         resolve_truncation("poisson")
+
+
+def test_laws_are_those_of_their_names():
+    """Ratios of neighbouring probabilities, from the formulas on paper."""
+    j = torch.arange(2, 40)
+    reciprocal = ReciprocalTruncation().on(50)
+    torch.testing.assert_close(reciprocal.pmf(j) / reciprocal.pmf(j + 1), (j + 1.0) / j.double())
+    geometric = GeometricTruncation(0.2, min_iter=1).on(50)
+    torch.testing.assert_close(
+        geometric.pmf(j + 1) / geometric.pmf(j), torch.full((38,), 0.8).double()
+    )
+    exponential = ExponentialTruncation(0.2, min_iter=1).on(50)
+    ratio = exponential.pmf(j + 1) / exponential.pmf(j)
+    torch.testing.assert_close(ratio, torch.full((38,), np.exp(-0.2)).double())
+
+
+def test_stratified_draws_take_one_from_each_part_and_follow_the_law():
+    bound, g = ExponentialTruncation(0.1, min_iter=5).on(200), generator(3)
+    draws = torch.stack([bound.sample(4, g, stratified=True) for _ in range(3000)])
+    cdf = 1 - bound.survival(torch.arange(bound.low, bound.high + 2))
+    for part, column in enumerate(draws.T):
+        below, above = cdf[column - bound.low], cdf[column - bound.low + 1]
+        assert (above > part / 4 - 1e-12).all() and (below < (part + 1) / 4 + 1e-12).all()
+    assert abs(z_score(draws.double().mean(1), bound.mean)) < 4
+
+
+def test_only_laws_that_leave_their_beginning_open_adapt():
+    assert ExponentialTruncation().adapts and ReciprocalTruncation().adapts
+    for settings in (
+        ExponentialTruncation(min_iter=20),
+        ExponentialTruncation(expected_iter=40),
+        FixedTruncation(),
+    ):
+        assert not settings.adapts
+    assert ExponentialTruncation().on(500, 90).low == 90

@@ -1,0 +1,83 @@
+"""Natural steps on quadratics with known noise: where they end, and why."""
+
+import numpy as np
+import pytest
+
+from skscalablegp.training import NaturalGradient
+
+WIDE = np.array([[-8.0, 8.0]] * 3)
+PEAK = np.array([1.0, -2.0, 0.5])
+F = np.array([[40.0, 30.0, 0.0], [30.0, 60.0, 0.0], [0.0, 0.0, 5.0]])
+
+
+class Objective:
+    """-1/2 (theta - PEAK)' F (theta - PEAK), its slope with noise that may be frozen."""
+
+    def __init__(self, noise=0.0, frozen=False, curvature=1.0, seed=0):
+        self.rng = np.random.default_rng(seed)
+        self.noise, self.frozen, self.curvature = noise, frozen, curvature
+        self.drawn, self.n, self.redraws = None, 0, 0
+
+    def __call__(self, theta):
+        self.n += 1
+        if self.drawn is None or not self.frozen:
+            self.drawn = np.linalg.cholesky(F) @ self.rng.standard_normal(3) * self.noise
+        return np.nan, self.curvature * F @ (PEAK - theta) + self.drawn
+
+    def redraw(self):
+        self.redraws += 1
+        self.drawn = None
+
+    def information(self, theta, n_rows):
+        return F
+
+    def lost(self, theta):
+        return 0.5 * self.curvature * float((theta - PEAK) @ F @ (theta - PEAK))
+
+
+@pytest.mark.parametrize("curvature", [0.2, 1.0, 1.8])
+def test_without_noise_a_few_steps_find_the_peak(curvature):
+    objective = Objective(curvature=curvature)
+    optimum = NaturalGradient(0.5).maximize(objective, np.zeros(3), WIDE, 60)
+    assert optimum.reason == "converged" and objective.lost(optimum.theta) < 0.5
+    assert objective.n < 30
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_noise_is_averaged_until_it_costs_less_than_the_tolerance(frozen):
+    lost, steps = [], []
+    for seed in range(10):
+        objective = Objective(noise=3.0, frozen=frozen, seed=seed)
+        optimum = NaturalGradient(0.5).maximize(objective, np.zeros(3), WIDE, 500)
+        assert optimum.reason == "converged" and objective.redraws > 10
+        lost.append(objective.lost(optimum.theta))
+        steps.append(objective.n)
+    # A single gradient errs by 13 nats.
+    assert np.mean(lost) < 1.0
+    louder = Objective(noise=6.0)
+    NaturalGradient(0.5).maximize(louder, np.zeros(3), WIDE, 2000)
+    assert louder.n > 2 * np.mean(steps)
+
+
+def test_steps_stay_within_bounds_and_are_never_longer_than_one():
+    bounds, seen = np.array([[-8.0, 0.2], [-0.5, 8.0], [-8.0, 8.0]]), []
+    objective = Objective()
+
+    class Watched(Objective):
+        def __call__(self, theta):
+            seen.append(theta.copy())
+            return super().__call__(theta)
+
+    optimum = NaturalGradient(0.01).maximize(Watched(), np.full(3, -0.4), bounds, 60)
+    seen = np.array(seen)
+    assert (seen >= bounds[:, 0]).all() and (seen <= bounds[:, 1]).all()
+    assert np.abs(np.diff(seen, axis=0)).max() <= 1 + 1e-12
+    # On the bound of the second variable the first is at its own optimum.
+    np.testing.assert_allclose(optimum.theta, [-0.125, -0.5, 0.5], atol=0.05)
+    assert objective.n == 0
+
+
+def test_budgets_end_it():
+    objective = Objective(noise=50.0)
+    optimum = NaturalGradient(0.5).maximize(objective, np.zeros(3), WIDE, 7)
+    assert optimum.reason == "max_iter" and objective.n == 7
