@@ -1,16 +1,9 @@
 #!/usr/bin/env python3
-"""What randomised truncation costs and gains, as lines of JSON.
+"""What randomised truncation costs, and what a search over its laws finds, as lines of JSON.
 
-    python benchmarks/truncation.py train --dataset bike --steps 300
-    python benchmarks/truncation.py train --dataset pol --steps 200 --methods exact cg:20 rrcg:20
-    python benchmarks/truncation.py toy
     python benchmarks/truncation.py cost --dataset bike
     python benchmarks/truncation.py search --dataset pol --n 3000
 
-train  Adam on all of --n rows, RBF with ARD and white noise, 10 Rademacher probes, float64, no
-       preconditioner; the exact negative log marginal likelihood per row at the last iterate and
-       at the mean of the last five
-toy    the length scale learned on y = x sin(5 pi x) + e, the other hyperparameters fixed
 cost   seconds, variance, epochs and peak memory of a gradient at the starting hyperparameters
 search the search of the README over the four laws of truncation: mean score on three folds,
        hyperparameters after a refit on all rows, and the share of steps that did cut a series
@@ -43,8 +36,6 @@ def main(argv=None):
 
     torch.set_num_threads(args.threads)
     measure = {
-        "train": train_method,
-        "toy": toy_method,
         "cost": cost_method,
         "search": search_method,
     }[args.what]
@@ -66,8 +57,6 @@ def main(argv=None):
 
 
 METHODS = {
-    "train": ["exact", "rrcg:40", "rrcg:20", "cg:20", "cg:10"],
-    "toy": ["exact", "cg:5", "cg:7", "cg:10", "rrcg:10", "rff:50", "rff:100", "ssrff:100"],
     "cost": [f"{name}:{j}" for j in (10, 20, 40, 100) for name in ("cg", "rrcg")]
     + ["rff:500", "ssrff:500"],
     "search": ["exponential", "geometric", "reciprocal", "fixed"],
@@ -78,14 +67,9 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["train", "toy", "cost", "search"])
+    parser.add_argument("what", choices=["cost", "search"])
     parser.add_argument("--dataset", default="bike", help="a name of fetch_uci")
     parser.add_argument("--n", type=int, default=1500, help="rows, the first of split 0")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rate", type=float, default=0.05, help="of Adam")
-    parser.add_argument(
-        "--transform", default="log", choices=["log", "softplus"], help="what Adam's steps change"
-    )
     parser.add_argument("--probes", type=int, default=10)
     parser.add_argument("--noise-floor", type=float, default=1e-2, help="bound of the variance")
     parser.add_argument("--repeats", type=int, default=30, help="gradients of the cost table")
@@ -121,22 +105,6 @@ def table_problem(args):
     return GPProblem(compile_kernel(kernel, d), torch.tensor(X), torch.tensor(y[:, None]))
 
 
-def toy_problem(seed, n=200):
-    """y = x sin(5 pi x) + e with variance .01; everything but the length scale is known."""
-    import numpy as np
-    import torch
-    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-
-    from skscalablegp.kernels import compile_kernel
-    from skscalablegp.linalg.gradients import GPProblem
-
-    rng = np.random.default_rng(seed)
-    x = np.sort(rng.uniform(-1, 1, n))
-    y = x * np.sin(5 * np.pi * x) + 0.1 * rng.standard_normal(n)
-    kernel = ConstantKernel(1.0, "fixed") * RBF(0.1, (1e-3, 10)) + WhiteKernel(0.01, "fixed")
-    return GPProblem(compile_kernel(kernel, 1), torch.tensor(x[:, None]), torch.tensor(y[:, None]))
-
-
 def truncation(mean):
     from skscalablegp.truncation import ExponentialTruncation
 
@@ -167,75 +135,6 @@ def gradient(method, problem, n_probes, generator):
 
 
 # ---------------------------------------------------------------- measurements
-
-
-def negative_likelihood(problem, theta):
-    import torch
-
-    from skscalablegp.linalg.gradients import exact_marginal_likelihood
-
-    value = exact_marginal_likelihood(problem, torch.as_tensor(theta), eval_gradient=False).value
-    return round(-value / len(problem.X), 4)
-
-
-def adam_path(args, problem, method, steps, rate, decay=1.0):
-    """Every theta that Adam visits, seconds, and why it stopped."""
-    import torch
-
-    from skscalablegp.core.training import Monitor, train
-    from skscalablegp.training import Adam
-
-    generator = torch.Generator().manual_seed(args.seed)
-    estimator = gradient(method, problem, args.probes, generator)
-    thetas, monitor = [], Monitor()
-    monitor.callbacks = [lambda step: thetas.append(step.theta)]
-    start = time.perf_counter()
-    result = train(
-        problem,
-        estimator,
-        Adam(rate, decay=decay, transform=args.transform),
-        problem.kernel.theta0.numpy(),
-        problem.kernel.bounds.numpy(),
-        max_iter=steps,
-        monitor=monitor,
-        generator=generator,
-        average=5,
-    )
-    return thetas, time.perf_counter() - start, result.stop_reason, monitor
-
-
-def train_method(args, method):
-    import numpy as np
-
-    problem = table_problem(args)
-    thetas, seconds, reason, monitor = adam_path(args, problem, method, args.steps, args.rate)
-    marks = [k for k in (50, 100, 200, 300) if k < len(thetas)]
-    return dict(
-        dataset=args.dataset,
-        n=args.n,
-        noise_floor=args.noise_floor,
-        transform=args.transform,
-        steps=len(thetas),
-        stop_reason=reason,
-        nll_per_row=negative_likelihood(problem, thetas[-1]),
-        nll_per_row_mean_of_5=negative_likelihood(problem, np.mean(thetas[-5:], axis=0)),
-        nll_per_row_after={str(k): negative_likelihood(problem, thetas[k]) for k in marks},
-        seconds_per_step=round(seconds / len(thetas), 4),
-        epochs_per_step=round(float(np.mean([step.epochs for step in monitor.steps])), 2),
-        log_hyperparameters=[round(float(v), 3) for v in thetas[-1]],
-    )
-
-
-def toy_method(args, method):
-    import numpy as np
-
-    problem = toy_problem(args.seed)
-    steps = 2000 if method.startswith("ssrff") else args.steps
-    thetas, seconds, _, _ = adam_path(args, problem, method, steps, args.rate, decay=0.02)
-    scale = float(np.exp(np.mean(thetas[-steps // 10 :])))
-    return dict(
-        n=len(problem.X), steps=steps, length_scale=round(scale, 5), seconds=round(seconds, 2)
-    )
 
 
 def cost_method(args, method):

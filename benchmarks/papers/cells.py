@@ -15,6 +15,7 @@ import datetime
 import json
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -29,7 +30,27 @@ def read(results):
     return {line["cell"]: line for line in lines if "cell" in line}
 
 
-def run(about, cells, results, plot=None):
+def measured(model, X, y, X_test, y_test, predict=True):
+    """A line of what fitting a model took and gave."""
+    from uci import scores
+
+    start = time.process_time()
+    model.fit(X, y)
+    line = dict(
+        cpu_seconds=round(time.process_time() - start, 1),
+        n_iter=model.n_iter_,
+        status=model.fit_report_.status,
+        epochs=round(float(sum(model.history_["epochs"])), 1),
+        log_likelihood=round(float(model.log_marginal_likelihood_value_), 2),
+    )
+    if predict:
+        mean, std = model.predict(X_test, return_std=True)
+        found = scores(y_test, {"mean": mean, "std": std})
+        line |= {"rmse": round(found["rmse"], 4), "nll": round(found["nll"], 4)}
+    return line
+
+
+def run(about, cells, results, plot=None, on_request=()):
     """Measure what is missing and print it beside the paper's figures.
 
     Parameters
@@ -42,6 +63,8 @@ def run(about, cells, results, plot=None):
         Where lines are appended.
     plot : callable or None
         Draws from the lines by name.
+    on_request : tuple of str
+        First words of cells that are measured only where they are named: the long ones.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -62,7 +85,9 @@ def run(about, cells, results, plot=None):
     if args.plot:
         return plot(done)
     for name, paper, measure in cells:
-        if (args.what and name.split()[0] not in args.what) or args.only not in name:
+        kind = name.split()[0]
+        wanted = kind in args.what if args.what else kind not in on_request
+        if not wanted or args.only not in name:
             continue
         if not args.report and (args.again or name not in done):
             with warnings.catch_warnings():
@@ -78,5 +103,5 @@ def run(about, cells, results, plot=None):
         if name in done:
             skipped = ("cell", "paper", "date", "threads", "commit", "versions")
             said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                    for k, v in done[name].items() if k not in skipped]  # fmt: skip
+                    for k, v in done[name].items() if k not in skipped and k != "path"]  # fmt: skip
             print(f"{name:34s} {', '.join(said)}   [paper: {paper or '-'}]", flush=True)

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Tables and figures of Lin et al. (2024), Improving linear system solvers.
+
+    python benchmarks/papers/solvers.py                       # every cell that the results lack
+    python benchmarks/papers/solvers.py table1 --only pol     # cells whose names hold a word
+    python benchmarks/papers/solvers.py --report              # what there is, beside the paper's
+    python benchmarks/papers/solvers.py full --threads 2      # all rows: hours
+    python benchmarks/papers/solvers.py --plot                # doc/papers_solvers.png
+
+Each cell appends one JSON line to benchmarks/results/solvers.jsonl and is skipped where that has a
+line of its name. Epochs are the measure: n^2 kernel entries, preconditioners and checks included.
+
+    table1    CG, AP and SGD, standard and pathwise, cold and warm, 1,000 rows, 100 steps of Adam on
+              softplus of standard deviations; exact training beside them (figures 5, 7 and 8: the
+              largest difference between log hyperparameters at any step)
+    budget    the same with 10 to 50 epochs a step (figure 9: largest residuals of the probes)
+    probes    probe vectors, which are also the samples of the posterior (figure 4)
+    distance  squared RKHS distance from the start of a solve to its end (figures 3 and 6)
+    ablation  what each departure from the paper brings: likelihood at the end of training
+    full      table1 on all rows: CG and block CG; AP and SGD with ten epochs a step
+"""
+
+from itertools import product
+
+import numpy as np
+from cells import ROOT, measured, read, run
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from uci import load
+
+from skscalablegp import IterativeGPRegressor
+from skscalablegp.gradients import PathwiseGradient, StandardGradient
+from skscalablegp.preconditioners import PivotedCholesky
+from skscalablegp.solvers import AP, CG, SGD, BlockCG
+from skscalablegp.training import Adam
+
+RESULTS = ROOT / "benchmarks" / "results" / "solvers.jsonl"
+SETS = ("pol", "elevators", "bike")
+# Test log likelihoods of CG: standard, and pathwise with warm starts; speed-ups in time.
+PAPER = {
+    "pol": "1.27 / 1.27 at 13,500 rows",
+    "elevators": "-.39 / -.39 at 14,939",
+    "bike": "2.15 / 2.06 at 15,642",
+}
+SPEED = {
+    ("cg", "pathwise", "cold"): 1.2,
+    ("cg", "standard", "warm"): 2.1,
+    ("cg", "pathwise", "warm"): 1.9,
+    ("ap", "pathwise", "cold"): 5.4,
+    ("ap", "standard", "warm"): 18.9,
+    ("ap", "pathwise", "warm"): 72.1,
+    ("sgd", "pathwise", "cold"): 2.1,
+    ("sgd", "standard", "warm"): 5.1,
+    ("sgd", "pathwise", "warm"): 7.2,
+}
+
+
+def kernel(d):
+    wide = (1e-8, 1e8)
+    form = ConstantKernel(1.0, wide) * Matern(np.ones(d), wide, nu=1.5)
+    return form + WhiteKernel(1.0, wide)
+
+
+def solver(name, n):
+    """As in the paper, with blocks and batches that are the same share of the rows."""
+    return {
+        "cg": CG(PivotedCholesky(rank=100)),
+        "block_cg": BlockCG(PivotedCholesky(rank=100)),
+        "ap": AP(max(50, min(1000, n // 13))),
+        "sgd": SGD(max(50, min(500, n // 13))),
+        "exact": "cholesky",
+    }[name]
+
+
+def model(name, n, d, gradient="auto", warm="warm", **settings):
+    own = dict(
+        solver=solver(name, n),
+        gradient=gradient,
+        solver_warm_start=warm == "warm",
+        optimizer=Adam(0.1, transform="softplus"),
+        subset_size=None,
+        n_iter_no_change=None,
+        max_iter=100,
+        solver_max_epochs=1000,
+        n_probes=64,
+        posterior="exact" if n <= 20_000 else "pathwise",
+        dtype="float64" if n <= 3000 else "float32",
+        random_state=0,
+    )
+    return IterativeGPRegressor(kernel(d), **own | settings)
+
+
+def cell(data, n, name, gradient="auto", warm="warm", **settings):
+    X, X_test, y, y_test = load(data, 0, n, 0)
+    ours = model(name, len(X), X.shape[1], gradient, warm, **settings)
+    line = measured(ours, X, y, X_test, y_test)
+    theta = np.array(ours.history_["theta"])
+    line |= dict(
+        n_train=len(X),
+        probe_residual=round(max(ours.history_["probe_residual"]), 4),
+        capped=int(np.sum(np.array(ours.history_["epochs"]) >= ours.solver_max_epochs)),
+        path=[[round(float(v), 4) for v in row] for row in theta],
+    )
+    exact = read(RESULTS).get(f"table1 {data} exact")
+    if exact and len(exact["path"]) == len(theta):
+        line["off_exact"] = round(float(np.abs(theta - exact["path"]).max()), 3)
+    return line
+
+
+def distance(data, n=1000):
+    """E b' H^-1 b from zero, and from the last step's solution for fixed b, each tenth step."""
+    X, _, y, _ = load(data, 0, n, 0)
+    path = read(RESULTS).get(f"table1 {data} exact") or cell(data, n, "exact")
+    rng, rows, last = np.random.default_rng(0), {}, {}
+    z = rng.standard_normal((len(X), 16))
+    for step, theta in enumerate(path["path"]):
+        at = kernel(X.shape[1]).clone_with_theta(np.array(theta))
+        L = np.linalg.cholesky(at(X))
+        for name, b in (("standard", z), ("pathwise", L @ z)):
+            u = np.linalg.solve(L.T, np.linalg.solve(L, b))
+            if step and step % 10 == 0:
+                moved = np.square(L.T @ (u - last[name])).sum(0).mean()
+                cold = np.square(L.T @ u).sum(0).mean()
+                rows.setdefault(f"{name}_cold", []).append(round(float(cold), 1))
+                rows.setdefault(f"{name}_warm", []).append(round(float(moved), 3))
+            last[name] = u
+    return dict(**{f"{k}_at_90": v[-1] for k, v in rows.items()}, **rows)
+
+
+def ablation(name, n=1000, data="pol"):
+    X, X_test, y, y_test = load(data, 0, n, 0)
+    own = dict(
+        written={},
+        on_variances_log=dict(optimizer=Adam(0.1)),
+        natural=dict(optimizer="natural", max_iter="auto"),
+        natural_standard=dict(optimizer="natural", max_iter="auto", gradient="standard"),
+        natural_preconditioned=dict(
+            optimizer="natural",
+            max_iter="auto",
+            gradient=StandardGradient(CG(PivotedCholesky(100)), probes="preconditioned"),
+        ),
+        natural_5000_pairs=dict(
+            optimizer="natural",
+            max_iter="auto",
+            gradient=PathwiseGradient(CG(PivotedCholesky(100)), n_pairs=5000),
+        ),
+        exact=dict(solver="cholesky", gradient="auto", optimizer="auto", max_iter="auto"),
+    )[name]
+    own = dict(gradient="pathwise") | own
+    if not isinstance(own["gradient"], str):
+        own |= dict(solver="auto", n_probes="auto")
+    return measured(model("cg", n, X.shape[1], **own), X, y, X_test, y_test)
+
+
+def cells():
+    for data in SETS:
+        yield f"table1 {data} exact", "", lambda data=data: cell(data, 1000, "exact")
+        for name, gradient, warm in product(
+            ("cg", "ap", "sgd"), ("standard", "pathwise"), ("cold", "warm")
+        ):
+            speed = SPEED.get((name, gradient, warm), 1.0)
+            note = f"test log likelihood {PAPER[data]}; {speed} times as fast as standard cold"
+            yield (
+                f"table1 {data} {name} {gradient} {warm}",
+                note,
+                lambda a=(data, 1000, name, gradient, warm): cell(*a),
+            )
+    for name, (gradient, warm), epochs in product(
+        ("cg", "ap", "sgd"),
+        (("standard", "cold"), ("pathwise", "warm")),
+        (10, 20, 30, 40, 50),
+    ):
+        yield (
+            f"budget pol {name} {gradient} {warm} {epochs}",
+            "residuals grow for CG; AP predicts well at 10",
+            lambda a=("pol", 1000, name, gradient, warm), e=epochs: cell(*a, solver_max_epochs=e),
+        )
+    for s in (4, 16, 64, 256):
+        yield (
+            f"probes pol {s}",
+            "little more beyond 64",
+            lambda s=s: cell(
+                "pol", 1000, "cg", "pathwise", "warm", n_probes=s, posterior="pathwise"
+            ),
+        )
+    for data in ("pol", "elevators"):
+        note = "standard grows with 1 / noise, pathwise stays at n"
+        yield f"distance {data}", note, lambda data=data: distance(data)
+    for name in (
+        "written",
+        "on_variances_log",
+        "natural",
+        "natural_standard",
+        "natural_preconditioned",
+        "natural_5000_pairs",
+        "exact",
+    ):
+        yield f"ablation pol {name}", "", lambda name=name: ablation(name)
+    for data, name in product((*SETS, "protein", "keggdirected"), ("cg", "block_cg", "ap", "sgd")):
+        budget = 1000 if "cg" in name else 10
+        yield (
+            f"full {data} {name} pathwise warm",
+            PAPER.get(data, ""),
+            lambda a=(data, 0, name, "pathwise", "warm"), b=budget: cell(*a, solver_max_epochs=b),
+        )
+
+
+def plot(done):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, (first, second) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for name in ("cg", "ap", "sgd"):
+        for gradient, warm in (("standard", "cold"), ("pathwise", "warm")):
+            own = [
+                (e, done.get(f"budget pol {name} {gradient} {warm} {e}")) for e in range(10, 60, 10)
+            ]
+            own = [(e, line["probe_residual"]) for e, line in own if line]
+            if own:
+                first.plot(*zip(*own, strict=True), "o-", label=f"{name} {gradient} {warm}")
+    first.set(yscale="log", xlabel="epochs a step", ylabel="residual of probes", title="Figure 9")
+    first.legend(fontsize=7)
+    if "distance pol" in done:
+        line = done["distance pol"]
+        for key in ("standard_cold", "standard_warm", "pathwise_cold", "pathwise_warm"):
+            second.plot(range(10, 100, 10), line[key], label=key.replace("_", ", "))
+        second.set(yscale="log", xlabel="step", ylabel="squared distance", title="Figures 3 and 6")
+        second.legend(fontsize=7)
+    fig.savefig(ROOT / "doc" / "papers_solvers.png", dpi=110)
+
+
+if __name__ == "__main__":
+    run(__doc__, cells(), RESULTS, plot, on_request=("full",))

@@ -1,0 +1,184 @@
+"""Mistakes in truncation, gradients of the likelihood, objectives and natural steps."""
+
+LAWS = "tests/linalg/truncation"
+TRUNCATED = "tests/linalg/gradients/test_truncated.py"
+GRADIENTS = "tests/linalg/gradients/test_gradient_estimators.py"
+NATURAL = "tests/core/test_natural.py"
+EXACT = "tests/linalg/gradients/test_marginal_likelihood.py"
+LANCZOS = "tests/linalg/solvers/test_lanczos.py"
+LAW, CUT = "linalg/truncation/_distributions.py", "linalg/gradients/_truncated.py"
+SOLVED = "linalg/gradients/_iterative.py"
+STEPS, LIKELIHOOD = "core/training/_natural.py", "linalg/gradients/_marginal_likelihood.py"
+
+MUTANTS = [
+    (
+        "the reciprocal law falls with the square",
+        LAW,
+        "weights = 1 / torch.arange(low, high + 1, dtype=torch.float64)",
+        "weights = 1 / torch.arange(low, high + 1, dtype=torch.float64).square()",
+        LAWS,
+        True,
+    ),
+    (
+        "the geometric law stops three times as often",
+        LAW,
+        "return -math.log1p(-p)",
+        "return -3 * math.log1p(-p)",
+        LAWS,
+        True,
+    ),
+    (
+        "weights of terms are survival probabilities themselves",
+        "linalg/truncation/_roulette.py",
+        "weights = 1 / truncation.survival(j)",
+        "weights = truncation.survival(j)",
+        LAWS,
+    ),
+    (
+        "single samples are not weighted",
+        "linalg/truncation/_roulette.py",
+        "return base + increment(draw) / float(truncation.pmf(draw))",
+        "return base + increment(draw)",
+        LAWS,
+    ),
+    (
+        "strata all begin at zero",
+        LAW,
+        "u = (torch.arange(size, device=u.device) + u) / size",
+        "u = u / size",
+        LAWS,
+    ),
+    (
+        "both factors of the quadratic form share their truncation",
+        CUT,
+        "left, right, solved = result.values",
+        "left, right, solved = result.values[0], result.values[0], result.values[2]",
+        TRUNCATED,
+    ),
+    (
+        "the trace has the wrong sign",
+        CUT,
+        "torch.cat([left, solved * (-t / s)], 1)",
+        "torch.cat([left, solved * (t / s)], 1)",
+        TRUNCATED,
+    ),
+    (
+        "the trace is summed over probes, not averaged",
+        CUT,
+        "torch.cat([left, solved * (-t / s)], 1)",
+        "torch.cat([left, solved * -t], 1)",
+        TRUNCATED,
+    ),
+    (
+        "preconditioned probes are paired with themselves",
+        CUT,
+        "return z, preconditioner.solve(z)",
+        "return z, z",
+        TRUNCATED,
+    ),
+    (
+        "cuts never come later",
+        CUT,
+        "if apart > FAR_APART:",
+        "if apart > 1e9:",
+        TRUNCATED,
+    ),
+    (
+        "standard preconditioned probes are paired with themselves",
+        SOLVED,
+        "return z, preconditioner.solve(z)",
+        "return z, z",
+        GRADIENTS,
+    ),
+    (
+        "half of the gradient is forgotten",
+        SOLVED,
+        "grad = 0.5 * operator.bilinear_grad(",
+        "grad = operator.bilinear_grad(",
+        GRADIENTS,
+    ),
+    (
+        "pathwise probes have no noise",
+        SOLVED,
+        "return prior + operator.noise.sqrt()[:, None] * probes.noise",
+        "return prior",
+        GRADIENTS,
+    ),
+    (
+        "pathwise noise has the variance for its deviation",
+        SOLVED,
+        "return prior + operator.noise.sqrt()[:, None] * probes.noise",
+        "return prior + operator.noise[:, None] * probes.noise",
+        GRADIENTS,
+    ),
+    (
+        "cold starts keep their probes",
+        SOLVED,
+        "frozen = self.solver_warm_start and state.probes is not None",
+        "frozen = state.probes is not None",
+        GRADIENTS,
+    ),
+    (
+        "the information lacks its half",
+        "linalg/gradients/_fisher.py",
+        "(0.5 * t * n / len(rows))",
+        "(t * n / len(rows))",
+        GRADIENTS,
+    ),
+    (
+        "the information is not scaled to all rows",
+        "linalg/gradients/_fisher.py",
+        "(0.5 * t * n / len(rows))",
+        "(0.5 * t)",
+        GRADIENTS,
+    ),
+    (
+        "natural steps go down",
+        STEPS,
+        "theta + step * (1 + turns) ** -_DECAY",
+        "theta - step * (1 + turns) ** -_DECAY",
+        NATURAL,
+    ),
+    (
+        "frozen draws are never drawn again",
+        STEPS,
+        "evaluate.redraw()",
+        "pass",
+        NATURAL,
+    ),
+    (
+        "the end forgets the noise",
+        STEPS,
+        "if noise < self.gain_tol and ",
+        "if ",
+        NATURAL,
+    ),
+    (
+        "bounds are ignored",
+        STEPS,
+        "free = ~((low & (grad < 0)) | (high & (grad > 0)))",
+        "free = np.ones(len(theta), dtype=bool)",
+        NATURAL,
+    ),
+    (
+        "the log determinant has the wrong sign",
+        LIKELIHOOD,
+        "value = -0.5 * float(quadratic + t * log_det)",
+        "value = -0.5 * float(quadratic - t * log_det)",
+        EXACT,
+    ),
+    (
+        "the exact gradient counts one target for all",
+        LIKELIHOOD,
+        "W = cholesky_inverse(L).mul_(-t)",
+        "W = cholesky_inverse(L).mul_(-1)",
+        EXACT,
+    ),
+    (
+        "the quadrature is not scaled by the rows",
+        "linalg/solvers/_lanczos.py",
+        "terms = n * quadrature_log(found)",
+        "terms = quadrature_log(found)",
+        LANCZOS,
+    ),
+]
