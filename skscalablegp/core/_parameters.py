@@ -134,7 +134,7 @@ PARAMETERS: dict[str, Parameter] = {
         [_COUNT], "Truncation points that each of the two solutions of a step is averaged over."
     ),
     "reorthogonalize": Parameter(
-        ["boolean"], "Keep conjugate gradients' residuals orthogonal by force."
+        ["boolean", _AUTO], "Keep conjugate gradients' residuals orthogonal by force."
     ),
     "truncation": Parameter(
         [str, HasMethods(["on"])], "Distribution of the term at which a series is cut."

@@ -44,7 +44,7 @@ def cg_stream(
     """
     chosen = preconditioner or IdentityPreconditioner(len(B), B.dtype, B.device)
     if reorthogonalize:
-        chosen = _Reorthogonalizer(chosen)
+        chosen = _Reorthogonalizer(chosen, n_steps)
     # A refreshed residual would make the later terms those of another series.
     solver = CG(residual_refresh=None)
     state = solver.init(operator, B, None, chosen)
@@ -59,19 +59,25 @@ class _Reorthogonalizer(Preconditioner):
     CG applies its preconditioner exactly once a step, to the new residual.
     """
 
-    def __init__(self, inner: Preconditioner):
+    def __init__(self, inner: Preconditioner, n_steps: int):
         self.inner, self.rank = inner, inner.rank
-        self.basis: list[tuple[Tensor, Tensor]] = []
+        self.n_steps, self.used = n_steps, 0
+        # Per column, so that all earlier residuals are removed by two products at once.
+        self.basis = self.duals = torch.empty(0)
 
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        for _ in range(2):
-            for Q, dual in self.basis:
-                s = R.shape[1]
-                R.addcmul_(Q[:, :s], (dual[:, :s] * R).sum(0), value=-1)
+        n, s = R.shape
+        if not self.used:
+            self.basis, self.duals = R.new_empty(2, s, self.n_steps + 1, n)
+        Q, duals = self.basis[:s, : self.used], self.duals[:s, : self.used]
+        for _ in range(2 if self.used else 0):
+            coefficients = duals @ R.mT[:, :, None]
+            R -= (Q.mT @ coefficients)[:, :, 0].mT
         Z = self.inner.solve(R)
         norms = (R * Z).sum(0).clamp_min(0).sqrt()
         scale = torch.where(norms > 0, 1 / norms, 0.0)
-        self.basis.append((R * scale, Z * scale))
+        self.basis[:s, self.used], self.duals[:s, self.used] = (R * scale).mT, (Z * scale).mT
+        self.used += 1
         return Z
 
     def log_det(self) -> float:
