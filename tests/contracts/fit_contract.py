@@ -27,6 +27,7 @@ HISTORY = {
     "objective",
     "objective_name",
     "residual",
+    "probe_residual",
     "epochs",
     "seconds",
 }

@@ -21,6 +21,9 @@ from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer, Optimum
 from ._quasi_newton import ROUNDING
 
+# Of a log hyperparameter, for differences between slopes of its prior.
+_PRIOR_STEP = 1e-4
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -84,9 +87,14 @@ class _Run:
         self.state = replace(self.state, probes=None, samples=None, previous=None)
 
     def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
-        """The Fisher information of random rows."""
-        at = torch.as_tensor(theta, dtype=torch.float64)
-        return fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
+        """The Fisher information of random rows, and the curvature of the log prior."""
+        at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.kernel.log_prior
+        information = fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
+        if log_prior:
+            # Densities of hyperparameters are apart from each other: the curvature is diagonal.
+            fall = log_prior(theta - _PRIOR_STEP)[1] - log_prior(theta + _PRIOR_STEP)[1]
+            information += np.diag(np.maximum(fall / (2 * _PRIOR_STEP), 0.0))
+        return information
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         tensor = torch.as_tensor(theta, dtype=torch.float64)

@@ -136,7 +136,7 @@ def test_averaged_draws_and_preconditioned_probes_are_unbiased_and_quieter(t):
         {"n_draws": 6, "probes": "preconditioned", "preconditioner": PivotedCholesky(rank=5)},
     ):
         estimator, g, grads = TruncatedGradient(RANDOM, n_probes=3, **settings), generator(2), []
-        for _ in range(300):
+        for _ in range(150):
             estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState(g))
             grads.append(estimate.grad)
         grads = torch.stack(grads)
