@@ -71,8 +71,8 @@ class _Reorthogonalizer(Preconditioner):
             self.basis, self.duals = R.new_empty(2, s, self.n_steps + 1, n)
         Q, duals = self.basis[:s, : self.used], self.duals[:s, : self.used]
         for _ in range(2 if self.used else 0):
-            coefficients = duals @ R.mT[:, :, None]
-            R -= (Q.mT @ coefficients)[:, :, 0].mT
+            coefficients = duals @ R.mT.contiguous()[:, :, None]
+            R -= (coefficients.mT @ Q)[:, 0].mT
         Z = self.inner.solve(R)
         norms = (R * Z).sum(0).clamp_min(0).sqrt()
         scale = torch.where(norms > 0, 1 / norms, 0.0)

@@ -259,6 +259,8 @@ def test_rrcg_takes_the_steps_it_is_given():
         subset_size=100,
         truncation=FixedTruncation(60),
         preconditioner=None,
+        reorthogonalize=False,
+        optimizer="adam",
         max_iter=100,
         n_iter_no_change=None,
         random_state=0,
@@ -294,7 +296,7 @@ def test_the_report_says_what_auto_became_and_what_was_ignored():
     report = solved.fit_report_
     assert "n_restarts_optimizer" in report.ignored and "solver_tol" not in report.ignored
     chosen = {name: choice.value for name, choice in report.choices.items()}
-    assert chosen["optimizer"] == "adam" and chosen["learning_rate"] == 0.1
+    assert chosen["optimizer"] == "natural" and "learning_rate" in report.ignored
     assert chosen["n_probes"] == 32 and chosen["preconditioner"].rank == 200
     nothing, _ = fitted(IterativeGPRegressor(kernel(), optimizer=None), X, y)
     assert {"max_iter", "gradient", "subset_size"} <= set(nothing.fit_report_.ignored)
