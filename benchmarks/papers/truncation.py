@@ -38,6 +38,7 @@ WRITTEN = dict(
     preconditioner=None,
     probes="rademacher",
     n_draws=1,
+    reorthogonalize=False,
     max_iter=100,
     dtype="float64",
     random_state=0,

@@ -80,8 +80,8 @@ class RRCGRegressor(SolvedGPRegressor):
         Most steps of training. On all rows; "auto" is 200, and 50 after an initialisation on
         subsets (Adam: 100 and 30).
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. No log
-        hyperparameter moved by more than 1e-3.
+        Training ends after so many steps or scores without progress; None never ends it so. Of
+        Adam: no log hyperparameter moved by more than 1e-3.
     training_max_epochs : float, "auto" or None, default="auto"
         Solver epochs that the training on all rows may take in all; None sets no limit. "auto" is
         None.
@@ -116,16 +116,16 @@ class RRCGRegressor(SolvedGPRegressor):
     callbacks : callable, list of callable or None, default=None
         Called after each step or score with a `TrainingStep`; a true value ends training.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. The mean of the last iterates
-        is kept. Up to a half is for the factorisation or the solve behind predictions; where it
-        allows a part of the rows only, `X_train_` are these, and a warning says so.
+        Time budget of the whole fit; the best state so far is kept. With Adam that is the mean of
+        the last iterates. Up to a half is for the factorisation or the solve behind predictions;
+        where it allows a part of the rows only, `X_train_` are these, and a warning says so.
     verbose : int, default=0
         1 shows a progress bar.
 
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel; the mean of the last five iterates.
+        The trained scikit-learn kernel; of Adam the mean of the last five iterates.
     X_train_, y_train_ : ndarray
         What predictions are made from; the target normalised.
     alpha_ : ndarray of shape (n,) or (n, t)
