@@ -245,15 +245,15 @@ class RRCGRegressor(SolvedGPRegressor):
             run.chose("preconditioner", in_training, why)
         n_probes = 10 if self.n_probes == "auto" else self.n_probes
         run.chose("n_probes", n_probes, "their noise is small beside the truncation's")
+        orthogonal = n <= FLOAT64_ROWS if is_auto(self.reorthogonalize) else self.reorthogonalize
+        run.chose("reorthogonalize", orthogonal, f"{n:,} rows: what it costs beside a product")
         gradient = TruncatedGradient(
             self.truncation,
             preconditioner=in_training,
             n_probes=n_probes,
             probes=self.probes,
             n_draws=self.n_draws,
-            reorthogonalize=n <= FLOAT64_ROWS
-            if is_auto(self.reorthogonalize)
-            else self.reorthogonalize,
+            reorthogonalize=orthogonal,
         )
         gradient.bound(n)
         if sizes.posterior == "exact":
