@@ -87,6 +87,9 @@ class StageSettings:
         Whether a small table is also trained by scikit-learn's steps, from every start.
     exact_steps : int
         What `max_iter="auto"` is for quasi-Newton steps from the kernel's own values.
+    natural : bool
+        Whether the problem can tell the Fisher information of its rows: "auto" is then natural
+        steps, not Adam, where values are not exact and nothing gives a curvature.
     """
 
     optimizer: Any
@@ -104,6 +107,7 @@ class StageSettings:
     name: str = "full"
     as_scikit_learn: bool = False
     exact_steps: int = _EXACT_STEPS
+    natural: bool = False
 
     def twice(self, n: int) -> bool:
         """Whether there are two ways from every start, of which the better one counts."""
@@ -251,13 +255,21 @@ def _stage(
 def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -> Optimizer:
     """The optimiser of the full stage."""
     choice = settings.optimizer
-    if isinstance(choice, str) and choice in ("auto", "natural"):
+    if isinstance(choice, str) and choice == "auto":
         # Without values BFGS needs a curvature to start from; natural steps bring their own.
-        if choice == "natural" or not (exact or has_metric):
-            return NaturalGradient(_worthwhile(n))
-        small = settings.as_scikit_learn and n <= _SMALL_ROWS
-        return QuasiNewton(_SMALL_TOL if small else _TOL, gain_tol=_worthwhile(n))
+        choice = "bfgs" if exact or has_metric else "natural" if settings.natural else "adam"
+        if choice == "bfgs":
+            small = settings.as_scikit_learn and n <= _SMALL_ROWS
+            tol = _SMALL_TOL if small else _TOL
+            return QuasiNewton(tol, gain_tol=_worthwhile(n))
+    if settings.natural and isinstance(choice, str) and choice == "natural":
+        return NaturalGradient(_worthwhile(n))
     optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
+    if optimizer.redraws and not settings.natural:
+        raise ValueError(
+            f"optimizer={settings.optimizer!r} needs random rows of a kernel matrix, as "
+            "IterativeGPRegressor and RRCGRegressor have them: use optimizer='auto'."
+        )
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):
         raise ValueError(
@@ -334,7 +346,8 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
     if exact and settings.twice(n):
         why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
-    run.chose("optimizer", "bfgs" if exact or has_metric else "natural", why)
+    name = "adam" if patient else "natural" if optimizer.redraws else "bfgs"
+    run.chose("optimizer", name, why)
     steps = _default_steps(optimizer, settings)
     run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
     if initialised:

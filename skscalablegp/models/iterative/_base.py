@@ -156,6 +156,7 @@ class SolvedGPRegressor(GPRegressorBase):
             adapt_dtype=self.dtype == "auto",
             as_scikit_learn=self.kernel is not None,
             factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
+            natural=True,
         )
 
     def _train(self, problem: GPProblem, plan: Plan, run: FitRun) -> TrainingResult:
