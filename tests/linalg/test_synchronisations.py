@@ -16,7 +16,10 @@ N, D = 600, 3
 
 @pytest.fixture(params=[True, False], ids=["kept", "tiled"])
 def operator(request, monkeypatch):
-    monkeypatch.setattr("skscalablegp.linalg.operators._kernel._CPU_TILE", 200)
+    module = "skscalablegp.linalg.operators._kernel"
+    monkeypatch.setattr(f"{module}._CPU_TILE", 200)
+    # On a GPU parts are added where they are; NumPy adds them on a CPU only.
+    monkeypatch.setattr(f"{module}._add", torch.Tensor.add_)
     X = torch.randn(N, D, generator=generator(0))
     kernel = compile_kernel(Matern() + WhiteKernel(1e-3), D)
     operator = KernelOperator(kernel, kernel.theta0, X, keep=request.param)
