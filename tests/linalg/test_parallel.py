@@ -4,6 +4,7 @@ import _thread
 import contextvars
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -124,8 +125,13 @@ def test_an_interrupt_ends_the_work(two):
             _thread.interrupt_main()
         time.sleep(0.05)
 
-    with pytest.raises(KeyboardInterrupt):
-        run([partial(task, i) for i in range(200)])
+    # A shell that starts the tests in the background has them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run([partial(task, i) for i in range(200)])
+    finally:
+        signal.signal(signal.SIGINT, before)
     seen = len(begun)
     assert seen < 100
     time.sleep(0.12)
