@@ -307,8 +307,9 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         to F; the constraint is exact from 1 on. A function of the number of steps since the last
         exact pass makes it a schedule.
     penalty_scale : {"relative", "published"}, default="relative"
-        What the constraint of the saddle is measured against. "relative" is F; "published" is |A|,
-        where the constraint is only exact for a penalty above the condition number of F.
+        What the constraint of the saddle is measured against. "relative" is F; "published" is the
+        determinant of A, where the constraint is only exact for a penalty above the condition
+        number of F.
     dual_rate : float or "auto", default="auto"
         Step size of the ascent. It is how far one batch moves B, in (0, 1]; "auto" is batch_size /
         (400 m) for m features, where batches' noise moves the saddle by a twentieth at most.
