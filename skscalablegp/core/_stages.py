@@ -264,12 +264,8 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
             return QuasiNewton(tol, gain_tol=_worthwhile(n))
     if settings.natural and isinstance(choice, str) and choice == "natural":
         return NaturalGradient(_worthwhile(n))
-    optimizer = resolve_optimizer(choice, _rate(settings, n), more=("auto",))
-    if optimizer.redraws and not settings.natural:
-        raise ValueError(
-            f"optimizer={settings.optimizer!r} needs random rows of a kernel matrix, as "
-            "IterativeGPRegressor and RRCGRegressor have them: use optimizer='auto'."
-        )
+    rate = _rate(settings, n)
+    optimizer = resolve_optimizer(choice, rate, ("auto",), informed=settings.natural)
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):
         raise ValueError(

@@ -208,7 +208,6 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
             known = check_noise_variance(noise_variance, len(X), 1)
             known = None if known is None else known[:, 0]
             self._noise_given = known is not None
-            self._noise_given = known is not None
             run.begin(X, y)
             given = PoERegressor() if self.estimator is None else self.estimator
             fresh = opened(given, self, run, getattr(self, "feature_names_in_", None))
@@ -281,7 +280,7 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
             with run.stage("leave one out", optional=True):
                 found = inner.left_out(X, y, told.get("noise_variance"), rows)
             if found is not None:
-                self._way = run.chose("residuals", "leave_one_out", "there is a closed form")
+                run.chose("residuals", "leave_one_out", "there is a closed form")
                 return found[0], found[1], found[2] ** 2
             if run.stopped:
                 return None
@@ -296,7 +295,6 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
             way = run.chose("residuals", min(_FOLDS, n) if few else "held_out", why)
         if n < 2:
             return None
-        self._way = way
         if way == "held_out":
             splits = ShuffleSplit(1, test_size=self.validation_fraction)
         else:
@@ -306,10 +304,10 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         parts = []
         for fitted, new in splits.split(X):
             below = clone(fresh)
-            known = {k: v[fitted] for k, v in told.items()}
+            noises = {k: v[fitted] for k, v in told.items()}
             # What callbacks see meanwhile is the model of all rows.
             seen = lambda model, _: model._finish(inner)  # noqa: E731
-            fit_below(below, run, X[fitted], y[fitted], seen, **known)
+            fit_below(below, run, X[fitted], y[fitted], seen, **noises)
             if run.stopped:
                 break
             own = told.get("noise_variance", np.zeros(n))[new]

@@ -1,8 +1,12 @@
 """Natural steps on quadratics with known noise: where they end, and why."""
 
+import inspect
+
 import numpy as np
 import pytest
+from sklearn.base import is_classifier
 
+import skscalablegp as sk
 from skscalablegp.training import NaturalGradient
 
 WIDE = np.array([[-8.0, 8.0]] * 3)
@@ -81,3 +85,22 @@ def test_budgets_end_it():
     objective = Objective(noise=50.0)
     optimum = NaturalGradient(0.5).maximize(objective, np.zeros(3), WIDE, 7)
     assert optimum.reason == "max_iter" and objective.n == 7
+
+
+WITH_OPTIMIZERS = [
+    name
+    for name in sk.__all__
+    if inspect.isclass(getattr(sk, name)) and hasattr(getattr(sk, name)(), "optimizer")
+]
+
+
+@pytest.mark.parametrize("name", WITH_OPTIMIZERS)
+def test_models_without_rows_of_a_kernel_matrix_refuse_natural_steps(name):
+    model = getattr(sk, name)(optimizer="natural", random_state=0)
+    X = np.random.default_rng(0).normal(size=(20, 1))
+    if name in ("IterativeGPRegressor", "RRCGRegressor"):
+        model.set_params(max_iter=2).fit(X, X[:, 0])
+        assert model.n_iter_ > 0
+    else:
+        with pytest.raises(ValueError, match="optimizer"):
+            model.fit(X, X[:, 0] > 0 if is_classifier(model) else X[:, 0])

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from ..._named import keep_settings
+from ..._validation import check_integer, check_number
 from ._optimizers import Optimizer, Optimum
 
 # Log hyperparameters move by at most a factor e in one step.
@@ -61,6 +62,8 @@ class NaturalGradient(BaseEstimator, Optimizer):
         max_iter: int,
         metric: np.ndarray | None = None,
     ) -> Optimum:
+        check_number("gain_tol", self.gain_tol, positive=True)
+        check_integer("n_rows", self.n_rows)
         information, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0
         seen: list[tuple[np.ndarray, np.ndarray]] = []
         best, reason = theta, "max_iter"

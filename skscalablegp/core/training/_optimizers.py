@@ -44,7 +44,8 @@ class Optimizer(Protocol):
         Whether it takes many small steps through noise, which end when iterates stay where they
         are, and whose last ones are averaged.
     redraws : bool
-        Whether it takes steps through noise that it measures by itself.
+        Whether it takes steps through noise that it measures by itself, in units of the Fisher
+        information of random rows.
     deviations : bool
         Whether it moves the logarithms of standard deviations in the place of variances.
     """

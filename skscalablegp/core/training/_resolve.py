@@ -21,7 +21,11 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
 
 
 def resolve_optimizer(
-    optimizer: Any, learning_rate: float = 0.1, more: tuple[str, ...] = ()
+    optimizer: Any,
+    learning_rate: float = 0.1,
+    more: tuple[str, ...] = (),
+    *,
+    informed: bool = False,
 ) -> Optimizer:
     """A string, an optimiser object or scikit-learn's callable as an Optimizer.
 
@@ -32,12 +36,22 @@ def resolve_optimizer(
         Of optimisers that have one.
     more : tuple of str
         Names that the caller resolves by itself, for the message.
+    informed : bool, default=False
+        Whether the problem can tell the Fisher information of random rows.
 
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones.
+        For an unknown name; the message lists the known ones. For an optimiser that needs the
+        Fisher information where there is none.
     """
     others = "None, a callable with scikit-learn's signature, or an optimizer object"
     made = named("optimizer", optimizer, OPTIMIZERS, others, learning_rate, more=more)
-    return CallableOptimizer(made) if callable(made) else made
+    if callable(made):
+        return CallableOptimizer(made)
+    if made.redraws and not informed:
+        raise ValueError(
+            f"optimizer={optimizer!r} needs random rows of a kernel matrix, as "
+            "IterativeGPRegressor and RRCGRegressor have them: use another optimizer."
+        )
+    return made

@@ -30,6 +30,7 @@ def _check_truncation(name: str, value: Any) -> None:
 # What an object's numbers may be, before anything compares them.
 _RULES: dict[str, Callable[[str, Any], Any]] = {
     "n_probes": partial(check_integer, least=0),
+    "n_draws": check_integer,
     "n_pairs": check_integer,
     "solver_tol": check_number,
     "solver_max_epochs": check_number,

@@ -32,7 +32,7 @@ from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
-from ._plan import FEWEST_SPLIT, LARGE_TABLE, OF_TRAINING, Plan, make_plan
+from ._plan import FEWEST_SPLIT, LARGE_TABLE, OF_TRAINING, Plan, batch_optimizer, make_plan
 from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
@@ -222,8 +222,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
         if not open_ or n > _EXACT_ROWS or self.kernel is not None or self.optimizer is None:
             return False
+        batch_optimizer(self.optimizer)
         run.chose("feature_extractor", None, f"{n} rows: the exact process on the columns")
-        run.ignores((*OF_TRAINING, "activation", "n_components"), "there is no network")
+        run.ignores(
+            (*OF_TRAINING, "optimizer", "activation", "n_components"), "there is no network"
+        )
         run.computes_in_float64("the exact process of few rows is cheap")
         return True
 

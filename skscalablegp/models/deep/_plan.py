@@ -78,7 +78,7 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
     n : int
     run : FitRun
     """
-    optimizer = _optimizer(est.optimizer)
+    optimizer = batch_optimizer(est.optimizer)
     size = est.batch_size
     if size == "auto":
         size = min(n, _BATCH if n <= LARGE_TABLE else _LARGE_BATCH)
@@ -109,7 +109,8 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
     return plan
 
 
-def _optimizer(given: Any) -> Callable[[list[dict]], torch.optim.Optimizer] | None:
+def batch_optimizer(given: Any) -> Callable[[list[dict]], torch.optim.Optimizer] | None:
+    """What makes the optimiser of batches; a ValueError names those that there are."""
     if isinstance(given, str) and given in BATCH_OPTIMIZERS:
         return BATCH_OPTIMIZERS[given]
     if given is None or callable(given):

@@ -341,7 +341,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
                 f"gradient={self.gradient!r} needs a factorisation, which solver={self.solver!r} "
                 "does not give: use solver='cholesky', or gradient='pathwise'."
             )
-        if self.optimizer not in (None, "auto") and resolve_optimizer(self.optimizer).exact_only:
+        if (
+            self.optimizer not in (None, "auto")
+            and resolve_optimizer(self.optimizer, informed=True).exact_only
+        ):
             exact = exact or auto
         return exact or (None if auto else direct)
 

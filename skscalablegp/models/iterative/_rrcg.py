@@ -279,7 +279,7 @@ class RRCGRegressor(SolvedGPRegressor):
         named = isinstance(self.optimizer, str)
         if self.optimizer is None or (named and self.optimizer in ("natural", "adam")):
             return
-        if named or resolve_optimizer(self.optimizer).exact_only:
+        if named or resolve_optimizer(self.optimizer, informed=True).exact_only:
             raise ValueError(
                 f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
                 "unbiased, but noisy: use optimizer='natural', optimizer='adam', an object of "
