@@ -44,173 +44,204 @@ PARAMETERS: dict[str, Parameter] = {
     # The model.
     "kernel": Parameter(
         [None, HasMethods(["get_params", "clone_with_theta"])],
-        'A scikit-learn kernel, whose bounds, "fixed" included, are honoured.',
+        'Covariance function as a scikit-learn kernel, whose bounds (including "fixed") '
+        "are respected.",
     ),
     "priors": Parameter(
         [dict, _AUTO, None],
-        "Priors of hyperparameters by name, whose log density training adds to what it maximises.",
+        "Prior distributions of hyperparameters, by name; training adds their log density "
+        "to its objective.",
     ),
     "alpha": Parameter(
         [_NOT_NEGATIVE, "array-like"],
-        "Known noise variance, added to the diagonal, in squared units of y; of the normalised "
-        "target with normalize_y=True.",
+        "Known noise variance, added to the diagonal of the kernel matrix, in squared "
+        "units of y, or of the normalised target if normalize_y=True.",
     ),
     "min_noise": Parameter(
         [Interval(Real, 0, 10, closed="neither")],
-        "Lower bound of the noise's standard deviation, in normalised units.",
+        "Lower bound of the noise standard deviation, in units of the normalised target.",
     ),
     "likelihood": Parameter(
         [str, Likelihood],
-        "The distribution of a target given the latent function.",
+        "Distribution of the target given the latent function.",
     ),
     "normalize_y": Parameter(
         ["boolean", _AUTO],
-        "Centre the target and divide it by its standard deviation before training.",
+        "Whether to subtract the target's mean and divide by its standard deviation "
+        "before training.",
     ),
     "standardize": Parameter(
-        ["boolean"], "Centre the columns of X and divide them by their standard deviations."
+        ["boolean"],
+        "Whether to subtract the mean of each column of X and divide by its standard deviation.",
     ),
-    "copy_X_train": Parameter(["boolean"], "Keep a copy of X rather than X itself."),
-    "n_targets": Parameter([_COUNT, None], "Number of target columns, checked against y."),
+    "copy_X_train": Parameter(
+        ["boolean"], "Whether to store a copy of X; otherwise a reference to X is stored."
+    ),
+    "n_targets": Parameter([_COUNT, None], "Number of target columns; a fit checks it against y."),
     "random_state": Parameter(
-        ["random_state"], "Seed of all that is random in a fit; None draws a new one each time."
+        ["random_state"], "Seed for all random choices of a fit; None uses a new seed each time."
     ),
     # Training of the hyperparameters.
     "optimizer": Parameter(
         [str, callable, HasMethods(["maximize"]), None],
-        "What moves the hyperparameters; None keeps them as they are.",
+        "Method that trains the hyperparameters; None keeps them at their initial values.",
     ),
     "n_restarts_optimizer": Parameter(
-        [_NATURAL], "Further starts of the optimiser, drawn uniformly within the bounds."
+        [_NATURAL],
+        "Number of additional starting points of the optimiser, drawn log-uniformly "
+        "within the bounds of the kernel.",
     ),
     "learning_rate": Parameter(
-        [_STEP_SIZE, _AUTO], "Step size of the optimiser, where it has one."
+        [_STEP_SIZE, _AUTO], "Step size of the optimiser, for optimisers that have one."
     ),
-    "max_iter": Parameter([_COUNT, _AUTO], "Most steps of training."),
-    "max_epochs": Parameter([_COUNT, _AUTO], "Passes of training over the rows."),
+    "max_iter": Parameter([_COUNT, _AUTO], "Maximum number of training steps."),
+    "max_epochs": Parameter([_COUNT, _AUTO], "Maximum number of training passes over the rows."),
     "n_iter_no_change": Parameter(
         [_COUNT, None],
-        "Training ends after so many steps or scores without progress; None never ends it so.",
+        "Number of steps or scores without progress after which training ends; None "
+        "switches this rule off.",
     ),
-    "tol": Parameter([_NOT_NEGATIVE], "What a score must gain to count as progress."),
+    "tol": Parameter([_NOT_NEGATIVE], "Smallest improvement of a score that counts as progress."),
     "subset_size": Parameter(
-        [_COUNT, _AUTO, None], "Rows of the exact fit from which training starts."
+        [_COUNT, _AUTO, None], "Number of rows in the exact fit from which training starts."
     ),
-    "batch_size": Parameter([_COUNT, _AUTO], "Rows of a training step."),
-    "warm_start": Parameter(["boolean"], "Whether a fit goes on from the last one."),
+    "batch_size": Parameter([_COUNT, _AUTO], "Number of rows in a training step."),
+    "warm_start": Parameter(["boolean"], "Whether a fit continues from the previous fit."),
     "early_stopping": Parameter(
         ["boolean", _AUTO], "Whether rows are held out to choose the best parameters."
     ),
-    "validation_fraction": Parameter([_SHARE], "Share of the rows that is held out."),
+    "validation_fraction": Parameter([_SHARE], "Fraction of the rows that is held out."),
     # Linear solves.
     "solver": Parameter(
-        [str, HasMethods(["init", "step"])], "What solves the linear systems of a training step."
+        [str, HasMethods(["init", "step"])], "Solver for the linear systems of a training step."
     ),
     "preconditioner": Parameter(
         [str, None, HasMethods(["build"]), HasMethods(["solve"])],
-        "What makes the linear systems easier for an iterative solver.",
+        "Preconditioner of the iterative linear solver.",
     ),
     "solver_tol": Parameter([_POSITIVE], "Relative residual at which a linear solve ends."),
     "solver_max_epochs": Parameter(
         [_POSITIVE],
-        "Budget of one linear solve in epochs; one epoch evaluates n^2 kernel entries.",
+        "Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.",
     ),
     "solver_warm_start": Parameter(
-        ["boolean"], "Start each solve from the last step's solution, with frozen probes."
+        ["boolean"],
+        "Whether each solve starts from the solution of the previous step, with the same "
+        "probe vectors.",
     ),
     "training_max_epochs": Parameter(
         [_POSITIVE, _AUTO, None],
-        "Solver epochs that the training on all rows may take in all; None sets no limit.",
+        "Budget of all linear solves during training on all rows, in solver epochs; None "
+        "sets no limit.",
     ),
     "gradient": Parameter(
-        [str, HasMethods(["estimate"])], "How the gradient of the likelihood is estimated."
+        [str, HasMethods(["estimate"])], "Estimator of the gradient of the log marginal likelihood."
     ),
-    "n_probes": Parameter([_COUNT, _AUTO], "Probe vectors of the gradient's trace estimate."),
+    "n_probes": Parameter(
+        [_COUNT, _AUTO], "Number of probe vectors for the trace in the gradient."
+    ),
     "probes": Parameter(
         [StrOptions({"rademacher", "normal", "preconditioned"})],
         "Distribution of the probe vectors.",
     ),
     "n_draws": Parameter(
-        [_COUNT], "Truncation points that each of the two solutions of a step is averaged over."
+        [_COUNT],
+        "Number of truncation points over which each of the two solutions of a step is averaged.",
     ),
     "reorthogonalize": Parameter(
-        ["boolean", _AUTO], "Keep conjugate gradients' residuals orthogonal by force."
+        ["boolean", _AUTO], "Whether to reorthogonalise the residuals of conjugate gradients."
     ),
     "truncation": Parameter(
-        [str, HasMethods(["on"])], "Distribution of the term at which a series is cut."
+        [str, HasMethods(["on"])], "Distribution of the term at which a series is truncated."
     ),
     "posterior": Parameter(
-        [StrOptions({"auto", "exact", "pathwise", "solve"})], "What answers predictive variances."
+        [StrOptions({"auto", "exact", "pathwise", "solve"})],
+        "Method that computes predictive variances.",
     ),
     # Basis functions.
     "n_components": Parameter(
         [_COUNT, _AUTO],
-        "Number of basis functions; a random frequency gives two, a sine and a cosine.",
+        "Number of basis functions; each random frequency contributes two, a sine and a cosine.",
     ),
     "min_components": Parameter(
-        [_COUNT], "Random Fourier functions, sines and cosines, that every step has."
+        [_COUNT], "Number of random Fourier functions (sines and cosines) that every step uses."
     ),
     "component_step": Parameter(
-        [_COUNT], "Random Fourier functions from one term of the series to the next."
+        [_COUNT], "Number of random Fourier functions that each term of the series adds."
     ),
-    "component_batch_size": Parameter([_COUNT, _AUTO], "Basis functions of a draw."),
+    "component_batch_size": Parameter(
+        [_COUNT, _AUTO], "Number of basis functions in one random draw."
+    ),
     "basis": Parameter(
         [StrOptions({"auto", "fourier", "rows"}), "array-like"],
-        "The functions that make up the model.",
+        "Basis functions of the model.",
     ),
     "n_dense": Parameter(
-        [_NATURAL, _AUTO], "Dense columns of the covariance's factor; the others are diagonal."
+        [_NATURAL, _AUTO],
+        "Number of dense columns in the factor of the covariance; the remaining columns "
+        "are diagonal.",
     ),
     "covariance": Parameter(
-        [StrOptions({"support", "chevron"})], "What answers predictive variances after steps."
+        [StrOptions({"support", "chevron"})],
+        "Method that computes predictive variances after stochastic training.",
     ),
     "control_variate": Parameter(
         [StrOptions({"regression", "squares"}), None],
-        "What lowers the variance of sampled steps.",
+        "Control variate that reduces the variance of stochastic steps.",
     ),
     "control_variate_rank": Parameter(
-        [_COUNT, _AUTO], "Support rows, at which the function is known exactly."
+        [_COUNT, _AUTO], "Number of support rows, at which the latent function is computed exactly."
     ),
     "inference": Parameter(
-        [StrOptions({"auto", "exact", "stochastic"})], "Full-batch linear algebra, or steps."
+        [StrOptions({"auto", "exact", "stochastic"})],
+        "Whether the weights are computed with full-batch linear algebra or by stochastic steps.",
     ),
-    "variational_optimizer": Parameter([str], "What moves the belief about the weights."),
-    "variational_learning_rate": Parameter([_STEP_SIZE, _AUTO], "Its step size."),
-    "decay": Parameter([_RATE], "Share of the learning rates that is left at the last step."),
+    "variational_optimizer": Parameter([str], "Optimiser of the variational distribution."),
+    "variational_learning_rate": Parameter(
+        [_STEP_SIZE, _AUTO], "Step size of the variational optimiser."
+    ),
+    "decay": Parameter([_RATE], "Fraction of the learning rates that remains at the last step."),
     "freeze": Parameter(
         [Interval(Real, 0, 1, closed="both")],
-        "Share of the steps before hyperparameters move.",
+        "Fraction of the steps during which the hyperparameters stay fixed.",
     ),
     "max_precision": Parameter(
-        [_POSITIVE], "Prior precision above which a function leaves the model."
+        [_POSITIVE], "Prior precision above which a basis function is removed from the model."
     ),
     # Inducing points.
     "n_inducing": Parameter([_COUNT, _AUTO], "Number of inducing points."),
-    "inducing": Parameter([str, "array-like"], "How the inducing points are chosen."),
+    "inducing": Parameter(
+        [str, "array-like"], "Method that chooses the inducing points, or an array of points."
+    ),
     "optimize_inducing": Parameter(["boolean"], "Whether training moves the inducing points."),
     "calibrate": Parameter(
-        ["boolean"], "Bring predictive distributions to their best leave-one-out score."
+        ["boolean"], "Whether to calibrate the predictive distribution on the training rows."
     ),
     # Neighbours.
-    "n_neighbors": Parameter([_COUNT, _AUTO], "Training rows that predict a new row."),
+    "n_neighbors": Parameter(
+        [_COUNT, _AUTO], "Number of training rows from which a new row is predicted."
+    ),
     "objective": Parameter(
-        [StrOptions({"leave_one_out", "blocks", "subset"})], "What the hyperparameters maximise."
+        [StrOptions({"leave_one_out", "blocks", "subset"})],
+        "Objective that the hyperparameters maximise.",
     ),
     # Grids.
     "grid_size": Parameter(
         [_AUTO, Interval(Integral, 6, None, closed="left"), "array-like"],
-        "Points of the grid along each column.",
+        "Number of grid points along each column.",
     ),
     "structure": Parameter(
-        [StrOptions({"auto", "product", "additive"})], "How columns share grids."
+        [StrOptions({"auto", "product", "additive"})], "How the columns share grids."
     ),
     "extrapolation": Parameter(
-        [StrOptions({"extend", "error"})], "What happens to rows outside the grid."
+        [StrOptions({"extend", "error"})], "Treatment of rows outside the grid."
     ),
-    "variance_rank": Parameter([_COUNT, None], "Rank of the low-rank variances."),
-    "max_variance_rank": Parameter([_COUNT, _AUTO], "Largest rank that is tried."),
+    "variance_rank": Parameter(
+        [_COUNT, None], "Rank of the low-rank approximation of the variances."
+    ),
+    "max_variance_rank": Parameter([_COUNT, _AUTO], "Largest rank that a fit tries."),
     "variance_tol": Parameter(
-        [_POSITIVE], "Error of the variances, as a share of the target's, that is accepted."
+        [_POSITIVE], "Accepted error of the variances, as a fraction of the target's mean square."
     ),
     # Networks.
     "feature_extractor": Parameter(
@@ -222,75 +253,96 @@ PARAMETERS: dict[str, Parameter] = {
             callable,
             HasMethods(["parameters", "forward"]),
         ],
-        "A network between the rows and the kernel: layer sizes, a torch module, or a callable "
-        "that makes one for so many columns.",
+        "Network between the rows and the kernel: layer sizes, a torch module, or a "
+        "callable that returns a module for a given number of columns.",
     ),
     "activation": Parameter(
         [StrOptions({"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"})],
-        "What follows each layer of a network that is given by its layer sizes.",
+        "Activation function after each layer of a network that is given by its layer sizes.",
     ),
-    "penalty": Parameter([_POSITIVE, callable], "Weight of the constraint of the saddle."),
+    "penalty": Parameter(
+        [_POSITIVE, callable], "Weight of the penalty term in the saddle-point problem."
+    ),
     "penalty_scale": Parameter(
         [StrOptions({"relative", "published"})],
-        "What the constraint of the saddle is measured against.",
+        "Scale relative to which the constraint of the saddle-point problem is measured.",
     ),
     "exact_passes": Parameter(
-        ["boolean"], "Whether scores also put what is known in closed form on its optimum."
+        ["boolean"],
+        "Whether each score also sets the parameters that have a closed-form optimum to "
+        "that optimum.",
     ),
-    "dual_rate": Parameter([_RATE, _AUTO], "Step size of the ascent."),
+    "dual_rate": Parameter([_RATE, _AUTO], "Step size of the ascent in the saddle-point problem."),
     "averaging": Parameter([_RATE, _AUTO], "Weight of a batch in the running average."),
     "averaging_decay": Parameter(
-        [Interval(Real, 0, 1, closed="both")], "How fast that weight falls with the steps."
+        [Interval(Real, 0, 1, closed="both")],
+        "Exponent with which this weight decreases over the steps.",
     ),
-    "batches": Parameter([StrOptions({"random", "neighbours"})], "Which rows make up a batch."),
+    "batches": Parameter(
+        [StrOptions({"random", "neighbours"})], "Method that chooses the rows of a batch."
+    ),
     # Experts.
     "combination": Parameter(
         [StrOptions({"poe", "gpoe", "bcm", "rbcm", "grbcm"})],
-        "How the experts' predictions become one.",
+        "Rule that combines the predictions of the experts.",
     ),
-    "expert_size": Parameter([_COUNT, _AUTO], "Rows of an expert."),
-    "partition": Parameter([StrOptions({"random", "kmeans"})], "How rows become parts."),
+    "expert_size": Parameter([_COUNT, _AUTO], "Number of training rows of an expert."),
+    "partition": Parameter(
+        [StrOptions({"random", "kmeans"})], "Method that divides the rows among the experts."
+    ),
     "share_hyperparameters": Parameter(
         ["boolean"], "Whether all experts have the same hyperparameters."
     ),
-    "n_jobs": Parameter([Integral, None], "Experts that are worked on at a time, as in joblib."),
-    "estimator": Parameter([HasMethods(["fit", "predict"]), None], "The regressor below."),
+    "n_jobs": Parameter(
+        [Integral, None], "Number of experts that are processed in parallel, as in joblib."
+    ),
+    "estimator": Parameter(
+        [HasMethods(["fit", "predict"]), None], "Regressor on which this estimator builds."
+    ),
     "noise_estimator": Parameter(
-        [HasMethods(["fit", "predict"]), None], "What learns the size of errors."
+        [HasMethods(["fit", "predict"]), None], "Regressor that learns the size of the errors."
     ),
     "residuals": Parameter(
         [
             StrOptions({"auto", "leave_one_out", "held_out"}),
             Interval(Integral, 2, None, closed="left"),
         ],
-        "How rows are predicted that the regressor has not seen.",
+        "Method that predicts training rows without having seen them.",
     ),
     "mean_function": Parameter(
         [HasMethods(["fit", "predict"]), None],
-        "What predicts the mean that the process corrects.",
+        "Regressor that predicts the mean, which the Gaussian process then corrects.",
     ),
-    "n_folds": Parameter([Interval(Integral, 2, None, closed="left")], "Folds of cross-fitting."),
+    "n_folds": Parameter(
+        [Interval(Integral, 2, None, closed="left")], "Number of folds for cross-fitting."
+    ),
     "n_refits": Parameter(
-        [_NATURAL], "Times that the regressor is fitted again under the noise that was learned."
+        [_NATURAL], "Number of times that the regressor is fitted again with the learned noise."
     ),
     "tails": Parameter(
         [StrOptions({"normal", "student", "empirical", "auto"})],
-        "Shape of quantiles and intervals.",
+        "Shape of the distribution from which quantiles and intervals are computed.",
     ),
     # The machine.
     "memory_budget": Parameter(
-        [_POSITIVE, _AUTO], 'Bytes that matrices may take; "auto" looks at the machine.'
+        [_POSITIVE, _AUTO],
+        'Memory that matrices may take, in bytes; "auto" uses what the machine has free.',
     ),
-    "device": Parameter([str], 'Where the fit runs; "auto" takes CUDA where there is one.'),
+    "device": Parameter(
+        [str], 'Device on which the fit runs; "auto" uses CUDA where it is available.'
+    ),
     "dtype": Parameter(
-        [StrOptions({"auto", "float32", "float64"})], "Precision of the training's products."
+        [StrOptions({"auto", "float32", "float64"})],
+        "Precision of the matrix products in training.",
     ),
     "callbacks": Parameter(
         ["array-like", callable, None],
-        "Called after each step or score with a `TrainingStep`; a true value ends training.",
+        "Functions called after each step or score with a `TrainingStep`; training ends "
+        "when one returns a true value.",
     ),
     "max_seconds": Parameter(
-        [_POSITIVE, None], "Time budget of the whole fit; the best state so far is kept."
+        [_POSITIVE, None],
+        "Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.",
     ),
-    "verbose": Parameter(["verbose"], "1 shows a progress bar."),
+    "verbose": Parameter(["verbose"], "Whether to show a progress bar."),
 }

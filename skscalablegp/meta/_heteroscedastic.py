@@ -46,51 +46,51 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
     Parameters
     ----------
     estimator : regressor, default=None
-        The regressor below. Any of this package or of scikit-learn, with ``return_std`` or without,
-        pipelines included; None is a `PoERegressor`. Its settings of budget, device and precision
-        are this one's where it leaves them open.
+        Regressor on which this estimator builds. It is any regressor of this package or of
+        scikit-learn, with ``return_std`` or without, pipelines included; None is a `PoERegressor`.
+        Its settings of budget, device and precision are this one's where it leaves them open.
     noise_estimator : regressor, default=None
-        What learns the size of errors. Any regressor of scikit-learn's kind, fitted to the
-        logarithms of squared standardised errors by the columns, the predicted mean and the
-        logarithm of the standard deviation. None tries boosted trees on logarithms, boosted trees
-        with a gamma loss on squares and, up to 2,000 rows, a Gaussian process. Whatever it is, it
-        is shrunk as left-out rows advise, and a constant takes its place where it does not beat one
-        there.
+        Regressor that learns the size of the errors. It is any regressor of scikit-learn's kind,
+        fitted to the logarithms of squared standardised errors by the columns, the predicted mean
+        and the logarithm of the standard deviation. None tries boosted trees on logarithms, boosted
+        trees with a gamma loss on squares and, up to 2,000 rows, a Gaussian process. Whatever it
+        is, it is shrunk as left-out rows advise, and a constant takes its place where it does not
+        beat one there.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
-        How rows are predicted that the regressor has not seen. "leave_one_out" needs no further
-        fit, but a regressor with a closed form: exact and iterative processes, experts, Fourier
-        features, inducing points. An int is the number of cross-fitting folds. "held_out" fits once
-        more, without a share of the rows. "auto" takes the first that there is; 5 folds where fewer
-        than 2,000 rows would be held out.
+        Method that predicts training rows without having seen them. "leave_one_out" needs no
+        further fit, but a regressor with a closed form: exact and iterative processes, experts,
+        Fourier features, inducing points. An int is the number of cross-fitting folds. "held_out"
+        fits once more, without a share of the rows. "auto" takes the first that there is; 5 folds
+        where fewer than 2,000 rows would be held out.
     validation_fraction : float, default=0.2
-        Share of the rows that is held out. The final mean is fitted on all rows in any case.
+        Fraction of the rows that is held out. The final mean is fitted on all rows in any case.
     n_refits : int, default=0
-        Times that the regressor is fitted again under the noise that was learned. It is handed to
+        Number of times that the regressor is fitted again with the learned noise. It is handed to
         its ``fit`` as `noise_variance`, or as weights where that takes `sample_weight`.
     tails : {"normal", "student", "empirical", "auto"}, default="normal"
-        Shape of quantiles and intervals. A normal one, Student's t, or the quantiles of the
-        standardised errors of left-out rows; "auto" takes the one with the lowest CRPS on the half
-        of these rows that it was not fitted to.
+        Shape of the distribution from which quantiles and intervals are computed. It is normal,
+        Student's t, or that of the standardised errors of left-out rows; "auto" takes the one with
+        the lowest CRPS on the half of these rows that it was not fitted to.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. It seeds the regressor,
-        too, where that has none of its own.
+        Seed for all random choices of a fit; None uses a new seed each time. It also seeds a
+        regressor that has no seed of its own.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. It is the regressor's, too, where
-        that has none of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
+        on to a regressor that has no budget of its own.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. It is the regressor's, too, where
-        that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It is the regressor's,
+        too, where that has "auto"; another one of its own is an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. It is the regressor's, too, where that has "auto";
-        another one of its own is an error.
+        Precision of the matrix products in training. It is the regressor's, too, where that has
+        "auto"; another one of its own is an error.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. They see
-        the steps of the regressor, where it is one of this package.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They see the steps of the regressor, where it is one of this package.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. The fit on all rows has 60% of
-        it; noise that there is no time to learn is constant.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The fit on all rows has 60% of it; noise that there is no time to learn is constant.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -41,39 +41,41 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     Parameters
     ----------
     estimator : regressor, default=None
-        The regressor below. One of this package with fast products: KISSGPRegressor (the default),
-        IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A fitted one wrapped in
-        ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied: fit again once it has
-        changed.
+        Regressor on which this estimator builds. It is one of this package with fast products:
+        KISSGPRegressor (the default), IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A
+        fitted one wrapped in ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied:
+        fit again once it has changed.
     variance_rank : int or None, default=100
-        Rank of the low-rank variances. This is where growth begins; None is the full rank, which is
-        exact up to rounding.
+        Rank of the low-rank approximation of the variances. This is where growth begins; None is
+        the full rank, which is exact up to rounding.
     max_variance_rank : int or "auto", default="auto"
-        Largest rank that is tried. "auto" is 1,600, above which variances are exact; at a rank of
-        your own a ConvergenceWarning says if the error is still above `variance_tol`.
+        Largest rank that a fit tries. "auto" is 1,600, above which variances are exact; at a rank
+        of your own a ConvergenceWarning says if the error is still above `variance_tol`.
     variance_tol : float, default=0.0001
-        Error of the variances, as a share of the target's, that is accepted. It is the largest
-        absolute error at the measured rows, over the target's mean square.
+        Accepted error of the variances, as a fraction of the target's mean square. The error is the
+        largest absolute one at the measured rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here which rows are
-        measured, and the seed of a regressor that has none of its own.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines which
+        rows are measured, and seeds a regressor that has no seed of its own.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. It is the regressor's, too, where
-        that has none of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
+        on to a regressor that has no budget of its own.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. It is the regressor's, too, where
-        that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It is the regressor's,
+        too, where that has "auto"; another one of its own is an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. It is the regressor's, too, where that has "auto";
-        another one of its own is an error.
+        Precision of the matrix products in training. It is the regressor's, too, where that has
+        "auto"; another one of its own is an error.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. They see
-        the regressor's steps, then a score of stage "variances" for each rank.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They see the regressor's steps, then a score of stage "variances" for
+        each rank.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. The regressor gets what is left
-        of it, unless its own is less. Caches of the first rank are always built.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The regressor gets what is left of it, unless its own is less. Caches of the first rank are
+        always built.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

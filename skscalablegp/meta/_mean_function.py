@@ -35,34 +35,35 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
     Parameters
     ----------
     estimator : regressor, default=None
-        The regressor below. One of this package; None is a `PoERegressor`. Its settings of budget,
-        device and precision are this one's where it leaves them open.
+        Regressor on which this estimator builds. It is one of this package; None is a
+        `PoERegressor`. Its settings of budget, device and precision are this one's where it leaves
+        them open.
     mean_function : regressor, default=None
-        What predicts the mean that the process corrects. Any regressor of scikit-learn's kind; None
-        is a `HistGradientBoostingRegressor`. Where its ``fit`` takes `sample_weight`, rows of known
-        noise are weighted by it.
+        Regressor that predicts the mean, which the Gaussian process then corrects. It is any
+        regressor of scikit-learn's kind; None is a `HistGradientBoostingRegressor`. Where its
+        ``fit`` takes `sample_weight`, rows of known noise are weighted by it.
     n_folds : int, default=5
-        Folds of cross-fitting. The mean function is fitted once more on all rows.
+        Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. It seeds both
-        regressors, too, where they have none of their own.
+        Seed for all random choices of a fit; None uses a new seed each time. It also seeds both
+        regressors, where they have no seed of their own.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. It is the process's, too, where
-        that has none of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
+        on to a process that has no budget of its own.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. It is the process's, too, where
-        that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It is the process's,
+        too, where that has "auto"; another one of its own is an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. It is the process's, too, where that has "auto";
-        another one of its own is an error.
+        Precision of the matrix products in training. It is the process's, too, where that has
+        "auto"; another one of its own is an error.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. They see
-        the steps of the process.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They see the steps of the process.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. The mean function takes what it
-        takes, the process has the rest.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        The mean function takes what it takes, the process has the rest.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

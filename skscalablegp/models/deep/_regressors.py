@@ -33,89 +33,90 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
-        outputs divided by the square root of their number (times 3 for stationary kernels, so that
-        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
-        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
-        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
-        kernel.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It sees the network's outputs divided by the square root of their number (times 3
+        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
+        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
+        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
+        DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
-        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. "auto" is two layers of 128. Up to 3,000 rows, from which a
-        network of that size learns little but their noise, "auto" with `kernel` at its default is
-        no network at all but the exact process of the standardised columns, with a Matern kernel of
-        one length scale a column. () and None put the kernel on the standardised columns. A
-        module is copied and starts from the weights that it has. Its features of a row may not
-        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
+        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
+        at its default is no network at all but the exact process of the standardised columns, with
+        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
+        columns. A module is copied and starts from the weights that it has. Its features of a row
+        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
+        mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        What follows each layer of a network that is given by its layer sizes.
+        Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
-        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
-        products with a stationary factor share them equally; exact columns of DotProduct and
-        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally; exact columns of DotProduct
+        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
     max_epochs : int or "auto", default="auto"
-        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
-        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
-        epochs need them. `partial_fit` always takes one pass.
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
+        where 28 epochs need them. `partial_fit` always takes one pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
-        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
-        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
+        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
+        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
-        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
-        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
-        network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. The network
+        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
+        keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then their mean
         negative log density; otherwise it is the exact negative log marginal likelihood per row,
         which a network can overfit. The posterior is that of all rows, under the noise that the
         rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
     validation_fraction : float, default=0.1
-        Share of the rows that is held out.
+        Fraction of the rows that is held out.
     exact_passes : bool, default=True
-        Whether scores also put what is known in closed form on its optimum. These are the weights,
-        the noise, the amplitude and the matrix that stands for F. False leaves them to the steps,
-        as published, but for the first start and the posterior.
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that stands for F. False
+        leaves them to the steps, as published, but for the first start and the posterior.
     tol : float, default=0.0001
-        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
-        Training ends after so many steps or scores without progress; None never ends it so. Here
-        scores, of which a whole training has 20.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores, of which a whole training has 20.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does.
-        Without it the model's mean is zero, and the unit of its noise is the target's root mean
-        square.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
+        target's root mean square.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the initial
-        network, frequencies, rows held out and batches.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        initial network, the frequencies, the held-out rows and the batches.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
-        it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
+        too, where it still exists, and on the CPU otherwise.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
-        predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
+        pass and predictions are float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. Here
-        after each score.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They are called after each score.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
     averaging : float or "auto", default="auto"
         Weight of a batch in the running average. It is b_t, in (0, 1]; "auto" is batch_size / (10
         m) for m features, and 0.9 is the paper's, close to BSGD with the right scale.
     averaging_decay : float, default=0.0
-        How fast that weight falls with the steps. It is divided by the number of steps since the
-        last exact pass to the power averaging_decay.
+        Exponent with which this weight decreases over the steps. It is divided by the number of
+        steps since the last exact pass to the power averaging_decay.
 
     Attributes
     ----------
@@ -225,94 +226,96 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
-        outputs divided by the square root of their number (times 3 for stationary kernels, so that
-        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
-        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
-        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
-        kernel.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It sees the network's outputs divided by the square root of their number (times 3
+        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
+        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
+        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
+        DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
-        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. "auto" is two layers of 128. Up to 3,000 rows, from which a
-        network of that size learns little but their noise, "auto" with `kernel` at its default is
-        no network at all but the exact process of the standardised columns, with a Matern kernel of
-        one length scale a column. () and None put the kernel on the standardised columns. A
-        module is copied and starts from the weights that it has. Its features of a row may not
-        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
+        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
+        at its default is no network at all but the exact process of the standardised columns, with
+        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
+        columns. A module is copied and starts from the weights that it has. Its features of a row
+        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
+        mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        What follows each layer of a network that is given by its layer sizes.
+        Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
-        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
-        products with a stationary factor share them equally; exact columns of DotProduct and
-        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally; exact columns of DotProduct
+        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
     max_epochs : int or "auto", default="auto"
-        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
-        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
-        epochs need them. `partial_fit` always takes one pass.
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
+        where 28 epochs need them. `partial_fit` always takes one pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
-        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
-        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
+        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
+        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
-        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
-        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
-        network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. The network
+        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
+        keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then their mean
         negative log density; otherwise it is the exact negative log marginal likelihood per row,
         which a network can overfit. The posterior is that of all rows, under the noise that the
         rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
     validation_fraction : float, default=0.1
-        Share of the rows that is held out.
+        Fraction of the rows that is held out.
     exact_passes : bool, default=True
-        Whether scores also put what is known in closed form on its optimum. These are the weights,
-        the noise, the amplitude and the matrix that stands for F. False leaves them to the steps,
-        as published, but for the first start and the posterior.
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that stands for F. False
+        leaves them to the steps, as published, but for the first start and the posterior.
     tol : float, default=0.0001
-        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
-        Training ends after so many steps or scores without progress; None never ends it so. Here
-        scores, of which a whole training has 20.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores, of which a whole training has 20.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does.
-        Without it the model's mean is zero, and the unit of its noise is the target's root mean
-        square.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
+        target's root mean square.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the initial
-        network, frequencies, rows held out and batches.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        initial network, the frequencies, the held-out rows and the batches.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
-        it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
+        too, where it still exists, and on the CPU otherwise.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
-        predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
+        pass and predictions are float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. Here
-        after each score.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They are called after each score.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
     penalty : float or callable, default=2.0
-        Weight of the constraint of the saddle. It is mu, the price of A differing from F, relative
-        to F; the constraint is exact from 1 on. A function of the number of steps since the last
-        exact pass makes it a schedule.
+        Weight of the penalty term in the saddle-point problem. It is mu, the price of A differing
+        from F, relative to F; the constraint is exact from 1 on. A function of the number of steps
+        since the last exact pass makes it a schedule.
     penalty_scale : {"relative", "published"}, default="relative"
-        What the constraint of the saddle is measured against. "relative" is F; "published" is the
-        determinant of A, where the constraint is only exact for a penalty above the condition
-        number of F.
+        Scale relative to which the constraint of the saddle-point problem is measured. "relative"
+        measures it relative to F; "published" relative to the determinant of A, where the
+        constraint is only exact for a penalty above the condition number of F.
     dual_rate : float or "auto", default="auto"
-        Step size of the ascent. It is how far one batch moves B, in (0, 1]; "auto" is batch_size /
-        (400 m) for m features, where batches' noise moves the saddle by a twentieth at most.
+        Step size of the ascent in the saddle-point problem. It is how far one batch moves B, in (0,
+        1]; "auto" is batch_size / (400 m) for m features, where batches' noise moves the saddle by
+        a twentieth at most.
 
     Attributes
     ----------
@@ -427,86 +430,87 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It sees the network's
-        outputs divided by the square root of their number (times 3 for stationary kernels, so that
-        a length scale of 1 is short enough to begin with) and has no WhiteKernel. Products of
-        constants and DotProduct are exact; stationary kernels (RBF, Matern, RationalQuadratic)
-        become random Fourier features. None is ``ConstantKernel() * DotProduct()``, the linear
-        kernel.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It sees the network's outputs divided by the square root of their number (times 3
+        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
+        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
+        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
+        DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
-        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. "auto" is two layers of 128. Up to 3,000 rows, from which a
-        network of that size learns little but their noise, "auto" with `kernel` at its default is
-        no network at all but the exact process of the standardised columns, with a Matern kernel of
-        one length scale a column. () and None put the kernel on the standardised columns. A
-        module is copied and starts from the weights that it has. Its features of a row may not
-        depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()`` mode.
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
+        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
+        at its default is no network at all but the exact process of the standardised columns, with
+        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
+        columns. A module is copied and starts from the weights that it has. Its features of a row
+        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
+        mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
-        What follows each layer of a network that is given by its layer sizes.
+        Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
-        Number of basis functions; a random frequency gives two, a sine and a cosine. The kernel's
-        products with a stationary factor share them equally; exact columns of DotProduct and
-        constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. The
+        kernel's products with a stationary factor share them equally; exact columns of DotProduct
+        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise's standard deviation, in normalised units. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
     max_epochs : int or "auto", default="auto"
-        Passes of training over the rows. The learning rate falls to zero at the last one. "auto"
-        makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps where 28
-        epochs need them. `partial_fit` always takes one pass.
+        Maximum number of training passes over the rows. The learning rate falls to zero at the last
+        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
+        where 28 epochs need them. `partial_fit` always takes one pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. It is that of the start, and falls to zero
-        along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam, times the
-        square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
+        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
+        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. The network is moved with them.
-        Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A callable gets a
-        list of parameter groups and returns a `torch.optim.Optimizer`. None also keeps the initial
-        network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. The network
+        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
+        keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
         Whether rows are held out to choose the best parameters. The score is then their mean
         negative log density; otherwise it is the exact negative log marginal likelihood per row,
         which a network can overfit. The posterior is that of all rows, under the noise that the
         rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
     validation_fraction : float, default=0.1
-        Share of the rows that is held out.
+        Fraction of the rows that is held out.
     exact_passes : bool, default=True
-        Whether scores also put what is known in closed form on its optimum. These are the weights,
-        the noise, the amplitude and the matrix that stands for F. False leaves them to the steps,
-        as published, but for the first start and the posterior.
+        Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+        These are the weights, the noise, the amplitude and the matrix that stands for F. False
+        leaves them to the steps, as published, but for the first start and the posterior.
     tol : float, default=0.0001
-        What a score must gain to count as progress. Only `n_iter_no_change` asks.
+        Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
-        Training ends after so many steps or scores without progress; None never ends it so. Here
-        scores, of which a whole training has 20.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts scores, of which a whole training has 20.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does.
-        Without it the model's mean is zero, and the unit of its noise is the target's root mean
-        square.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
+        target's root mean square.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the initial
-        network, frequencies, rows held out and batches.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        initial network, the frequencies, the held-out rows and the batches.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Predictions run there too, where
-        it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
+        too, where it still exists, and on the CPU otherwise.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 1,000 rows. The last pass and
-        predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
+        pass and predictions are float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. Here
-        after each score.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. They are called after each score.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
     batches : {"random", "neighbours"}, default="random"
-        Which rows make up a batch. Random ones, or a random row with its nearest neighbours (sgGP;
-        15 of them at batch_size=16), which need a tree over all rows in memory.
+        Method that chooses the rows of a batch. Rows are random, or a random row with its nearest
+        neighbours (sgGP; 15 of them at batch_size=16), which need a tree over all rows in memory.
 
     Attributes
     ----------

@@ -50,80 +50,84 @@ class PoERegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
-        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
-        starting at the scale of the data.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
+        scale a column, all starting at the scale of the data.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
-        How the experts' predictions become one. "gpoe" errs on the side of caution; "poe" is
-        overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
+        Rule that combines the predictions of the experts. "gpoe" errs on the side of caution; "poe"
+        is overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
         common random part beside its own: training costs the same, factors and predictions two to
         four times as much, and its standard deviations fit the errors best.
     expert_size : int or "auto", default="auto"
-        Rows of an expert. Tables of no more rows have one expert: the exact Gaussian process,
-        whatever the combination. "auto" is all rows up to 2,000, and 1,024 above.
+        Number of training rows of an expert. Tables of no more rows have one expert: the exact
+        Gaussian process, whatever the combination. "auto" is all rows up to 2,000, and 1,024 above.
     partition : {"kmeans", "random"}, default="kmeans"
-        How rows become parts. "kmeans" makes neighbourhoods of equal size (bisecting k-means on
-        standardised columns), "random" draws rows at random. In a neighbourhood rows are as close
-        as in the whole table, so that an expert knows as much there as an exact process; "poe"
-        alone is better off with random parts.
+        Method that divides the rows among the experts. "kmeans" makes neighbourhoods of equal size
+        (bisecting k-means on standardised columns), "random" draws rows at random. In a
+        neighbourhood rows are as close as in the whole table, so that an expert knows as much there
+        as an exact process; "poe" alone is better off with random parts.
     share_hyperparameters : bool, default=True
         Whether all experts have the same hyperparameters. If so, they maximise the sum of the
         experts' log marginal likelihoods. Experts with a kernel each cannot be combined by "bcm",
         "rbcm" and "grbcm", which divide by a prior that all have in common.
     n_jobs : int or None, default=None
-        Experts that are worked on at a time, as in joblib. Any of its backends will do. None is
-        this process, whose cores take an expert each, unless in a :class:`joblib.parallel_config`
-        context. Predictions use one process.
+        Number of experts that are processed in parallel, as in joblib. Any of its backends will do.
+        None is this process, whose cores take an expert each, unless in a
+        :class:`joblib.parallel_config` context. Predictions use one process.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton
-        method with exact values and gradients.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method with exact values and gradients.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
-        rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. A step sees all experts, or one with hyperparameters of its own;
-        "auto" is 25 after a start on one part (Adam: 30), and 100 otherwise.
+        Maximum number of training steps. A step sees all experts, or one with hyperparameters of
+        its own; "auto" is 25 after a start on one part (Adam: 30), and 100 otherwise.
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. For
-        Adam, where no log hyperparameter moves by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the parts and the
-        restarts.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        parts and the restarts.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. The experts' factors are the
-        largest.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
+        are the factors of the experts.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. Predictions have the same; "auto" is float64, since
-        parts are small, but for variances on tables of more than 10,000 rows where those in single
-        precision agree.
+        Precision of the matrix products in training. Predictions have the same precision; "auto" is
+        float64, since parts are small, but for variances on tables of more than 10,000 rows where
+        those in single precision agree.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training. Of
-        experts with hyperparameters of their own they hear in the end where `n_jobs` is above 1.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. With `n_jobs` above 1, experts with hyperparameters of their own are
+        reported at the end only.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

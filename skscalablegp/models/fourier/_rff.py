@@ -42,63 +42,67 @@ class RFFRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It is made of
-        stationary kernels, constants, DotProduct and WhiteKernel; None is that of
-        :class:`IterativeGPRegressor`, its signal variance at most ten times the target's: the
-        features err by a share of it.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It is made of stationary kernels, constants, DotProduct and WhiteKernel; None is
+        that of :class:`IterativeGPRegressor`, its signal variance at most ten times the target's:
+        the features err by a share of it.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     n_components : int or "auto", default="auto"
-        Number of basis functions; a random frequency gives two, a sine and a cosine. They are
-        shared equally among the products of the kernel that have a stationary factor, each of
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. They
+        are shared equally among the products of the kernel that have a stationary factor, each of
         which has at least one frequency; the exact columns of DotProduct and of constants come on
         top. "auto" is 700, and no features up to 2,000 rows: the exact process of so few rows costs
         no more, and its intervals are not narrowed by the features' errors.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : {"auto", "bfgs", "lbfgs", "adam"}, callable, object or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" is BFGS: the frequencies
-        are drawn once, and values and gradients are exact for them. "fmin_l_bfgs_b" is
-        scikit-learn's name of "lbfgs".
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        BFGS: the frequencies are drawn once, and values and gradients are exact for them.
+        "fmin_l_bfgs_b" is scikit-learn's name of "lbfgs".
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
-        rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. "auto" is 100.
+        Maximum number of training steps. "auto" is 100.
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. For
-        Adam, where no log hyperparameter moves by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int or None, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the frequencies
-        and the restarts.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        frequencies and the restarts.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. It is float64 whatever is asked for: "float32" has
-        no effect, and the report says so.
+        Precision of the matrix products in training. It is float64 whatever is asked for: "float32"
+        has no effect, and the report says so.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

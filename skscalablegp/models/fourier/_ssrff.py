@@ -31,64 +31,67 @@ class SSRFFRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It has a spectral
-        density; None is that of :class:`IterativeGPRegressor`.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It has a spectral density; None is that of :class:`IterativeGPRegressor`.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     min_components : int, default=500
-        Random Fourier functions, sines and cosines, that every step has. They are shared equally
-        among the products of the kernel that have a stationary factor. Tables of no more rows are
-        trained exactly.
+        Number of random Fourier functions (sines and cosines) that every step uses. They are shared
+        equally among the products of the kernel that have a stationary factor. Tables of no more
+        rows are trained exactly.
     component_step : int, default=100
-        Random Fourier functions from one term of the series to the next. The last term is the
+        Number of random Fourier functions that each term of the series adds. The last term is the
         exact matrix.
     truncation : {"reciprocal", "exponential", "geometric"} or object, default="reciprocal"
-        Distribution of the term at which a series is cut. Terms are counted in units of
+        Distribution of the term at which a series is truncated. Terms are counted in units of
         `component_step` functions.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : "adam", object or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. Methods that need exact values
-        are refused.
+        Method that trains the hyperparameters; None keeps them at their initial values. Methods
+        that need exact values are refused.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. "auto" is 0.1 up to 50,000 rows and 0.03
-        above.
+        Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
+        and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. "auto" is 100, few for so much noise.
+        Maximum number of training steps. "auto" is 100, few for so much noise.
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. No log
-        hyperparameter then moves by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. A step without progress moves no log hyperparameter by more than 1e-3.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int or None, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here frequencies and
-        terms.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        frequencies and the terms.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. It is float64 whatever is asked for: "float32" has
-        no effect, and the report says so.
+        Precision of the matrix products in training. It is float64 whatever is asked for: "float32"
+        has no effect, and the report says so.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. Here the mean of the last five
-        iterates. Up to a half is for the exact factor behind predictions; where it allows a part of
-        the rows only, `X_train_` are these, and a warning says so.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        This state is the mean of the last five iterates. Up to a half is for the exact factor
+        behind predictions; where it allows a part of the rows only, `X_train_` are these, and a
+        warning says so.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -48,88 +48,96 @@ class KISSGPRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. A product grid needs a
-        product over columns (RBF, SpectralMixture, or anything stationary where there is one
-        column); an additive one takes any stationary kernel, applied to each column in turn and
-        summed. None means ``ConstantKernel() * RBF() + WhiteKernel()`` with one length scale a
-        column, in the units of the table.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. A product grid needs a product over columns (RBF, SpectralMixture, or anything
+        stationary where there is one column); an additive one takes any stationary kernel, applied
+        to each column in turn and summed. None means ``ConstantKernel() * RBF() + WhiteKernel()``
+        with one length scale a column, in the units of the table.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where the exact process takes
         the grid's place on at most 120 rows, and at most 15 a column, of three columns or more;
         None gives none.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
-        Points of the grid along each column. Two cells of padding at both ends are included. "auto"
-        is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
+        Number of grid points along each column. Two cells of padding at both ends are included.
+        "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
-        How columns share grids. "product" is one grid over all columns, "additive" a sum of
+        How the columns share grids. "product" is one grid over all columns, "additive" a sum of
         functions of one column each; "auto" is product up to four columns that vary. Up to 2,000
         rows, "auto" for both this and `grid_size`, with `kernel` at its default, is no grid but the
         exact process of the rows under the default kernel of :class:`IterativeGPRegressor`: it
         costs no more, columns may interact, and nothing is interpolated.
     solver : {"auto", "cholesky", "cg"}, default="auto"
-        What solves the linear systems of a training step. "cholesky" factorises the grid's
+        Solver for the linear systems of a training step. "cholesky" factorises the grid's
         covariance at its numerical rank: likelihood, gradients and variances are exact. "cg" is the
         method as published, conjugate gradients by fast Toeplitz and Kronecker products: memory of
         O(m), gradients whose traces are estimated, and variances by a solve for each row unless
         :class:`LOVEPredictor` makes them cheap. "auto" is "cholesky".
     extrapolation : {"extend", "error"}, default="extend"
-        What happens to rows outside the grid. "extend" lets the grid go on, with exact variances,
-        at a cost of O(m r) a row; "error" is a ValueError.
+        Treatment of rows outside the grid. "extend" lets the grid go on, with exact variances, at a
+        cost of O(m r) a row; "error" is a ValueError.
     feature_extractor : array-like of int, callable, torch.nn.Module or None, default=None
-        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. It ends in 1 or 2 features, which are squashed into (-1, 1)
-        and take the place of the columns: a deep kernel. It is trained by squared error, then by
-        the marginal likelihood of batches of rows; the kernel's hyperparameters on the 15% of the
-        rows that the network does not see (from 400 rows on). On learned features the default
-        kernel's length scales are at least 0.7, a third of the features' range.
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. It ends in 1 or 2 features, which are
+        squashed into (-1, 1) and take the place of the columns: a deep kernel. It is trained by
+        squared error, then by the marginal likelihood of batches of rows; the kernel's
+        hyperparameters on the 15% of the rows that the network does not see (from 400 rows on). On
+        learned features the default kernel's length scales are at least 0.7, a third of the
+        features' range.
     activation : str, default="relu"
-        What follows each layer of a network that is given by its layer sizes. The last layer is
-        followed by tanh.
+        Activation function after each layer of a network that is given by its layer sizes. The last
+        layer is followed by tanh.
     max_epochs : int or "auto", default="auto"
-        Passes of training over the rows. They count for the network, whose learning rates fall to
-        zero at their end; "auto" is 2,600 steps of 256 rows, or of all where there are fewer.
+        Maximum number of training passes over the rows. They count for the network, whose learning
+        rates fall to zero at their end; "auto" is 2,600 steps of 256 rows, or of all where there
+        are fewer.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton method
-        with exact values and gradients. A network is trained whatever this is.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method with exact values and gradients. A network is trained whatever this is.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000 rows
-        and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. They count for the hyperparameters, for each start; "auto" is 100.
+        Maximum number of training steps. They count for the hyperparameters, for each start; "auto"
+        is 100.
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. For
-        Adam, where no log hyperparameter moves by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the restarts and
-        the network.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        restarts and the network.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. The grid's are the largest.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
+        are those of the grid.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. A grid is always worked on by the
-        CPU: another device has no effect.
+        Device on which the fit runs; "auto" uses CUDA where it is available. A grid is always
+        worked on by the CPU: another device has no effect.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. Sums on a grid are always in float64, and a network is
-        trained in float32: this has no effect.
+        Precision of the matrix products in training. Sums on a grid are always in float64, and a
+        network is trained in float32: this has no effect.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -43,74 +43,77 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. It is that of the
-        latent functions, in the units of X, and training starts at its values. None means
-        ``ConstantKernel() * Matern(nu=1.5)`` with one length scale a column, started at a common
-        multiple of the columns' deviations that a regression on the labels of 500 rows chooses.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. It is that of the latent functions, in the units of X, and training starts at its
+        values. None means ``ConstantKernel() * Matern(nu=1.5)`` with one length scale a column,
+        started at a common multiple of the columns' deviations that a regression on the labels of
+        500 rows chooses.
     priors : dict of str to Prior, "auto" or None, default=None
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__constant_value"`` and ``"k2__length_scale"``).
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__constant_value"`` and ``"k2__length_scale"``).
     n_inducing : int or "auto", default="auto"
         Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows where
         there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="kmeans++"
-        How the inducing points are chosen. They are rows, by distances in the kernel's feature
-        space, or an array of your own.
+        Method that chooses the inducing points, or an array of points. Methods choose among the
+        training rows, by distances in the kernel's feature space.
     optimize_inducing : bool, default=True
         Whether training moves the inducing points. Optimizer "adam" moves them, in units of the
         length scale.
     likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
-        The distribution of a target given the latent function. "auto" is
-        ``Bernoulli(link="logit")`` for two classes and ``Softmax()`` for more;
-        ``Bernoulli(link="probit")`` is in ``skscalablegp.likelihoods``, or of your own.
+        Distribution of the target given the latent function. "auto" is ``Bernoulli(link="logit")``
+        for two classes and ``Softmax()`` for more; ``Bernoulli(link="probit")`` is in
+        ``skscalablegp.likelihoods``, or of your own.
     feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
-        A network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        makes one for so many columns. It is trained with the kernel, which then lives on its
-        features; a module that you give is copied first.
+        Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+        returns a module for a given number of columns. It is trained with the kernel, which then
+        lives on its features; a module that you give is copied first.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
-        What follows each layer of a network that is given by its layer sizes.
+        Activation function after each layer of a network that is given by its layer sizes.
     calibrate : bool, default=True
-        Bring predictive distributions to their best leave-one-out score. Probabilities are raised
-        to the power of lowest log loss on up to 2,000 training rows: the variational posterior
-        alone is too cautious.
+        Whether to calibrate the predictive distribution on the training rows. Probabilities are
+        raised to the power of lowest log loss on up to 2,000 training rows: the variational
+        posterior alone is too cautious.
     variational_optimizer : {"natural", "adam"}, default="natural"
-        What moves the belief about the weights. Those are the whitened function values at the
-        inducing points; "natural" follows natural gradients, in closed form.
+        Optimiser of the variational distribution. The distribution is that of the whitened function
+        values at the inducing points; "natural" follows natural gradients, in closed form.
     variational_learning_rate : float or "auto", default="auto"
-        Its step size. A natural gradient step is a weighted mean in which a batch has this weight,
-        at most 1: "auto" is 0.1, or 0.3 where a step sees all rows. Adam's is that of the
-        hyperparameters. Without effect where Gaussian noise and a step on all rows find the best
-        belief.
+        Step size of the variational optimiser. A natural gradient step is a weighted mean in which
+        a batch has this weight, at most 1: "auto" is 0.1, or 0.3 where a step sees all rows. Adam's
+        is that of the hyperparameters. Without effect where Gaussian noise and a step on all rows
+        find the best belief.
     optimizer : "adam" or None, default="adam"
-        What moves the hyperparameters; None keeps them as they are. It moves the inducing points
-        and the network, too.
+        Method that trains the hyperparameters; None keeps them at their initial values. It moves
+        the inducing points and the network, too.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. It is that of log hyperparameters, rises for
-        ten steps and falls by half a cosine; "auto" is 0.05. Networks learn at a tenth of it.
+        Step size of the optimiser, for optimisers that have one. It is that of log hyperparameters,
+        rises for ten steps and falls by half a cosine; "auto" is 0.05. Networks learn at a tenth of
+        it.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 1,024 or all.
+        Number of rows in a training step. "auto" is 1,024 or all.
     max_iter : int or "auto", default="auto"
-        Most steps of training. "auto" is 8 passes over the rows, between 80 (30 up to 200 rows)
-        and 400 steps; for `partial_fit`, 30 passes over the new rows.
+        Maximum number of training steps. "auto" is 8 passes over the rows, between 80 (30 up to 200
+        rows) and 400 steps; for `partial_fit`, 30 passes over the new rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Batches, inducing
-        points, draws and networks are.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines batches,
+        inducing points, draws and networks.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 3,000 rows. Factors of m x m
-        matrices and predictions are always float64.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows. Factors of
+        m x m matrices and predictions are always float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. That is the last one, since
-        the bound of a few rows is too rough to choose by.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        This is the last state, since the bound of a few rows is too rough to choose by.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -47,106 +47,113 @@ class IterativeGPRegressor(SolvedGPRegressor):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
-        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
-        starting at the scale of the data, or at 1 before a fit and with ``optimizer=None``. Any
-        kernel will do; those without a compiled form are evaluated by their own NumPy code, and
-        may take rows that are no vectors, such as strings.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
+        scale a column, all starting at the scale of the data, or at 1 before a fit and with
+        ``optimizer=None``. Any kernel will do; those without a compiled form are evaluated by their
+        own NumPy code, and may take rows that are no vectors, such as strings.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : "auto", "natural", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
             default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" is quasi-Newton where
-        values and gradients are exact or a subset gave the curvature, and "natural" elsewhere
-        (above 50,000 rows, or with ``subset_size=None``): steps that measure their own progress,
-        see :class:`~skscalablegp.training.NaturalGradient`. "adam" is the paper's. A callable has
-        scikit-learn's signature. Up to 500 rows and with a given kernel, "auto" and "fmin_l_bfgs_b"
-        also take scikit-learn's steps from every start, and the better optimum counts.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        quasi-Newton where values and gradients are exact or a subset gave the curvature, and
+        "natural" elsewhere (above 50,000 rows, or with ``subset_size=None``): steps that measure
+        their own progress, see :class:`~skscalablegp.training.NaturalGradient`. "adam" is the
+        paper's. A callable has scikit-learn's signature. Up to 500 rows and with a given kernel,
+        "auto" and "fmin_l_bfgs_b" also take scikit-learn's steps from every start, and the better
+        optimum counts.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds. Only where values are
-        exact.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel. They are used only where values are exact.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time.
+        Seed for all random choices of a fit; None uses a new seed each time.
     solver : {"auto", "cholesky", "cg", "block_cg", "ap", "sgd", "sdd", "adasap"} or object, \
             default="auto"
-        What solves the linear systems of a training step. "auto" decides by the number of rows from
+        Solver for the linear systems of a training step. "auto" decides by the number of rows from
         measured times and says what it took in `solver_`. "block_cg" shares directions among the
         right-hand sides and needs the fewest epochs; "ap" and "adasap" read blocks of rows and
         stand small budgets best.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
-        How the gradient of the likelihood is estimated. "auto": exact with Cholesky, else pathwise
-        where predictions go on from its samples, else standard with probes of the preconditioner's
-        covariance (without one: pathwise from exact samples up to 3,000 rows). What an object says
-        of solver, probes and tolerance holds for the whole fit; parameters here may not contradict
-        it.
+        Estimator of the gradient of the log marginal likelihood. "auto": exact with Cholesky, else
+        pathwise where predictions go on from its samples, else standard with probes of the
+        preconditioner's covariance (without one: pathwise from exact samples up to 3,000 rows).
+        What an object says of solver, probes and tolerance holds for the whole fit; parameters here
+        may not contradict it.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        What makes the linear systems easier for an iterative solver. "auto" is randomly pivoted
-        Cholesky of rank 200 for "cg" and "block_cg" by name, and what a solver object's own
-        settings say otherwise. Without effect on solvers that take none.
+        Preconditioner of the iterative linear solver. "auto" is randomly pivoted Cholesky of rank
+        200 for "cg" and "block_cg" by name, and what a solver object's own settings say otherwise.
+        Without effect on solvers that take none.
     n_probes : int or "auto", default="auto"
-        Probe vectors of the gradient's trace estimate. They are also the samples of a pathwise
-        posterior. "auto" is 32 where only gradients come from them and 64 where variances do.
+        Number of probe vectors for the trace in the gradient. They are also the samples of a
+        pathwise posterior. "auto" is 32 where only gradients come from them and 64 where variances
+        do.
     solver_tol : float, default=0.01
         Relative residual at which a linear solve ends. Solves for variances go on to 1e-4, and
         further where the noise is below 1 % of the signal.
     solver_max_epochs : float, default=1000
-        Budget of one linear solve in epochs; one epoch evaluates n^2 kernel entries.
+        Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
     solver_warm_start : bool, default=True
-        Start each solve from the last step's solution, with frozen probes.
+        Whether each solve starts from the solution of the previous step, with the same probe
+        vectors.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has one; "auto" is 0.1 up to 50,000
-        rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one; "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. On all rows; "auto" is 100, after a subset 25 (natural steps:
-        200 and 50; Adam: 100 and 30).
+        Maximum number of training steps. On all rows; "auto" is 100, after a subset 25 (natural
+        steps: 200 and 50; Adam: 100 and 30).
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. Of
-        Adam: no log hyperparameter moved by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     training_max_epochs : float, "auto" or None, default="auto"
-        Solver epochs that the training on all rows may take in all; None sets no limit. "auto" is
-        600 where a subset gave the curvature and `max_iter` is "auto" too, since hard systems take
-        fewer, longer steps; else None.
+        Budget of all linear solves during training on all rows, in solver epochs; None sets no
+        limit. "auto" is 600 where a subset gave the curvature and `max_iter` is "auto" too, since
+        hard systems take fewer, longer steps; else None.
     subset_size : int, "auto" or None, default="auto"
-        Rows of the exact fit from which training starts. "auto" is 2,000 for tables of more than
-        3,000 rows (ten neighbourhoods of so many above 50,000 rows), else None, which starts at the
-        kernel's own hyperparameters.
+        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
+        more than 3,000 rows (ten neighbourhoods of so many above 50,000 rows), else None, which
+        starts at the kernel's own hyperparameters.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        What answers predictive variances. One Cholesky factorisation, `n_probes` pathwise samples,
-        or a solve for each prediction. "auto" is "exact" up to 20,000 rows (40,000 on a GPU) and
-        "pathwise" above; with an iterative solver by name "solve" up to 3,000 rows and "pathwise"
-        above. Solvers that read a few rows at a time leave solves for variances to "block_cg".
+        Method that computes predictive variances. The methods are one Cholesky factorisation,
+        `n_probes` pathwise samples, and a solve for each prediction. "auto" is "exact" up to 20,000
+        rows (40,000 on a GPU) and "pathwise" above; with an iterative solver by name "solve" up to
+        3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave solves for
+        variances to "block_cg".
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 3,000 rows, and where float32
-        would not hold a factor of the kernel matrix. Predictions are computed in float64 unless
-        "float32" is asked for.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows, and where
+        float32 would not hold a factor of the kernel matrix. Predictions are computed in float64
+        unless "float32" is asked for.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. Up to a half is kept
-        for the factorisation or the solve behind predictions; where it allows a part of the rows
-        only, `X_train_` are these, and a warning says so.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. Up
+        to a half is kept for the factorisation or the solve behind predictions; where it allows a
+        part of the rows only, `X_train_` are these, and a warning says so.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -30,97 +30,102 @@ class RRCGRegressor(SolvedGPRegressor):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None is that of
-        :class:`IterativeGPRegressor`.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. None is that of :class:`IterativeGPRegressor`.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="exponential"
-        Distribution of the term at which a series is cut. Here of conjugate gradients' iterations.
-        "exponential" is 20 iterations and about 20 more, and begins later where the two estimates
-        of a step differ by more than a tenth; ``ExponentialTruncation(0.05, min_iter=20)`` and
-        others that say where they begin stay as they are. "fixed" gives plain truncated conjugate
-        gradients, to compare with.
+        Distribution of the term at which a series is truncated. The terms are the iterations of
+        conjugate gradients. "exponential" is 20 iterations and about 20 more, and begins later
+        where the two estimates of a step differ by more than a tenth; ``ExponentialTruncation(0.05,
+        min_iter=20)`` and others that say where they begin stay as they are. "fixed" gives plain
+        truncated conjugate gradients, to compare with.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        What makes the linear systems easier for an iterative solver. Of training and of solves for
+        Preconditioner of the iterative linear solver. It serves training and the solves for
         predictions. "auto" is randomly pivoted Cholesky: of rank 200 for predictions, while
         training takes a fortieth of the rows where that is less. A larger rank would solve small
         tables within the terms that every truncation computes, and nothing would be left to cut.
     n_probes : int or "auto", default=10
-        Probe vectors of the gradient's trace estimate. A pathwise posterior draws as many samples
-        of its own, and at least 64. "auto" is 10.
+        Number of probe vectors for the trace in the gradient. A pathwise posterior draws as many
+        samples of its own, and at least 64. "auto" is 10.
     probes : {"rademacher", "normal", "preconditioned"}, default="preconditioned"
         Distribution of the probe vectors. Normals of the covariance of the preconditioner have the
         smallest variance; the paper's are "rademacher" or "normal".
     n_draws : int, default=8
-        Truncation points that each of the two solutions of a step is averaged over. The paper's is
-        1, which is noisier; more of them cost iterations only where they are later.
+        Number of truncation points over which each of the two solutions of a step is averaged. The
+        paper's is 1, which is noisier; more of them cost iterations only where they are later.
     reorthogonalize : bool or "auto", default="auto"
-        Keep conjugate gradients' residuals orthogonal by force. Without it, rounding spoils the
-        series once the noise is small, and with it the unbiasedness. "auto" does up to 3,000 rows,
-        where it costs little: O(n (n_probes + t)) memory for each iteration.
+        Whether to reorthogonalise the residuals of conjugate gradients. Without it, rounding spoils
+        the series once the noise is small, and with it the unbiasedness. "auto" does so up to 3,000
+        rows, where it costs little: O(n (n_probes + t)) memory for each iteration.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : {"natural", "adam"}, object or None, default="natural"
-        What moves the hyperparameters; None keeps them as they are. "natural" measures its own
-        progress and ends when the mean gradient is within its noise, see
+        Method that trains the hyperparameters; None keeps them at their initial values. "natural"
+        measures its own progress and ends when the mean gradient is within its noise, see
         :class:`~skscalablegp.training.NaturalGradient`; "adam" is the paper's. Unbiased, but noisy
         gradients rule out those that need exact ones.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has one; "auto" is 0.1 up to 50,000
-        rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one; "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. On all rows; "auto" is 200, and 50 after an initialisation on
-        subsets (Adam: 100 and 30).
+        Maximum number of training steps. On all rows; "auto" is 200, and 50 after an initialisation
+        on subsets (Adam: 100 and 30).
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. Of
-        Adam: no log hyperparameter moved by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     training_max_epochs : float, "auto" or None, default="auto"
-        Solver epochs that the training on all rows may take in all; None sets no limit. "auto" is
-        None.
+        Budget of all linear solves during training on all rows, in solver epochs; None sets no
+        limit. "auto" is None.
     subset_size : int, "auto" or None, default="auto"
-        Rows of the exact fit from which training starts. "auto" is 2,000 for tables of more than
-        3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's own
-        hyperparameters.
+        Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
+        more than 3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's
+        own hyperparameters.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time.
+        Seed for all random choices of a fit; None uses a new seed each time.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        What answers predictive variances. "auto" is one Cholesky factorisation up to 20,000 rows.
+        Method that computes predictive variances. "auto" is one Cholesky factorisation up to 20,000
+        rows.
     solver_tol : float, default=1e-4
-        Relative residual at which a linear solve ends. Of the solves behind predictions; training
-        has none.
+        Relative residual at which a linear solve ends. It applies to the solves for predictions;
+        training does not use it.
     solver_max_epochs : float, default=1000
-        Budget of one linear solve in epochs; one epoch evaluates n^2 kernel entries. Of the solves
-        behind predictions.
+        Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries. It applies to
+        the solves for predictions.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one.
+        Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float64 up to 3,000 rows, and where float32
-        would not hold a factor of the kernel matrix.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows, and where
+        float32 would not hold a factor of the kernel matrix.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. With Adam that is the mean of
-        the last iterates. Up to a half is for the factorisation or the solve behind predictions;
-        where it allows a part of the rows only, `X_train_` are these, and a warning says so.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        With Adam this is the mean of the last iterates. Up to a half is for the factorisation or
+        the solve behind predictions; where it allows a part of the rows only, `X_train_` are these,
+        and a warning says so.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -54,72 +54,83 @@ class NNGPRegressor(GPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. None means
-        ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length scale a column, all
-        starting at the scale of the data. Periodic kernels have no nearest rows and are refused.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
+        scale a column, all starting at the scale of the data. Periodic kernels have no nearest rows
+        and are refused.
     priors : dict of str to Prior, "auto" or None, default="auto"
-        Priors of hyperparameters by name, whose log density training adds to what it maximises.
-        From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of the default
-        kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
+        Prior distributions of hyperparameters, by name; training adds their log density to its
+        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
+        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
         ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
         target. "auto" gives the noise of the default kernel a prior where there are at most 120
         rows, and at most 15 a column, of three columns or more; None gives none.
     n_neighbors : int or "auto", default="auto"
-        Training rows that predict a new row. Tables of no more rows are the exact Gaussian process.
-        "auto" is all rows up to 2,000, and 200 above; time grows with its third power.
+        Number of training rows from which a new row is predicted. Tables of no more rows are the
+        exact Gaussian process. "auto" is all rows up to 2,000, and 200 above; time grows with its
+        third power.
     objective : {"leave_one_out", "blocks", "subset"}, default="leave_one_out"
-        What the hyperparameters maximise. "leave_one_out" is the log density of rows given their
-        nearest others, which is what predictions are scored by; "blocks" is the likelihood of
-        neighbourhoods that know nothing of each other; "subset" is the exact likelihood of some
-        random rows, and the fastest. The last two do not see how far predictions are right.
+        Objective that the hyperparameters maximise. "leave_one_out" is the log density of rows
+        given their nearest others, which is what predictions are scored by; "blocks" is the
+        likelihood of neighbourhoods that know nothing of each other; "subset" is the exact
+        likelihood of some random rows, and the fastest. The last two do not see how far predictions
+        are right.
     calibrate : bool, default=True
-        Bring predictive distributions to their best leave-one-out score. Amplitude and noise of the
-        kernel then maximise it after "blocks" and "subset"; "leave_one_out" does so by itself.
+        Whether to calibrate the predictive distribution on the training rows. The kernel's
+        amplitude and noise then maximise the leave-one-out score after objectives "blocks" and
+        "subset"; "leave_one_out" maximises it in any case.
     subset_size : int, "auto" or None, default="auto"
-        Rows of the exact fit from which training starts. "auto" is 1,000, or 3,000 where training
-        ends there (``objective="subset"``).
+        Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 where
+        training ends there (``objective="subset"``).
     batch_size : int or "auto", default="auto"
-        Rows of a training step. Rows that are left out, or centres of blocks, the same in every
-        step; "auto" is 1,000.
+        Number of rows in a training step. Rows that are left out, or centres of blocks, the same in
+        every step; "auto" is 1,000.
     alpha : float or array-like of shape (n,), default=1e-10
-        Known noise variance, added to the diagonal, in squared units of y; of the normalised target
-        with normalize_y=True. The default is relative to the target's variance in any case.
+        Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+        of the normalised target if normalize_y=True. The default is relative to the target's
+        variance in any case.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" is a quasi-Newton
-        method.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, where it has one. Only Adam has: "auto" is 0.1 up to 50,000
-        rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Most steps of training. "auto" is 25 after the exact start (Adam: 30), and 100 otherwise.
+        Maximum number of training steps. "auto" is 25 after the exact start (Adam: 30), and 100
+        otherwise.
     n_iter_no_change : int or None, default=5
-        Training ends after so many steps or scores without progress; None never ends it so. For
-        Adam, where no log hyperparameter moves by more than 1e-3.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
+        more than 1e-3.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     copy_X_train : bool, default=True
-        Keep a copy of X rather than X itself.
+        Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
-        Number of target columns, checked against y.
+        Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Here the rows that
-        training looks at, and the restarts.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
+        on which the hyperparameters are trained, and the restarts.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Neighbours are found on the CPU.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Neighbours are found
+        on the CPU.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. Here of the small systems of predictions: "auto" is
-        float64 up to 10,000 rows. Training, and variances too small for float32, are float64.
+        Precision of the matrix products in training. It applies to the small systems of
+        predictions: "auto" is float64 up to 10,000 rows. Training, and variances too small for
+        float32, are float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -31,17 +31,18 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
-        the standardised columns. None is Constant * Matern(nu=1.5), one length scale a column up to
-        30 columns; before steps a squared exponential where that has the higher evidence.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. Its units are those of the standardised columns. None is Constant *
+        Matern(nu=1.5), one length scale a column up to 30 columns; before steps a squared
+        exponential where that has the higher evidence.
     n_components : int or "auto", default="auto"
-        Number of basis functions; a random frequency gives two, a sine and a cosine. m, shared
-        equally among the kernel's products. "auto" is as many as basis="auto" chooses; for Fourier
-        features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel functions,
-        the number of points. A number means Fourier features where basis="auto", and so many random
-        rows where basis="rows".
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. m,
+        shared equally among the kernel's products. "auto" is as many as basis="auto" chooses; for
+        Fourier features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel
+        functions, the number of points. A number means Fourier features where basis="auto", and so
+        many random rows where basis="rows".
     basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
-        The functions that make up the model. Random Fourier features, or kernel functions at all
+        Basis functions of the model. They are random Fourier features, or kernel functions at all
         rows or at given points (in X's units). "auto" is kernel functions, up to 2,000 rows, at the
         rows that explain the others: until no row's variance is left open by more than a hundredth
         of the noise, or as many as some seconds allow. For more rows, in streams, and where
@@ -49,81 +50,86 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         kernel functions the hyperparameters stay where the exact start leaves them, and predictive
         variances have what the points leave open.
     n_dense : int or "auto", default="auto"
-        Dense columns of the covariance's factor; the others are diagonal. At most m;
-        "auto" is 20, none for kernel functions at all rows, all when solved exactly.
+        Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
+        At most m; "auto" is 20, none for kernel functions at all rows, all when solved exactly.
     covariance : {"support", "chevron"}, default="support"
-        What answers predictive variances after steps. "support" is the latent function given the
-        support rows, each of which stands for n / control_variate_rank rows; "chevron" is the
-        factor that steps train, whose diagonal of very many weights is nearly the prior's. Exact
-        models have all of C.
+        Method that computes predictive variances after stochastic training. "support" is the latent
+        function given the support rows, each of which stands for n / control_variate_rank rows;
+        "chevron" is the factor that steps train, whose diagonal of very many weights is nearly the
+        prior's. Exact models have all of C.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 500. Full batches ignore it, and all that follows up to
-        `freeze` which is of steps.
+        Number of rows in a training step. "auto" is 500. Full batches ignore it, and all that
+        follows up to `freeze` which is of steps.
     component_batch_size : int or "auto", default="auto"
-        Basis functions of a draw. "auto" is a tenth of m, from 1,024 to 10,000, and all for
-        basis="rows", whose few large weights make sampled sums noisy.
+        Number of basis functions in one random draw. "auto" is a tenth of m, from 1,024 to 10,000,
+        and all for basis="rows", whose few large weights make sampled sums noisy.
     control_variate : {"regression", "squares"} or None, default="regression"
-        What lowers the variance of sampled steps. "regression" knows of each row what its values at
-        the support rows explain; "squares" is the paper's, for Gaussian noise only; None is the
-        draws alone.
+        Control variate that reduces the variance of stochastic steps. "regression" knows of each
+        row what its values at the support rows explain; "squares" is the paper's, for Gaussian
+        noise only; None is the draws alone.
     control_variate_rank : int or "auto", default="auto"
-        Support rows, at which the function is known exactly. They serve as control variate and
-        preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
+        Number of support rows, at which the latent function is computed exactly. They serve as
+        control variate and preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
     inference : {"auto", "exact", "stochastic"}, default="auto"
-        Full-batch linear algebra, or steps. "exact" costs O(n m^2). "auto" takes it where it is the
-        cheaper way. Kernel functions at given points, or at some of the rows, always have full
-        batches.
+        Whether the weights are computed with full-batch linear algebra or by stochastic steps.
+        "exact" costs O(n m^2). "auto" takes it where it is the cheaper way. Kernel functions at
+        given points, or at some of the rows, always have full batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
-        What moves the belief about the weights. "adagrad" from zero is the paper's.
+        Optimiser of the variational distribution. The distribution is that of the weights;
+        "adagrad" from zero is the paper's.
     variational_learning_rate : float or "auto", default="auto"
-        Its step size. "auto" is 1 for "preconditioned" (in units of the largest safe step), 0.1 for
-        "adagrad" and 0.01 for "adam".
+        Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
+        largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
     decay : float, default=0.1
-        Share of the learning rates that is left at the last step. They fall exponentially.
+        Fraction of the learning rates that remains at the last step. They fall exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" takes them from an exact
-        regression of labels -1 and 1 on `subset_size` rows, the signal's variance from their
-        Laplace evidence; there they stay. "adam", as in the paper, goes on to move them during the
-        steps.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto"
+        takes them from an exact regression of labels -1 and 1 on `subset_size` rows, the signal's
+        variance from their Laplace evidence; there they stay. "adam", as in the paper, goes on to
+        move them during the steps.
     learning_rate : float or "auto", default=1e-05
-        Step size of the optimiser, where it has one. Of "adam" only; "auto" is the default, the
-        paper's for 100,000 steps.
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one; "auto" is the
+        default, the paper's for 100,000 steps.
     freeze : float, default=0.1
-        Share of the steps before hyperparameters move. Of "adam" only.
+        Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
+        uses it.
     subset_size : int, "auto" or None, default=1000
-        Rows of the exact fit from which training starts. None goes without one, "auto" is the
-        default.
+        Number of rows in the exact fit from which training starts. None skips this fit, "auto" is
+        the default.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds. Of the exact start only.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel. They apply to the exact start only.
     max_iter : int or "auto", default="auto"
-        Most steps of training. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500 above; full
-        batches take at most 100 Newton steps, one under a Gaussian likelihood.
+        Maximum number of training steps. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500
+        above; full batches take at most 100 Newton steps, one under a Gaussian likelihood.
     n_iter_no_change : int or None, default=None
-        Training ends after so many steps or scores without progress; None never ends it so. A fit
-        has twenty scores.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. A fit has twenty scores.
     standardize : bool, default=True
-        Centre the columns of X and divide them by their standard deviations.
+        Whether to subtract the mean of each column of X and divide by its standard deviation.
     warm_start : bool, default=False
-        Whether a fit goes on from the last one. From its weights, hyperparameters and basis, where
-        the table has as many columns and the same labels, and for basis="rows" the same rows.
+        Whether a fit continues from the previous fit. From its weights, hyperparameters and basis,
+        where the table has as many columns and the same labels, and for basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Basis, draws and
-        subset.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        basis, the draws and the subset.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. A fit that would take more is
-        refused before it starts.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
+        would take more is refused before it starts.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Predictions are made there too.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions are made
+        there too.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. "auto" is float32 for steps; full batches are always
-        in float64.
+        Precision of the matrix products in training. "auto" is float32 for steps; full batches are
+        always in float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept. A fit that ends with its start
-        is the exact process on the start's rows.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
+        fit that ends with its start is the exact process on the start's rows.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------

@@ -63,63 +63,69 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     Parameters
     ----------
     kernel : kernel instance, default=None
-        A scikit-learn kernel, whose bounds, "fixed" included, are honoured. Its units are those of
-        the standardised columns. None is Constant * Matern(nu=1.5) + White, one length scale a
-        column up to 30 columns.
+        Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+        respected. Its units are those of the standardised columns. None is Constant *
+        Matern(nu=1.5) + White, one length scale a column up to 30 columns.
     n_components : int or "auto", default="auto"
-        Number of basis functions; a random frequency gives two, a sine and a cosine. Here kernel
-        functions at so many random rows, the dictionary; "auto" is all rows up to 10,000.
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. They
+        are kernel functions at this many random rows, the dictionary; "auto" is all rows up to
+        10,000.
     max_precision : float, default=10000.0
-        Prior precision above which a function leaves the model. In units of the target's mean
-        square.
+        Prior precision above which a basis function is removed from the model. Its unit is that of
+        the target's mean square.
     batch_size : int or "auto", default="auto"
-        Rows of a training step. "auto" is 500. Dictionaries of up to 2,048 functions take no such
-        steps and ignore this parameter, the next two and `dtype`.
+        Number of rows in a training step. "auto" is 500. Dictionaries of up to 2,048 functions take
+        no such steps and ignore this parameter, the next two and `dtype`.
     component_batch_size : int or "auto", default="auto"
-        Basis functions of a draw. "auto" is a tenth of the dictionary, at least 1,024.
+        Number of basis functions in one random draw. "auto" is a tenth of the dictionary, at least
+        1,024.
     control_variate_rank : int or "auto", default="auto"
-        Support rows, at which the function is known exactly. "auto" is 500 up to 20,000 rows and
-        1,000 above.
+        Number of support rows, at which the latent function is computed exactly. "auto" is 500 up
+        to 20,000 rows and 1,000 above.
     optimizer : {"auto"} or None, default="auto"
-        What moves the hyperparameters; None keeps them as they are. "auto" takes length scales and
-        noise from an exact Gaussian process on `subset_size` rows.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto"
+        takes length scales and noise from an exact Gaussian process on `subset_size` rows.
     subset_size : int, "auto" or None, default=1000
-        Rows of the exact fit from which training starts. None goes without one, "auto" is the
-        default.
+        Number of rows in the exact fit from which training starts. None skips this fit, "auto" is
+        the default.
     n_restarts_optimizer : int, default=0
-        Further starts of the optimiser, drawn uniformly within the bounds. Of the exact start only.
+        Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+        of the kernel. They apply to the exact start only.
     max_iter : int or "auto", default=500
-        Most steps of training. Of the updates of all precisions with full batches; "auto" is the
-        default.
+        Maximum number of training steps. It counts full-batch updates of all precisions; "auto" is
+        the default.
     tol : float, default=1e-06
-        What a score must gain to count as progress. In log evidence a row and target.
+        Smallest improvement of a score that counts as progress. Its unit is nats of log evidence
+        per row and target.
     n_iter_no_change : int or None, default=3
-        Training ends after so many steps or scores without progress; None never ends it so. Of the
-        updates with full batches.
+        Number of steps or scores without progress after which training ends; None switches this
+        rule off. It counts full-batch updates.
     normalize_y : bool or "auto", default="auto"
-        Centre the target and divide it by its standard deviation before training. "auto" does
-        unless a kernel is given, which is then a prior for y in its own units.
+        Whether to subtract the target's mean and divide by its standard deviation before training.
+        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     standardize : bool, default=True
-        Centre the columns of X and divide them by their standard deviations.
+        Whether to subtract the mean of each column of X and divide by its standard deviation.
     n_targets : int, default=None
-        Number of target columns, checked against y. They share their relevance vectors.
+        Number of target columns; a fit checks it against y. They share their relevance vectors.
     random_state : int, RandomState instance or None, default=None
-        Seed of all that is random in a fit; None draws a new one each time. Dictionary, draws and
-        subset.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        dictionary, the draws and the subset.
     memory_budget : float or "auto", default="auto"
-        Bytes that matrices may take; "auto" looks at the machine. A fit that would take more is
-        refused before it starts.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A fit that
+        would take more is refused before it starts.
     device : str, default="auto"
-        Where the fit runs; "auto" takes CUDA where there is one. Predictions are made there too.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions are made
+        there too.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the training's products. Of the rounds of steps; "auto" is float32. All else is
-        in float64.
+        Precision of the matrix products in training. It applies to the rounds of steps, where
+        "auto" is float32; everything else is in float64.
     callbacks : callable, list of callable or None, default=None
-        Called after each step or score with a `TrainingStep`; a true value ends training.
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit; the best state so far is kept.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
-        1 shows a progress bar.
+        Whether to show a progress bar.
 
     Attributes
     ----------
