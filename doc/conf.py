@@ -23,10 +23,12 @@ html_theme_options = {"description": "Scalable Gaussian processes as scikit-lear
 
 default_role = "obj"
 autosummary_generate = True
+# Class pages list every method, inherited ones included, but these: they serve the package, or
+# are those of a dictionary (a report is one).
+autosummary_context = {"hidden_methods": ["__init__", "prior_facts", *dir(dict)]}
 autodoc_typehints = "none"
-numpydoc_class_members_toctree = False
-numpydoc_show_class_members = True
-numpydoc_show_inherited_class_members = False
+numpydoc_show_class_members = False
+templates_path = ["_templates"]
 
 # Without a network the inventories cannot be had; links to other projects then stay plain text.
 if os.environ.get("SKSCALABLEGP_DOC_OFFLINE"):
