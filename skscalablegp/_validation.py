@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn import config_context
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import validate_data
 
 # Magnitudes within the range of single precision, in which some models compute, and whose ratios
 # double precision can square.
@@ -245,12 +245,14 @@ def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
         )
 
 
-def check_inducing(inducing: Any, d: int) -> np.ndarray:
-    """Given inducing points as finite numbers, at least one.
+def check_points(name: str, points: Any, d: int) -> np.ndarray:
+    """Points that stand for rows of the training table, as finite numbers; at least one.
 
     Parameters
     ----------
-    inducing : array-like of shape (m, d)
+    name : str
+        The parameter.
+    points : array-like of shape (m, d)
     d : int
         Columns of the training table.
 
@@ -258,10 +260,10 @@ def check_inducing(inducing: Any, d: int) -> np.ndarray:
     -------
     Z : ndarray of shape (m, d), float64
     """
-    Z = np.asarray(inducing, dtype=np.float64)
-    if Z.ndim != 2 or Z.shape[1] != d:
-        raise ValueError(f"inducing must have shape (m, {d}) like X, got {Z.shape}.")
-    return check_array(Z, input_name="inducing")
+    Z = check_numbers(name, points)
+    if Z.ndim != 2 or Z.shape[1] != d or not len(Z):
+        raise ValueError(f"{name} must have shape (m, {d}) with m >= 1, got {Z.shape}.")
+    return Z
 
 
 # ---------------------------------------------------------------- settings of objects

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import array_api_strict
@@ -971,6 +972,17 @@ class EstimatorContract:
         X, y, _ = table()
         with pytest.raises(ValueError, match="dtype.*float32"):
             row.new(dtype="float16").fit(X, row.target(y))
+
+    def test_nonsense_is_refused(self, row):
+        """Also where a short cut, for few rows or optimizer=None, never reads a parameter."""
+        X, y, _ = table(n=30)
+        settings = row.estimator.get_params(deep=False)
+        cheap = {name: 1 for name in ("max_iter", "max_epochs") if name in settings}
+        fixed = {"optimizer": None} if "optimizer" in settings else {}
+        for name, nonsense, more in product(settings, ("nonsense", ["nonsense"]), ({}, fixed)):
+            model = row.new(**cheap | more | {name: nonsense})
+            with pytest.raises((ValueError, TypeError), match=rf"{name}.*nonsense"):
+                model.fit(X, row.target(y))
 
     def test_unknown_solver_lists_the_known(self, row):
         row.accepts("solver")

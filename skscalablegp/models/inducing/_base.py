@@ -11,7 +11,7 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted
 
-from ..._validation import check_inducing, resolve_dtype, validated
+from ..._validation import check_points, resolve_dtype, validated
 from ...core import KNOWN_NOISE, SMALL_TABLE, FitRun, exact_start, random_rows, start_rows
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
@@ -62,7 +62,7 @@ def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> in
     inducing = estimator.inducing
     if not isinstance(inducing, str):
         run.ignores("n_inducing", "the points are given")
-        return len(check_inducing(inducing, d))
+        return len(check_points("inducing", inducing, d))
     if inducing not in INDUCING_METHODS:
         raise ValueError(
             f"Unknown inducing={inducing!r}: use one of {INDUCING_METHODS} or an array of "
@@ -165,7 +165,7 @@ class SparseMixin:
         m = planned_points(self, n, len(inputs.x_mean), most, run)
         inducing = self.inducing
         if not isinstance(inducing, str):
-            inducing = check_inducing(inducing, inputs.x_mean.size) - inputs.x_mean
+            inducing = check_points("inducing", inducing, inputs.x_mean.size) - inputs.x_mean
             inducing = inducing / inputs.x_scale
         batch = min(n, _BATCH if self.batch_size == "auto" else int(self.batch_size))
         run.chose("batch_size", batch, "all rows" if batch == n else "a step costs little")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_array
 
+from ..._validation import check_points
 from ...core import LARGEST_FEATURE_SIGNAL, FitRun
 from ...core.data import RowSource, Scaling, column_moments, target_moments
 from ...core.likelihoods import Likelihood
@@ -179,11 +179,7 @@ class QSGPMixin:
             if self.n_components != "auto" and self.n_components < len(X):
                 rows = np.sort(random_state.permutation(len(X))[: self.n_components])
             return source.rows(rows)[0].cpu().numpy()
-        points = check_array(self.basis, dtype=np.float64, input_name="basis")
-        if points.shape[1] != X.shape[1]:
-            raise ValueError(
-                f"basis has points of {points.shape[1]} columns, but X has {X.shape[1]}."
-            )
+        points = check_points("basis", self.basis, X.shape[1])
         return source.scaling.inputs(points, torch.float64, torch.device("cpu")).numpy()
 
     def _check_growing(self) -> None:
