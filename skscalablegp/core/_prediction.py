@@ -223,7 +223,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
                 [
                     f"{len(failed)} linear solves behind these variances ended above their "
                     f"tolerance, the last at a relative residual of {last.residual:.1e}: the "
-                    f"standard deviations may be too large. {last.status.remedy}"
+                    f"standard deviations may be too large. {last.remedy}"
                 ]
             )
 

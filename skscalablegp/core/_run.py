@@ -511,7 +511,7 @@ class FitRun(Run):
             self._messages.append(
                 f"{len(failed)} linear solves did not reach their tolerance: the last ended at a "
                 f"relative residual of {last.residual:.2g} after {last.epochs:.1f} epochs. "
-                f"{last.status.remedy}"
+                f"{last.remedy}"
             )
         assert status in STATUSES, status
         facts = {

@@ -6,7 +6,7 @@ from ._base import Column, Solver, SolverState
 from ._block_cg import BlockCG
 from ._cg import CG, CGState
 from ._cholesky import Cholesky, cholesky_with_jitter
-from ._lanczos import lanczos, stochastic_log_det
+from ._lanczos import Lanczos, lanczos, radau, stochastic_log_det
 from ._loop import solve
 from ._resolve import SOLVERS, preconditioner_for, resolve_solver
 from ._sdd import SDD

@@ -57,11 +57,19 @@ class SolveSummary:
     residual : float
         Largest relative residual.
     epochs : float
+    own_remedy : str
+        What to change where the usual advice for the status does not apply.
     """
 
     status: Status
     residual: float
     epochs: float
+    own_remedy: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """One sentence on what to change, empty for a solve that converged."""
+        return self.own_remedy or self.status.remedy
 
 
 @dataclass(frozen=True, eq=False)

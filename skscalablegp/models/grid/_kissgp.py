@@ -148,7 +148,10 @@ class KISSGPRegressor(GPRegressorBase):
     X_train_, y_train_ : ndarray or None
         The table, the target normalised, where there is no grid.
     log_marginal_likelihood_value_ : float
-        Of the interpolated model at `kernel_`, in normalised units.
+        Of the interpolated model at `kernel_`, in normalised units; with ``solver="cg"`` a
+        stochastic Lanczos estimate, and NaN after `partial_fit`.
+    log_marginal_likelihood_std_error_ : float
+        Its standard error, plus the bias that the quadrature may have; 0 where it is exact.
     n_iter_ : int
         Training steps, all stages together: of the network, and evaluations of the likelihood.
         `partial_fit` takes none.
@@ -417,11 +420,18 @@ class KISSGPRegressor(GPRegressorBase):
         posterior = self._build_posterior(probes)
         self._remember(posterior)
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
+        self.log_marginal_likelihood_std_error_ = posterior.evaluation.std_error
         return posterior.evaluation
+
+    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
+        self.log_marginal_likelihood_std_error_ = 0.0
+        return super()._keep_exactly(kernel, theta, device)
 
     def _report_evaluation(self, evaluation: Any, run: FitRun) -> None:
         grid, rank = self.grid_, evaluation.rank
         made = "by products" if rank is None else f"of rank {rank}"
+        if evaluation.solve is not None:
+            run.solved(evaluation.solve)
         run.reports(
             jitter=evaluation.jitter,
             grid_rank=rank,

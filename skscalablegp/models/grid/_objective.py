@@ -269,7 +269,7 @@ class GridEvaluation:
     value : float
         Log marginal likelihood, summed over targets.
     grad : Tensor of shape (p,) or None
-        Its gradient in theta.
+        The gradient in theta.
     factor : GridFactor
         F of shape (m, r) with Kuu = F F'.
     inner : Tensor of shape (r, r)
@@ -283,6 +283,10 @@ class GridEvaluation:
     misfit : float
         Mean square by which the posterior mean misses the rows, beyond what noise explains: what
         interpolation gets wrong, where there is hardly any noise.
+    std_error : float
+        Of the value, which is exact here.
+    solve : SolveSummary or None
+        The linear solve behind the weights; None, because they come from a factorisation.
     """
 
     value: float
@@ -293,6 +297,8 @@ class GridEvaluation:
     weights: Tensor
     jitter: float
     misfit: float = 0.0
+    std_error: float = 0.0
+    solve: None = None
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,14 @@ from torch import Tensor
 from ...core.posteriors import LowRank, LowRankForm
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ...linalg.operators import slope
-from ...linalg.solvers import cholesky_with_jitter, lanczos
+from ...linalg.solvers import (
+    Lanczos,
+    SolveSummary,
+    Status,
+    cholesky_with_jitter,
+    lanczos,
+    radau,
+)
 from ._grid import Grid
 from ._grid_kernel import GridKernel, apply_columns
 from ._moments import misfit
@@ -24,6 +31,7 @@ from ._posterior import GridPosterior
 
 # Relative residual of a solve, in the norm of the prior, and most products that it may take.
 _TOL, _MOST_PRODUCTS = 1e-8, 1000
+_REMEDY = "Use solver='cholesky', or bound the noise variance from below."
 # Vectors of quadrature for the log determinant, and numbers of those that are held at a time.
 _QUADRATURE, _NUMBERS = 150, 2**23
 # Right-hand sides of one solve of exact variances.
@@ -68,42 +76,65 @@ class GridProducts:
         """G V."""
         return torch.from_numpy(self._gram @ V.numpy())
 
-    def inverse(self, B: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "m s"], bool]:
-        """(I + G K)^-1 B by conjugate gradients in the inner product of K, and whether they ended.
+    def inverse(self, B: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "m s"], SolveSummary]:
+        """(I + G K)^-1 B by conjugate gradients in the inner product of K.
 
-        W' H^-1 y is the solution for B = W' D^-1 y. One product with K and one with G a step.
+        W' H^-1 y is the solution for B = W' D^-1 y. A step takes one product with K and one with G.
+
+        Returns
+        -------
+        solution : Tensor of shape (m, s)
+        summary : SolveSummary
+            Its residual is relative and in the norm of K, its epochs are the steps.
         """
         U, R = torch.zeros_like(B), B.clone()
         P, Q = R, self.prior(R)
         squares = (R * Q).sum(0)
-        goal = _TOL**2 * squares
-        for _ in range(_MOST_PRODUCTS):
-            if bool((squares <= goal).all()):
-                return U, True
+        first = squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        for step in range(_MOST_PRODUCTS):
+            if bool((squares <= _TOL**2 * first).all()):
+                return U, _summary(Status.CONVERGED, squares / first, step)
             image = P + self.matmul(Q)
             size = (Q * image).sum(0)
-            step = torch.where(size > 0, squares / size, 0.0)
-            U, R = U + step * P, R - step * image
+            length = torch.where(size > 0, squares / size, 0.0)
+            U, R = U + length * P, R - length * image
             Z = self.prior(R)
             new = (R * Z).sum(0)
             turn = torch.where(squares > 0, new / squares, 0.0)
             P, Q, squares = R + turn * P, Z + turn * Q, new
-        return U, False
+        return U, _summary(Status.MAX_ITER, squares / first, _MOST_PRODUCTS)
 
-    def log_det(self, probes: Float[Tensor, "m s"]) -> float:
-        """log|I + G K| by stochastic Lanczos quadrature.
+    def log_det(self, probes: Float[Tensor, "m s"]) -> tuple[float, float]:
+        """log|I + G K| by stochastic Lanczos quadrature, and the error of this estimate.
 
-        With p = W' D^-1/2 z and M = K^1/2 G K^1/2 it is the mean of |K^1/2 p|^2 e1' g(T) e1 for
-        g(x) = log(1 + x) / x, T the matrix that Lanczos makes of M from K^1/2 p.
+        With p = W' D^-1/2 z and M = K^1/2 G K^1/2 the log determinant is the expectation of
+        |K^1/2 p|^2 e1' g(T) e1 for g(x) = log(x) / (x - 1), where T is the matrix that Lanczos
+        makes of I + M from K^1/2 p. Gauss's rule errs downwards for this g and Radau's rule errs
+        upwards. The estimate is the middle of the two. The error is its standard error over the
+        probes, plus half the distance between the two rules.
         """
-        total = 0.0
+        low, high = [], []
         for part in probes.split(max(1, _NUMBERS // (_QUADRATURE * len(probes))), 1):
             made = lanczos(self, part, _QUADRATURE, preconditioner=self)
-            values, vectors = torch.linalg.eigh(made.matrix())
-            values = values.clamp_min(torch.finfo(values.dtype).tiny)
-            weights = vectors[:, 0].square() * torch.log1p(values) / values
-            total += float((weights.sum(1) * (part * self.prior(part)).sum(0)).sum())
-        return total / probes.shape[1]
+            made = replace(made, diagonal=made.diagonal + 1)
+            size = (part * self.prior(part)).sum(0)
+            low.append(size * _averaged(made))
+            high.append(size * _averaged(radau(made, 1.0)))
+        below, above = torch.cat(low), torch.cat(high)
+        terms, bias = (below + above) / 2, float((above - below).mean().abs()) / 2
+        return float(terms.mean()), float(terms.std()) / len(terms) ** 0.5 + bias
+
+
+def _summary(status: Status, squares: Float[Tensor, " s"], n_steps: int) -> SolveSummary:
+    residual = float(squares.max().clamp_min(0).sqrt())
+    return SolveSummary(status, residual, n_steps, "" if status is Status.CONVERGED else _REMEDY)
+
+
+def _averaged(made: Lanczos) -> Float[Tensor, " s"]:
+    """e1' g(T) e1 for g(x) = log(x) / (x - 1) and every start vector."""
+    values, vectors = torch.linalg.eigh(made.matrix())
+    beyond = (values - 1).clamp_min(torch.finfo(values.dtype).tiny)
+    return (vectors[:, 0].square() * torch.log1p(beyond) / beyond).sum(1)
 
 
 class RowProbes:
@@ -149,25 +180,27 @@ class ProductEvaluation:
 
     Attributes
     ----------
-    value : float
-        An estimate of the log marginal likelihood, summed over targets.
+    value, std_error : float
+        An estimate of the log marginal likelihood, summed over targets, and its standard error
+        plus the bias that the quadrature may have; NaN without probes.
     products : GridProducts
     weights : Tensor of shape (m, t)
         W' H^-1 Y; K times these is the mean on the grid.
     mean : Tensor of shape (m, t)
     jitter, misfit : float
         As of `GridEvaluation`.
-    converged : bool
-        Whether the solve for the weights was.
+    solve : SolveSummary
+        How the solve for the weights ended.
     """
 
     value: float
+    std_error: float
     products: GridProducts
     weights: Float[Tensor, "m t"]
     mean: Float[Tensor, "m t"]
     jitter: float
     misfit: float
-    converged: bool
+    solve: SolveSummary
     rank = None
 
 
@@ -178,15 +211,16 @@ def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> Produ
     first, n = moments.first, moments.first.n
     products = GridProducts(kernel, theta, first.gram)
     b = torch.from_numpy(first.rhs)
-    weights, converged = products.inverse(b)
+    weights, solve = products.inverse(b)
     mean, t = products.prior(weights), b.shape[1]
-    value = float("nan")
+    value = error = float("nan")
     if problem.probes is not None:
         quadratic = float(first.total.sum() - (b * mean).sum())
-        log_det = moments.log_det + products.log_det(problem.probes.at(noise)[0])
+        log_det, error = products.log_det(problem.probes.at(noise)[0])
+        log_det += moments.log_det
         value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
     missed = misfit(first, mean.numpy(), n / moments.inverse, jitter)
-    return ProductEvaluation(value, products, weights, mean, jitter, missed, converged)
+    return ProductEvaluation(value, 0.5 * t * error, products, weights, mean, jitter, missed, solve)
 
 
 class ProductGradient(GradientEstimator):
@@ -237,6 +271,11 @@ class ProductPosterior(GridPosterior):
     def __init__(self, grid_kernel, theta, evaluation: ProductEvaluation, dual=None):
         super().__init__(grid_kernel, theta, evaluation)
         self.dual = dual
+        self._unfinished: list[SolveSummary] = []
+
+    def take_unfinished(self) -> list[SolveSummary]:
+        taken, self._unfinished = self._unfinished, []
+        return taken
 
     def low_rank_form(self) -> LowRankForm:
         return GridCaches(self)
@@ -275,7 +314,14 @@ class ProductPosterior(GridPosterior):
         with torch.no_grad():
             C = self.grid_kernel.rows(self.theta, rows)
         products = self.evaluation.products
-        return C, products.inverse(products.matmul(C.T.contiguous()))[0].T
+        return C, self._solved(products.matmul(C.T.contiguous())).T
+
+    def _solved(self, B: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
+        """(I + G K)^-1 B; remembers a solve that did not reach its tolerance."""
+        solution, summary = self.evaluation.products.inverse(B)
+        if summary.status is not Status.CONVERGED:
+            self._unfinished.append(summary)
+        return solution
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, _ = self._split(X)
@@ -316,7 +362,7 @@ class ProductPosterior(GridPosterior):
         """C V."""
         products = self.evaluation.products
         if self.dual is None:
-            return products.prior(products.inverse(V)[0])
+            return products.prior(self._solved(V))
         return products.prior(V) - self.root @ (self.root.T @ V)
 
     @property
