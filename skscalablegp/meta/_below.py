@@ -1,4 +1,4 @@
-"""What estimators over estimators share: fitting a regressor inside a fit."""
+"""What estimators over estimators share: reading a table, and fitting a regressor inside a fit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,79 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sklearn.base import clone
+import numpy as np
+from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import KFold
 
+from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..kernels import with_column_numbers
 
-# Of a regressor of this package: what a fit inside another one is given for that fit only.
+# Settings of a regressor of this package that are replaced for the time of a fit inside another.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
+# Fitted attributes of the regressor below that the estimator over it shows as its own.
+_SHARED = (
+    "kernel_",
+    "log_marginal_likelihood_value_",
+    "log_marginal_likelihood_std_error_",
+    "lower_bound_",
+)
+
+
+class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
+    """An estimator over another regressor, for one target unless it says otherwise."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags
+
+    def _read_rows(
+        self, X: Any, y: Any, noise_variance: Any, run: FitRun, **checks: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Validated rows and targets, and the known noise of each row where there is any."""
+        X, y = validated(self, X, y, y_numeric=True, dtype=np.float64, **checks)
+        known = check_noise_variance(noise_variance, len(X), 1)
+        self._noise_given = known is not None
+        run.begin(X, y)
+        self.dtype_ = run.chose("dtype", "float64", "predictions; the regressor has its own")
+        return X, y, None if known is None else known[:, 0]
+
+    def _opened(self, estimator: Any, run: FitRun) -> Any:
+        """`opened`, for rows without the column names of the user's table."""
+        return opened(estimator, self, run, getattr(self, "feature_names_in_", None))
+
+    def _share(self, inner: Any) -> None:
+        """Show the fitted attributes of the regressor below; forget those of an earlier fit."""
+        for name in _SHARED:
+            vars(self).pop(name, None)
+            if name in vars(inner):
+                setattr(self, name, getattr(inner, name))
+
+
+def shuffled_folds(n: int, n_folds: int, run: FitRun) -> KFold:
+    """Cross-fitting folds of n rows, no more than there are rows."""
+    seed = int(run.random_state.randint(2**31 - 1))
+    return KFold(min(n_folds, n), shuffle=True, random_state=seed)
 
 
 def opened(estimator: Any, outer: Any, run: FitRun, names: Any = None) -> Any:
-    """A copy of the regressor below with seeds, and what it leaves open as `outer` has it.
+    """A copy of the regressor below whose open settings are filled in.
 
-    With the `names` of columns, those that its kernel mentions become numbers: it will see arrays.
+    It gets seeds where it has none, and the device, the precision and the memory budget of `outer`
+    where its own are "auto". The same holds for regressors of this package inside a pipeline.
+
+    Parameters
+    ----------
+    estimator : regressor
+    outer : estimator
+        The one that is being fitted.
+    run : FitRun
+        The fit of `outer`.
+    names : array-like of str, optional
+        Names of the columns. Those that the kernel mentions are replaced by numbers, because the
+        regressor will be fitted to an array.
 
     Raises
     ------
@@ -27,22 +86,31 @@ def opened(estimator: Any, outer: Any, run: FitRun, names: Any = None) -> Any:
         For settings of the two that contradict each other.
     """
     inner = clone(estimator)
-    for name, value in sorted(inner.get_params().items()):
+    settings = inner.get_params()
+    for name, value in sorted(settings.items()):
         if name.rpartition("__")[2] == "random_state" and value is None:
             inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
-    if isinstance(inner, GPPredictionBase):
-        for name in ("memory_budget", "device", "dtype"):
-            mine, theirs = getattr(outer, name), getattr(inner, name)
-            if theirs == "auto":
-                inner.set_params(**{name: mine})
-            elif name != "memory_budget" and mine not in ("auto", theirs):
-                raise ValueError(
-                    f"{name}={mine!r} contradicts {name}={theirs!r} of the estimator: give one."
-                )
-        if names is not None and getattr(inner, "kernel", None) is not None:
-            kernel = with_column_numbers(clone(inner.kernel), len(names), names)
-            inner.set_params(kernel=kernel)
+    for part in (inner, *settings.values()):
+        if isinstance(part, GPPredictionBase):
+            _fill_in(part, outer)
+    part = inner
+    while names is not None and isinstance(part, GPPredictionBase):
+        if getattr(part, "kernel", None) is not None:
+            part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
+        part = getattr(part, "estimator", None)
     return inner
+
+
+def _fill_in(inner: GPPredictionBase, outer: Any) -> None:
+    for name in ("memory_budget", "device", "dtype"):
+        mine, theirs = getattr(outer, name), getattr(inner, name)
+        if theirs == "auto":
+            inner.set_params(**{name: mine})
+        elif name != "memory_budget" and mine not in ("auto", theirs):
+            raise ValueError(
+                f"{name}={mine!r} of {type(outer).__name__} contradicts {name}={theirs!r} of its "
+                f"{type(inner).__name__}: set one of them only."
+            )
 
 
 def fit_below(
@@ -54,26 +122,27 @@ def fit_below(
     share: float = 1.0,
     **params: Any,
 ) -> tuple[str, str]:
-    """Fit a regressor under the budget and the callbacks of the fit around it.
+    """Fit a regressor under the time budget and the callbacks of the fit around it.
 
     Parameters
     ----------
     inner : regressor
-        Of this package, or any other, which then is a stage without steps.
+        One of another package is fitted in one stage without steps.
     run : FitRun
-        Of the fit around.
+        The fit around this one.
     X, y : array-like
     preview : callable, optional
-        ``preview(model, below)`` makes `model` the one around a regressor at one of its steps.
+        ``preview(model, below)`` gives `model`, a copy of the outer estimator, the fitted
+        attributes that it would have over `below`, the regressor at one of its steps.
     share : float, default=1.0
-        Of the time that is left.
+        Share of the remaining time that this fit may take.
     **params
         Further arguments of its ``fit``.
 
     Returns
     -------
     status, because : str
-        How it ended; a reason only where there is a status.
+        The status and the reason in the report of the inner fit.
     """
     if not isinstance(inner, GPPredictionBase):
         with run.stage(type(inner).__name__):

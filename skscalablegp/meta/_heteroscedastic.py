@@ -7,88 +7,93 @@ from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
-from sklearn.base import MetaEstimatorMixin, clone
-from sklearn.model_selection import KFold, ShuffleSplit
+from sklearn.base import clone
+from sklearn.model_selection import ShuffleSplit
 from sklearn.utils.validation import has_fit_parameter
 
 from .._compat import fit_context
-from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
+from ..core.training import StopTraining
 from ..models.experts import PoERegressor
-from ._below import fit_below, opened
-from ._noise import best_noise, level
+from ._below import MetaRegressorBase, fit_below, shuffled_folds
+from ._noise import FEWEST_ROWS, best_noise, level
 from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
 # Most rows that are left out in closed form, which costs more than a prediction.
 _LEFT_OUT = 10_000
-# Held-out rows from which the noise can be learned: below, folds are worth their fits.
+# Held-out rows from which the noise can be learned. With fewer, folds are worth their fits.
 _HELD_OUT = 2000
 _FOLDS = 5
-# Of a time budget, for the fits on all rows.
+# Share of a time budget that the fits on all rows may take.
 _FIRST_SHARE = 0.6
-# Levels at which shapes of tails are compared.
+# Probabilities of the quantiles by which shapes of tails are compared.
 _LEVELS = np.arange(0.5, 100) / 100
-# Fitted attributes that are the regressor's.
-_TAKEN = ("kernel_", "log_marginal_likelihood_value_", "lower_bound_")
-# What has no effect where no rows were left out.
+# Parameters without effect where no rows were left out.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
 
-class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
+class HeteroscedasticRegressor(MetaRegressorBase):
     """Standard deviations that depend on the row, for any regressor.
 
-    The regressor below predicts rows that it has not seen; how large its errors are there, measured
-    in its own standard deviations where it has any, is what a second regressor learns. Predictions
-    keep the mean of the regressor, fitted to all rows, and have its standard deviations times what
-    was learned.
+    The regressor below predicts rows that it was not fitted to. A second regressor, the noise
+    model, learns from these predictions how large the errors are at each row, in units of the
+    first regressor's standard deviations where it has any. Predictions have the mean of the first
+    regressor, fitted on all rows, and its standard deviations times the factor of the noise model.
 
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It is any regressor of this package or of
-        scikit-learn, with ``return_std`` or without, pipelines included; None is a `PoERegressor`.
-        Its settings of budget, device and precision are this one's where it leaves them open.
+        Regressor on which this estimator builds. It may be any of this package or of scikit-learn,
+        with ``return_std`` or without, pipelines included; None is a `PoERegressor`. Where its own
+        settings of memory, device and precision are "auto", those of this estimator hold.
     noise_estimator : regressor, default=None
-        Regressor that learns the size of the errors. It is any regressor of scikit-learn's kind,
-        fitted to the logarithms of squared standardised errors by the columns, the predicted mean
-        and the logarithm of the standard deviation. None tries boosted trees on logarithms, boosted
-        trees with a gamma loss on squares and, up to 2,000 rows, a Gaussian process. Whatever it
-        is, it is shrunk as left-out rows advise, and a constant takes its place where it does not
-        beat one there.
+        Regressor that learns the size of the errors. It may be any of scikit-learn's kind. Its
+        target is the logarithm of the squared standardised error; its features are the columns of
+        X, the predicted mean and the logarithm of the standard deviation. None compares boosted
+        trees on that target, boosted trees with a gamma loss on the squared errors and, up to 2,000
+        rows, a Gaussian process. The variation of every candidate is shrunk by the factor that
+        suits left-out rows best. A constant takes the place of a candidate that does not predict
+        left-out rows better than the constant does, and always below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
         further fit, but a regressor with a closed form: exact and iterative processes, experts,
         Fourier features, inducing points. An int is the number of cross-fitting folds. "held_out"
-        fits once more, without a share of the rows. "auto" takes the first that there is; 5 folds
-        where fewer than 2,000 rows would be held out.
+        fits once more, without a share of the rows. "auto" is "leave_one_out" where there is a
+        closed form, otherwise 5 folds where fewer than 2,000 rows would be held out, otherwise
+        "held_out".
     validation_fraction : float, default=0.2
-        Fraction of the rows that is held out. The final mean is fitted on all rows in any case.
+        Fraction of the rows that is held out. It counts for "held_out" only. The mean of
+        predictions comes from a fit on all rows in any case.
     n_refits : int, default=0
-        Number of times that the regressor is fitted again with the learned noise. It is handed to
-        its ``fit`` as `noise_variance`, or as weights where that takes `sample_weight`.
+        Number of times that the regressor is fitted again with the learned noise. Its ``fit``
+        receives the noise as `noise_variance`, or as weights where it takes `sample_weight`.
     tails : {"normal", "student", "empirical", "auto"}, default="normal"
-        Shape of the distribution from which quantiles and intervals are computed. It is normal,
-        Student's t, or that of the standardised errors of left-out rows; "auto" takes the one with
-        the lowest CRPS on the half of these rows that it was not fitted to.
+        Shape of the distribution from which quantiles and intervals are computed. "student" is
+        Student's t, and "empirical" are the quantiles of the standardised errors of left-out rows.
+        "auto" fits each shape to half of these errors and takes the one with the lowest CRPS on the
+        other half. Below 20 rows the shape is normal.
     random_state : int, RandomState instance or None, default=None
-        Seed for all random choices of a fit; None uses a new seed each time. It also seeds a
-        regressor that has no seed of its own.
+        Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
+        regressor, where that has no seed of its own.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
-        on to a regressor that has no budget of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        holds for the regressor, where that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It is the regressor's,
-        too, where that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        regressor, where that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is the regressor's, too, where that has
-        "auto"; another one of its own is an error.
+        Precision of the matrix products in training. It also holds for the regressor, where that
+        has "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They see the steps of the regressor, where it is one of this package.
+        returns a true value. The steps are those of the regressor, where it is one of this package;
+        others have none.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The fit on all rows has 60% of it; noise that there is no time to learn is constant.
+        The fit on all rows may take 60% of it. The noise is constant where no time is left to learn
+        it. A regressor that is not of this package, a pipeline included, is not stopped within a
+        fit, only between two.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -97,15 +102,16 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
     estimator_ : regressor
         The regressor, fitted on all rows.
     noise_estimator_ : regressor or None
-        What learned the size of errors; None where a constant is as good.
+        The fitted noise model; None where a constant is as good.
     noise_gain_ : float
-        What that gains over a constant on rows left out, in nats a row.
+        By how much the noise model raises the log density of left-out rows over that of a constant,
+        in nats a row.
     n_residuals_ : int
-        Rows that were predicted without having been seen.
+        Number of rows that were predicted by a model that had not seen them.
     kernel_ : kernel instance
         The regressor's, where it has one.
-    log_marginal_likelihood_value_, lower_bound_ : float
-        The regressor's, whichever it has.
+    log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
+        Those of the regressor that it has.
     n_iter_ : int
         Training steps of all fits.
     n_samples_seen_ : int
@@ -130,8 +136,8 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
     Notes
     -----
     The factor applies to the whole standard deviation, that of the latent function included: where
-    noise is small, the function is known better. Regressors outside this package do not tell
-    function and noise apart, so that ``include_noise=False`` is an error.
+    noise is small, the function is known better. Regressors outside this package do not separate
+    the uncertainty of the function from noise, so that ``include_noise=False`` is an error.
 
     References
     ----------
@@ -170,16 +176,11 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
     ):
         self._set(locals())
 
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> HeteroscedasticRegressor:
-        """Fit the regressor, and the size of its errors on rows that it has not seen.
+        """Fit the regressor, and the noise model to its errors on rows that it has not seen.
 
         Parameters
         ----------
@@ -188,7 +189,8 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         y : array-like of shape (n,)
             Targets.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variances, handed to the regressor; what is learned comes on top.
+            Known noise variance of each row, in the target's own units squared. The regressor
+            receives it; the noise that is learned is added to it.
 
         Returns
         -------
@@ -198,23 +200,22 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour, such as leaving out rows of a regressor
-            that has no closed form for it.
+            For input or settings the model cannot honour, such as ``residuals="leave_one_out"``
+            over a regressor without a closed form.
         MemoryError
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            X, y = validated(self, X, y, y_numeric=True, dtype=np.float64)
-            known = check_noise_variance(noise_variance, len(X), 1)
-            known = None if known is None else known[:, 0]
-            self._noise_given = known is not None
-            run.begin(X, y)
-            given = PoERegressor() if self.estimator is None else self.estimator
-            fresh = opened(given, self, run, getattr(self, "feature_names_in_", None))
-            self.dtype_ = run.chose("dtype", "float64", "predictions; the regressor has its own")
-            told, extra = _told(fresh, known, None, run), 0.0
+            X, y, known = self._read_rows(X, y, noise_variance, run)
+            fresh = self._opened(PoERegressor() if self.estimator is None else self.estimator, run)
+            refits = self.n_refits
+            if refits and not _takes_noise(fresh):
+                refits = 0
+                reason = f"{type(fresh).__name__}.fit takes no noise_variance and no weights"
+                run.ignores("n_refits", reason)
+            told, extra = _told(fresh, known, None), 0.0
             self.n_residuals_ = 0
-            for left in reversed(range(1 + self.n_refits)):
+            for left in reversed(range(1 + refits)):
                 inner = clone(fresh)
                 share = _FIRST_SHARE / (1 + left)
                 ended = fit_below(inner, run, X, y, _preview, share, **told)
@@ -224,25 +225,30 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
                 if run.stopped or not left:
                     break
                 noise = self._learned.moments(X)[2]
-                extra, told = float(np.mean(noise)), _told(fresh, known, noise, run)
+                told = _told(fresh, known, noise)
+                # Noise that the regressor is told is no longer part of its own predictions.
+                extra = float(np.mean(noise)) if "noise_variance" in told else 0.0
             self._conclude(ended, run)
         return self
 
     def _learn(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
-        """The size of errors on rows that were left out."""
+        """Fit the noise model and the tails to errors on rows that were left out."""
+        below = self._learned
         found = None if run.stopped else self._unseen(fresh, X, y, told, run)
         if found is None:
-            run.ignores(_OF_NOISE, "the fit ended before rows could be predicted without them")
+            run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
+            mean, variance, _ = below.below(X)
+            if variance is None:
+                self._finish(replace(below, extra=_mean_square(y - mean)))
             return
         rows, mean, variance = found
-        below, errors = self._learned, y[rows] - mean
+        errors = y[rows] - mean
         if variance is None:
-            extra = max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
-            below = replace(below, extra=extra)
+            below, variance = replace(below, extra=_mean_square(errors)), np.zeros(len(rows))
         else:
             noise = told.get("noise_variance", np.zeros(len(X)))[rows]
             variance = np.maximum(variance - noise, 1e-12 * variance)
-        variance = below.extra + (np.zeros(len(rows)) if variance is None else variance)
+        variance = below.extra + variance
         total = variance + (0 if known is None else known[rows])
         squares = np.square(errors) / total
         model = level(squares)
@@ -255,14 +261,19 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
                 run.random_state,
                 run.monitor.check_time,
             )
+        if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
+            run.ignores("noise_estimator", f"{len(rows)} rows are too few for more than a constant")
         tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run)
         self.n_residuals_ = len(rows)
         self._finish(replace(below, noise=model, tails=tails))
 
     def _best_tails(self, z: np.ndarray, run: FitRun) -> Tails:
-        """The shape of standardised errors, `z`."""
+        """The shape of the standardised errors `z`."""
         if self.tails != "auto":
-            return Tails.of(self.tails, z)
+            tails = Tails.of(self.tails, z)
+            if tails.name != self.tails:
+                run.ignores("tails", f"{len(z)} errors are too few, or too alike, to have a shape")
+            return tails
         order = run.random_state.permutation(len(z))
         fitted, new = z[order[::2]], z[order[1::2]]
         losses = {}
@@ -273,7 +284,14 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
     def _unseen(self, fresh: Any, X: np.ndarray, y: np.ndarray, told: Any, run: FitRun):
-        """Rows, their means, and their variances where there are any; None without time."""
+        """Predictions of rows by models that have not seen them.
+
+        Returns
+        -------
+        rows, mean, variance : ndarray of shape (k,)
+            The variance is None where the regressor has none. All is None where the time, or the
+            number of rows, was too small for any prediction.
+        """
         inner, way, n = self._learned, self.residuals, len(X)
         if way in ("auto", "leave_one_out"):
             rows, found = np.sort(run.random_state.permutation(n)[:_LEFT_OUT]), None
@@ -281,13 +299,14 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
                 found = inner.left_out(X, y, told.get("noise_variance"), rows)
             if found is not None:
                 run.chose("residuals", "leave_one_out", "there is a closed form")
+                run.ignores("validation_fraction", "no rows are held out")
                 return found[0], found[1], found[2] ** 2
             if run.stopped:
                 return None
             if way == "leave_one_out":
                 raise ValueError(
-                    f"{type(fresh).__name__} has no closed form of the predictions for rows left "
-                    "out: use residuals='auto'."
+                    f"{type(fresh).__name__} has no closed form for predictions of rows that are "
+                    f"left out, which residuals={way!r} needs: use residuals='auto'."
                 )
             held = int(self.validation_fraction * n)
             few = held < _HELD_OUT
@@ -296,18 +315,23 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         if n < 2:
             return None
         if way == "held_out":
-            splits = ShuffleSplit(1, test_size=self.validation_fraction)
+            seed = int(run.random_state.randint(2**31 - 1))
+            folds = ShuffleSplit(1, test_size=self.validation_fraction, random_state=seed)
         else:
-            splits = KFold(min(way, n), shuffle=True)
+            folds = shuffled_folds(n, way, run)
             run.ignores("validation_fraction", "no rows are held out")
-        splits.random_state = int(run.random_state.randint(2**31 - 1))
         parts = []
-        for fitted, new in splits.split(X):
+        for fitted, new in folds.split(X):
             below = clone(fresh)
             noises = {k: v[fitted] for k, v in told.items()}
-            # What callbacks see meanwhile is the model of all rows.
+            # Meanwhile callbacks are shown the model of all rows.
             seen = lambda model, _: model._finish(inner)  # noqa: E731
-            fit_below(below, run, X[fitted], y[fitted], seen, **noises)
+            try:
+                run.monitor.check_time()
+                fit_below(below, run, X[fitted], y[fitted], seen, **noises)
+            except (KeyboardInterrupt, StopTraining) as end:
+                # The model of all rows is there; only its noise is not.
+                run.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
             if run.stopped:
                 break
             own = told.get("noise_variance", np.zeros(n))[new]
@@ -323,14 +347,12 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         """The fitted model."""
         self._learned, self.estimator_ = scaled, scaled.inner
         self.noise_estimator_, self.noise_gain_ = scaled.noise.regressor, scaled.noise.gain
-        for name in _TAKEN:
-            if hasattr(scaled.inner, name):
-                setattr(self, name, getattr(scaled.inner, name))
+        self._share(scaled.inner)
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())
 
     def _conclude(self, ended: tuple[str, str], run: FitRun) -> None:
-        """How the fits ended."""
+        """Report how the fits ended."""
         noise = self._learned.noise
         run.reports(
             summary=f"standard deviations of {type(self.estimator_).__name__} times {noise.name}, "
@@ -354,11 +376,11 @@ class HeteroscedasticRegressor(MetaEstimatorMixin, GPPredictionBase):
         return super()._quantiles(X, q, include_noise, noise_variance)
 
     def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
-        """Refuse deviations of a function that the regressor does not tell from noise."""
+        """Refuse uncertainty without noise where the regressor does not separate the two."""
         if not include_noise and self._learned.core(X[:1])[0] is None:
             raise ValueError(
-                f"{type(self.estimator_).__name__} cannot leave the noise out: include_noise=False "
-                "is for regressors of skscalablegp."
+                f"{type(self.estimator_).__name__} cannot leave the noise out: use "
+                "include_noise=True, or a regressor of skscalablegp."
             )
 
 
@@ -366,27 +388,33 @@ def _preview(model: HeteroscedasticRegressor, below: GPPredictionBase) -> None:
     model._finish(Scaled(below))
 
 
-def _told(fresh: Any, known: Any, noise: Any, run: FitRun) -> dict[str, np.ndarray]:
-    """What the fit of the regressor is told of the noise of its rows.
+def _mean_square(errors: np.ndarray) -> float:
+    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
+
+
+def _takes_noise(regressor: Any) -> bool:
+    """Whether its ``fit`` can be told the noise of rows."""
+    return any(has_fit_parameter(regressor, name) for name in ("noise_variance", "sample_weight"))
+
+
+def _told(fresh: Any, known: Any, noise: Any) -> dict[str, np.ndarray]:
+    """Arguments that tell the fit of a regressor the noise of its rows.
 
     Parameters
     ----------
     fresh : regressor
-    known : ndarray of shape (n,) or None
-        What the user knows.
-    noise : ndarray of shape (n,) or None
-        What was learned.
-    run : FitRun
+    known, noise : ndarray of shape (n,) or None
+        The user's noise variances, and those of the noise model.
     """
     if has_fit_parameter(fresh, "noise_variance"):
         parts = [part for part in (known, noise) if part is not None]
         return {"noise_variance": np.sum(parts, axis=0)} if parts else {}
     if known is not None:
-        raise ValueError(f"{type(fresh).__name__}.fit takes no noise_variance.")
+        raise ValueError(
+            f"{type(fresh).__name__}.fit takes no noise_variance: fit without it, or use a "
+            "regressor of skscalablegp."
+        )
     if noise is None:
         return {}
-    if has_fit_parameter(fresh, "sample_weight"):
-        weight = 1 / np.maximum(noise, 1e-3 * np.median(noise))
-        return {"sample_weight": weight / weight.mean()}
-    run.ignores("n_refits", f"{type(fresh).__name__}.fit takes no noise_variance and no weights")
-    return {}
+    weight = 1 / np.maximum(noise, 1e-3 * np.median(noise))
+    return {"sample_weight": weight / weight.mean()}

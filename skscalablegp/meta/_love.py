@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import MetaEstimatorMixin
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
@@ -18,25 +17,25 @@ from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
-from ._below import fit_below, opened
+from ._below import MetaRegressorBase, fit_below, opened
 
-# Rows at which the variance is compared with exact solves, and most rows that Lanczos starts from.
+# Rows of each kind at which the variance is compared with exact solves, and the largest number of
+# rows that Lanczos starts from.
 _HELD_ROWS = 30
 _PROBE_ROWS = 1000
-# The error at these rows is to be so many times smaller than what is accepted at every row.
+# By this factor the error at these rows has to be below variance_tol, which is to hold everywhere.
 _MARGIN = 10
-# Fitted attributes that are the regressor's.
-_TAKEN = ("kernel_", "log_marginal_likelihood_value_", "lower_bound_", "n_samples_seen_")
 
 
-class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
+class LOVEPredictor(MetaRegressorBase):
     """Low-rank variances, covariances and samples for a Gaussian-process regressor.
 
-    Lanczos builds, once, a basis of rank k in which the inverse of the covariance matrix is small;
-    after that a variance costs O(k) on a grid, O(m k) with m random features or inducing points and
-    O(n k) over n rows. The largest error is measured against exact variances at rows of the table,
-    between them and beside them, and the rank grows until it is small enough. Where low-rank
-    variances would cost no less than exact ones, exact ones are taken.
+    The fit computes, once, a rank-k approximation of the inverse covariance matrix by the Lanczos
+    method. After that a variance costs O(k) on a grid, O(m k) with m random features or inducing
+    points and O(n k) over n rows. The fit also measures the largest error against exact variances
+    at some rows of the table, between them and beside them, and the rank grows until this error is
+    small enough. Where low-rank variances would not be cheaper than exact ones, predictions use
+    exact ones.
 
     Parameters
     ----------
@@ -46,34 +45,35 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         fitted one wrapped in ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied:
         fit again once it has changed.
     variance_rank : int or None, default=100
-        Rank of the low-rank approximation of the variances. This is where growth begins; None is
-        the full rank, which is exact up to rounding.
+        Rank of the low-rank approximation of the variances. It is the first rank that is tried;
+        None is the full rank, which is exact up to rounding.
     max_variance_rank : int or "auto", default="auto"
-        Largest rank that a fit tries. "auto" is 1,600, above which variances are exact; at a rank
-        of your own a ConvergenceWarning says if the error is still above `variance_tol`.
+        Largest rank that a fit tries. "auto" is 1,600, beyond which exact variances take over. With
+        an int, a ConvergenceWarning says where the error is still above `variance_tol` at that
+        rank.
     variance_tol : float, default=0.0001
         Accepted error of the variances, as a fraction of the target's mean square. The error is the
         largest absolute one at the measured rows.
     random_state : int, RandomState instance or None, default=None
-        Seed for all random choices of a fit; None uses a new seed each time. It determines which
-        rows are measured, and seeds a regressor that has no seed of its own.
+        Seed for all random choices of a fit; None uses a new seed each time. It chooses the rows at
+        which the error is measured, and seeds the regressor where that has no seed of its own.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
-        on to a regressor that has no budget of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        holds for the regressor, where that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It is the regressor's,
-        too, where that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        regressor, where that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is the regressor's, too, where that has
-        "auto"; another one of its own is an error.
+        Precision of the matrix products in training. It also holds for the regressor, where that
+        has "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They see the regressor's steps, then a score of stage "variances" for
-        each rank.
+        returns a true value. The steps are those of the regressor, followed by a score of stage
+        "variances" for each rank.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The regressor gets what is left of it, unless its own is less. Caches of the first rank are
-        always built.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. It
+        also limits the regressor, unless that has a smaller budget of its own. Variances of the
+        first rank are always computed.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -82,14 +82,14 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
     estimator_ : regressor
         The fitted regressor.
     variance_rank_ : int
-        Lanczos vectors in use; the full rank where variances are exact.
+        Number of Lanczos vectors in use; the full rank where variances are exact.
     variance_error_ : float
         Largest absolute error of the variance at the measured rows, in units of the target's mean
         square; 0 where variances are exact.
     kernel_ : kernel instance
         The regressor's.
-    log_marginal_likelihood_value_, lower_bound_ : float
-        The regressor's, whichever it has.
+    log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
+        Those of the regressor that it has.
     n_iter_ : int
         The regressor's training steps.
     n_samples_seen_ : int
@@ -109,7 +109,8 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 
     Notes
     -----
-    The approximation is a Galerkin projection: variances err upwards, never below zero.
+    The approximation is a Galerkin projection: its variances are never below the exact ones, up to
+    rounding.
 
     References
     ----------
@@ -155,17 +156,17 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> LOVEPredictor:
-        """Fit the regressor unless it is frozen, then build the caches.
+        """Fit the regressor unless it is frozen, then prepare low-rank variances.
 
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows; the rows at which the error is measured come from among and between them.
+            Training rows. The error is measured at some of them, between them and beside them.
         y : array-like of shape (n,) or (n, t)
-            Targets; a frozen regressor does not look at them, only the unit of the error comes from
-            them.
+            Targets. Over a frozen regressor they only give the unit of the error.
         noise_variance : float or array-like of shape (n,), optional
-            Handed to the regressor; not for a frozen one.
+            Known noise variance of each row, in the target's own units squared. The regressor
+            receives it; over a frozen one it is an error.
 
         Returns
         -------
@@ -213,10 +214,10 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         validated(inner, X, skip_check_array=True, reset=False)
         if noise_variance is not None:
             raise ValueError(
-                "A frozen regressor has seen its noise: pass noise_variance where it is "
-                "fitted, not to LOVEPredictor.fit."
+                "LOVEPredictor does not fit a frozen regressor again: pass noise_variance where it "
+                "is fitted."
             )
-        run.ignores(("device", "dtype"), "a frozen regressor stays what it is")
+        run.ignores(("device", "dtype"), "a frozen regressor is not fitted again")
         return inner
 
     def _fitted(
@@ -247,7 +248,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         return _form(inner).full if self.variance_rank is None else self.variance_rank
 
     def _most(self, first: int) -> int | None:
-        """Where growth ends; None for no limit of the user's."""
+        """The rank at which growth ends; None where the user sets no limit."""
         given = self.max_variance_rank
         return None if given == "auto" else max(first, given)
 
@@ -260,7 +261,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         scale: float,
         run: FitRun,
     ) -> LowRank:
-        """Caches whose error is small enough, or of the largest rank that there was time for."""
+        """Variances whose error is small enough, or of the largest rank that time allowed."""
         first, made = self._first(inner), None
         most = self._most(first)
         what = f"Low-rank variances of rank {first}"
@@ -286,11 +287,10 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         return made
 
     def _finish(self, inner: GPPredictionBase, made: LowRank, scale: float) -> None:
-        """The fitted predictor with these caches."""
+        """The fitted predictor with these variances."""
         self.estimator_ = inner
-        for name in _TAKEN:
-            if name in vars(inner):
-                setattr(self, name, getattr(inner, name))
+        self._share(inner)
+        self.n_samples_seen_ = inner.n_samples_seen_
         self._noise_given = inner._noise_given
         self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self.variance_rank_, self.variance_error_ = made.rank, made.error / scale
@@ -299,7 +299,7 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
         self._remember(made.posterior)
 
     def _conclude(self, inner: GPPredictionBase, frozen: bool, run: FitRun) -> None:
-        """How the two fits ended."""
+        """Report how the two fits ended."""
         error, rank = self.variance_error_, self.variance_rank_
         run.reports(
             variance_rank=rank,
@@ -344,9 +344,9 @@ class LOVEPredictor(MetaEstimatorMixin, GPPredictionBase):
 def _check_ours(inner: Any) -> None:
     if not (isinstance(inner, GPPredictionBase) and inner._has_low_rank_form()):
         raise TypeError(
-            f"{type(inner).__name__} has no fast products with its covariance matrix, which "
-            "LOVEPredictor needs: wrap a KISSGPRegressor, an IterativeGPRegressor, or another "
-            "regressor of this package with rows, random features or inducing points."
+            f"LOVEPredictor needs fast products with the covariance matrix, and "
+            f"{type(inner).__name__} has none: use KISSGPRegressor, IterativeGPRegressor, or "
+            "another regressor of skscalablegp over rows, random features or inducing points."
         )
 
 

@@ -1,4 +1,4 @@
-"""A Gaussian process on what another regressor leaves."""
+"""A Gaussian process on the errors of another regressor."""
 
 from __future__ import annotations
 
@@ -7,74 +7,73 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.base import MetaEstimatorMixin, clone
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.model_selection import KFold
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
 from .._compat import fit_context
-from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ..models.experts import PoERegressor
-from ._below import fit_below, opened
+from ._below import MetaRegressorBase, fit_below, opened, shuffled_folds
 
-# Fitted attributes that are the process's.
-_TAKEN = ("kernel_", "log_marginal_likelihood_value_", "lower_bound_")
-# What is added to noise before it becomes a weight, as a share of its mean.
+# Share of the mean noise variance that is added to each before its inverse becomes a weight.
 _EVEN = 0.1
 
 
-class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
+class MeanFunctionRegressor(MetaRegressorBase):
     """A Gaussian process whose mean function is any regressor.
 
-    The mean function is cross-fitted: the process is fitted to what is left of targets that the
-    mean function has not seen, so that it meets in training what it will meet in predictions.
+    Predictions are the sum of two: the mean function's, and those of a Gaussian process, which is
+    fitted to the errors of the mean function. These errors come from cross-fitting: each row is
+    predicted by a mean function that was fitted without it, so that the process is trained on
+    errors of the size that new rows will have.
 
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It is one of this package; None is a
-        `PoERegressor`. Its settings of budget, device and precision are this one's where it leaves
-        them open.
+        Regressor on which this estimator builds. It is one of this package, which is the process;
+        None is a `PoERegressor`. Where its own settings of memory, device and precision are "auto",
+        those of this estimator hold.
     mean_function : regressor, default=None
         Regressor that predicts the mean, which the Gaussian process then corrects. It is any
         regressor of scikit-learn's kind; None is a `HistGradientBoostingRegressor`. Where its
-        ``fit`` takes `sample_weight`, rows of known noise are weighted by it.
+        ``fit`` takes `sample_weight`, rows are weighted by the inverse of their known noise
+        variance, with a tenth of the mean added.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds both
         regressors, where they have no seed of their own.
     memory_budget : float or "auto", default="auto"
-        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It is passed
-        on to a process that has no budget of its own.
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        holds for the process, where that has "auto".
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. It is the process's,
-        too, where that has "auto"; another one of its own is an error.
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        process, where that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is the process's, too, where that has
-        "auto"; another one of its own is an error.
+        Precision of the matrix products in training. It also holds for the process, where that has
+        "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They see the steps of the process.
+        returns a true value. The steps are those of the process.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The mean function takes what it takes, the process has the rest.
+        The mean function is not stopped; the process has the time that it leaves.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     estimator_ : regressor
-        The process, fitted to what the mean function leaves.
+        The process, fitted to the errors of the mean function.
     mean_function_ : regressor
         The mean function, fitted on all rows.
     kernel_ : kernel instance
         The process's.
-    log_marginal_likelihood_value_, lower_bound_ : float
-        The process's, whichever it has.
+    log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
+        Those of the process that it has.
     n_iter_ : int
         Its training steps.
     n_samples_seen_ : int
@@ -97,7 +96,7 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
 
     Notes
     -----
-    Standard deviations are those of the process: of what the mean function leaves, given the mean
+    Standard deviations are those of the process. They do not contain the uncertainty of the mean
     function.
 
     Examples
@@ -128,16 +127,11 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
     ):
         self._set(locals())
 
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> MeanFunctionRegressor:
-        """Fit the mean function, and the process to what it leaves.
+        """Fit the mean function, and the process to its errors.
 
         Parameters
         ----------
@@ -165,18 +159,14 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
         process = PoERegressor() if self.estimator is None else self.estimator
         if not isinstance(process, GPPredictionBase):
             raise TypeError(
-                f"estimator must be a regressor of skscalablegp, got {type(process).__name__}: the "
-                "mean function may be any."
+                f"estimator must be a regressor of skscalablegp, got {type(process).__name__}: "
+                "pass other regressors as mean_function."
             )
         with FitRun(self) as run:
-            X, y = validated(self, X, y, y_numeric=True, dtype=np.float64, ensure_min_samples=2)
-            known = check_noise_variance(noise_variance, len(X), 1)
-            told = {} if known is None else {"noise_variance": known[:, 0]}
-            self._noise_given = known is not None
-            run.begin(X, y)
-            inner = opened(process, self, run, getattr(self, "feature_names_in_", None))
-            mean = self._mean_function(X, y, told, run)
-            self.dtype_ = run.chose("dtype", "float64", "predictions; the process has its own")
+            X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
+            told = {} if known is None else {"noise_variance": known}
+            inner = self._opened(process, run)
+            mean = self._mean_function(X, y, known, run)
 
             def preview(model: MeanFunctionRegressor, below: GPPredictionBase) -> None:
                 model._finish(below, mean)
@@ -184,28 +174,26 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
             status, because = fit_below(inner, run, X, y - self._unseen, preview, **told)
             self._finish(inner, mean)
             run.reports(
-                summary=f"{type(inner).__name__} on what {type(mean).__name__} leaves of rows that "
-                "it has not seen"
+                summary=f"{type(inner).__name__} on the errors of {type(mean).__name__} on rows "
+                "that it has not seen"
             )
             run.ended(status, n_iter=inner.n_iter_, because=because)
         return self
 
-    def _mean_function(self, X: np.ndarray, y: np.ndarray, told: Any, run: FitRun) -> Any:
-        """Fitted on all rows; keeps what it predicts of rows that it has not seen."""
+    def _mean_function(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> Any:
+        """The mean function fitted on all rows; keeps the predictions of its cross-fitting."""
         given = self.mean_function
         fresh = opened(HistGradientBoostingRegressor() if given is None else given, self, run)
         weights = np.ones(len(X))
-        if told and has_fit_parameter(fresh, "sample_weight"):
-            noise = told["noise_variance"]
-            weights = 1 / (noise + _EVEN * noise.mean() + np.finfo(float).tiny)
+        if known is not None and has_fit_parameter(fresh, "sample_weight"):
+            weights = 1 / (known + _EVEN * known.mean() + np.finfo(float).tiny)
 
         def fitted(rows: np.ndarray) -> Any:
             weighted = {"sample_weight": weights[rows]} if np.ptp(weights) else {}
             return clone(fresh).fit(X[rows], y[rows], **weighted)
 
         self._unseen = np.empty(len(X))
-        seed = int(run.random_state.randint(2**31 - 1))
-        folds = KFold(min(self.n_folds, len(X)), shuffle=True, random_state=seed)
+        folds = shuffled_folds(len(X), self.n_folds, run)
         with run.stage("mean function"):
             for seen, new in folds.split(X):
                 self._unseen[new] = fitted(seen).predict(X[new])
@@ -214,9 +202,7 @@ class MeanFunctionRegressor(MetaEstimatorMixin, GPPredictionBase):
     def _finish(self, inner: GPPredictionBase, mean: Any) -> None:
         """The fitted model."""
         self.estimator_, self.mean_function_ = inner, mean
-        for name in _TAKEN:
-            if name in vars(inner):
-                setattr(self, name, getattr(inner, name))
+        self._share(inner)
         self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self._remember(self._build_posterior())
 

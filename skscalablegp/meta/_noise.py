@@ -1,4 +1,4 @@
-"""How the size of errors depends on the row, by the model that tells left-out rows best."""
+"""Models of the size of errors as a function of the row, and the choice between them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from sklearn.model_selection import KFold, cross_val_predict
 
 from ..models.fourier import RFFRegressor
 
-# Fewest rows from which more than a level can be learned.
-_FEWEST_ROWS = 100
-# Of a mean square, where a regressor makes no errors.
+# Fewest rows from which more than a constant is learned.
+FEWEST_ROWS = 100
+# Smallest mean square: a regressor may make no errors.
 _LEAST = 1e-12
-# Up to these rows folds are cheap, and a process of the log squares is a candidate.
+# Up to so many rows folds are cheap, and a Gaussian process of the log squares is a candidate.
 _FEW_ROWS = 2000
-# Standard errors by which a model has to beat a level: the best of many candidates looks too good.
+# Standard errors by which a model has to beat a constant, because the best of many candidates looks
+# better than it is.
 _DOUBT = 2.0
-# Squares below are as good as these in their logarithm; a gamma density needs a floor as well.
+# What is added to squares before their logarithm, and the floors of squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
-# Numbers of trees, of which one fit gives all, their largest on few rows, and powers that shrink a
-# model towards a level.
+# Numbers of trees, all of which one fit gives; the largest on few rows; and the shares of a model's
+# variation that are compared.
 _TREES = (5, 10, 20, 40, 80, 160, 320)
 _FEW_TREES = 80
 _POWERS = np.linspace(0.2, 1.0, 5)
-# Leaves are small enough for tables of some hundred rows.
+# Leaves that suit tables of some hundred rows.
 _BOOSTING = {"max_leaf_nodes": 15, "min_samples_leaf": 40, "early_stopping": False}
 
 
@@ -39,19 +40,20 @@ class NoiseModel:
     Attributes
     ----------
     level : float
-        Logarithm of the mean square that is left.
+        Logarithm of the mean square, apart from what the regressor predicts.
     regressor : regressor or None
-        Of the logarithms of squares, or of squares; None for a level alone.
+        Predicts squares or their logarithms; None for a constant.
     log_link : bool
         Whether the regressor predicts squares.
     power : float
         Share of its variation that is kept.
     ends : tuple of float
-        Smallest and largest logarithm that it has predicted for rows left out.
+        Smallest and largest logarithm that it predicted for left-out rows. Predictions are clipped
+        there.
     name : str
-        What the regressor is, for the report.
+        Name of the regressor in the report.
     gain : float
-        By how much the log density of left-out rows rose over that of a level, in nats a row.
+        By how much the log density of left-out rows rose over that of a constant, in nats a row.
     """
 
     level: float = 0.0
@@ -59,7 +61,7 @@ class NoiseModel:
     log_link: bool = False
     power: float = 0.0
     ends: tuple[float, float] = (0.0, 0.0)
-    name: str = "a level"
+    name: str = "a constant"
     gain: float = 0.0
 
     def factor(self, F: np.ndarray) -> np.ndarray:
@@ -76,18 +78,7 @@ class NoiseModel:
 
 @dataclass(frozen=True)
 class _Left:
-    """What one regressor predicts of the logarithms of rows that it has not seen.
-
-    Attributes
-    ----------
-    name : str
-    regressor : regressor
-        Not fitted.
-    target : ndarray of shape (n,)
-        What it is fitted to.
-    log_link : bool
-    logs : ndarray of shape (n,)
-    """
+    """A candidate: an unfitted regressor, its target, and its predictions of left-out rows."""
 
     name: str
     regressor: Any
@@ -97,7 +88,7 @@ class _Left:
 
 
 def level(squares: np.ndarray) -> NoiseModel:
-    """What is known without a regressor."""
+    """A constant factor."""
     return NoiseModel(float(np.log(max(np.mean(squares), _LEAST))))
 
 
@@ -108,7 +99,7 @@ def best_noise(
     random_state: np.random.RandomState,
     check_time: Callable[[], None],
 ) -> tuple[NoiseModel, np.ndarray]:
-    """The model with the best density of left-out rows, if it beats a level beyond doubt.
+    """The model with the best density of left-out rows, or a constant that is as good.
 
     Parameters
     ----------
@@ -117,7 +108,8 @@ def best_noise(
     squares : ndarray of shape (n,)
         Squared standardised residuals, positive on average.
     given : regressor or None
-        Fitted to logarithms; None tries boosted trees and, on few rows, a Gaussian process.
+        A candidate of the user's, fitted to logarithms. None compares boosted trees and, on few
+        rows, a Gaussian process.
     random_state : RandomState
     check_time : callable
         Called between fits; may raise.
@@ -126,17 +118,18 @@ def best_noise(
     -------
     model : NoiseModel
     logs : ndarray of shape (n,)
-        Logarithms of the mean squares, each as predicted from other rows.
+        Predicted logarithms of the mean squares, each by a model that had not seen the row.
 
     Notes
     -----
-    The logarithm of a squared normal number has a variance of 4.9, and that of a small one no lower
-    limit. Trees on logarithms, shrunk, are robust; trees under a gamma density, the likelihood of
-    the squares, take more from light tails. "Beyond doubt" is by two standard errors of the gain.
+    The logarithm of a squared normal number has a variance of 4.9 and no lower limit. Trees on
+    logarithms, shrunk, are robust against that. Trees under a gamma density, which is the
+    likelihood of the squares, learn more where tails are light. A model has to beat the constant by
+    two standard errors of its gain.
     """
     plain = level(squares)
     flat = np.full(len(F), plain.level)
-    if len(F) < _FEWEST_ROWS or squares.mean() <= _LEAST:
+    if len(F) < FEWEST_ROWS or squares.mean() <= _LEAST:
         return plain, flat
     squares = squares / squares.mean()
     alone = 0.5 * squares
@@ -166,7 +159,7 @@ def best_noise(
 
 
 def _candidates(F, squares, given, random_state, check_time):
-    """One `_Left` after the other."""
+    """Candidates, one after the other."""
     n, logs = len(F), np.log(squares + _LOG_FLOOR)
     seed = int(random_state.randint(2**31 - 1))
     folds = KFold(5 if n <= _FEW_ROWS else 3, shuffle=True, random_state=seed)
@@ -191,7 +184,7 @@ def _candidates(F, squares, given, random_state, check_time):
 
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):
-    """Boosted trees of every size."""
+    """Boosted trees of every size as candidates."""
     sizes = [size for size in _TREES if len(F) > _FEW_ROWS or size <= _FEW_TREES]
     boosting = clone(boosting).set_params(max_iter=sizes[-1])
     left = {size: np.empty(len(F)) for size in sizes}

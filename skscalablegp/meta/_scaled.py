@@ -1,4 +1,4 @@
-"""A regressor's predictions with standard deviations times a factor."""
+"""Predictions of a regressor whose standard deviations are multiplied by a noise model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import t as student
 from torch import Tensor
 
-from .._predicted import mean_and_std, unwrapped
+from .._predicted import predict_std, unwrapped
 from ..core import GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ._noise import NoiseModel
 
-# Normal quantiles at which the shape of tails is kept.
+# Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
-# Fewest errors beyond an empirical quantile.
+# Fewest errors beyond the outermost empirical quantile.
 _BEYOND = 5
 
 
@@ -31,7 +31,7 @@ class Tails:
     ----------
     name : str
     nodes, values : ndarray of shape (k,)
-        Rising; beyond the ends the function goes on at slope one.
+        Rising. Beyond the ends the function continues at slope one.
     """
 
     name: str = "normal"
@@ -44,7 +44,7 @@ class Tails:
 
     @classmethod
     def of(cls, name: str, z: Float[np.ndarray, " n"]) -> Tails:
-        """Fitted to standardised errors of rows left out."""
+        """Fitted to standardised errors of left-out rows; normal where these are too few."""
         if name == "normal" or len(z) < 4 * _BEYOND or not np.ptp(z) > 0:
             return cls()
         if name == "student":
@@ -59,21 +59,15 @@ class Tails:
 def noise_features(
     X: Float[np.ndarray, "m d"], mean: Float[np.ndarray, " m"], variance: Float[np.ndarray, " m"]
 ) -> Float[np.ndarray, "m q"]:
-    """What the size of errors is predicted from."""
+    """Features of the noise model."""
     return np.column_stack([X, mean, 0.5 * np.log(variance)])
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A fitted regressor, and what was learned of its errors.
+    """A fitted regressor, the noise model of its errors and their tails.
 
-    Attributes
-    ----------
-    inner : regressor
-    noise : NoiseModel
-    extra : float
-        Variance beside the regressor's own.
-    tails : Tails
+    `extra` is a variance that is added to the regressor's own.
     """
 
     inner: Any
@@ -82,15 +76,15 @@ class Scaled:
     tails: Tails = field(default_factory=Tails)
 
     def core(self, X: np.ndarray) -> tuple[GPPredictionBase | None, np.ndarray]:
-        """The regressor of this package at the core, if there is one, and rows as it takes them."""
+        """The regressor of this package behind pipelines, or None, and the rows as it sees them."""
         core, X = unwrapped(self.inner, X)
         return core if isinstance(core, GPPredictionBase) else None, X
 
     def below(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """Means, variances, and of these the latent ones, before the factor.
+        """Means, variances, and the part of these that is not noise, all before the factor.
 
-        Variances are None where the regressor has none; all of them is noise if it is not one of
-        this package.
+        The variances are None where the regressor has none. Those of a regressor of another package
+        count as noise.
         """
         core, rows = self.core(X)
         if core is not None:
@@ -100,13 +94,13 @@ class Scaled:
             noise = torch.cat(parts).double().numpy() * np.square(core._y_train_std)
             return mean, std**2, np.maximum(std**2 - noise, 0)
         try:
-            mean, std = mean_and_std(self.inner, X)
-            return mean, std**2, np.zeros(len(X))
-        except TypeError:
-            return np.asarray(self.inner.predict(X), np.float64), None, np.zeros(len(X))
+            variance = predict_std(self.inner, X) ** 2
+        except TypeError:  # the regressor predicts no standard deviations
+            variance = None
+        return np.asarray(self.inner.predict(X), np.float64), variance, np.zeros(len(X))
 
     def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Means, latent variances, variances of noise, and the factor of standard deviations."""
+        """Means, latent variances, noise variances, and the factor of standard deviations."""
         mean, variance, latent = self.below(X)
         variance = (0 if variance is None else variance) + np.full(len(X), self.extra)
         factor = self.noise.factor(noise_features(X, mean, variance))
@@ -114,13 +108,13 @@ class Scaled:
         return mean, square * latent, square * np.maximum(variance - latent, 0), factor
 
     def left_out(self, X, y, noise_variance, rows):
-        """What the regressor predicts of its training rows without them, where it can."""
+        """Closed-form predictions of training rows that are left out; None where there are none."""
         core, at = self.core(X)
         return None if core is None else core._left_out(np.asarray(at), y, noise_variance, rows)
 
 
 class ScaledPosterior(Posterior):
-    """The same, as tensors in the units of y.
+    """The predictions of a `Scaled` regressor, in the units of y.
 
     Parameters
     ----------
@@ -131,7 +125,7 @@ class ScaledPosterior(Posterior):
         self._scaled = scaled
         self.dtype, self.device = torch.float64, torch.device("cpu")
         self.width = 1000
-        # A look at the regressor answers the mean, the variance and the noise of the same rows.
+        # The last rows and their moments: mean, variance and noise are asked one after the other.
         self._last: tuple[Any, Any] = (None, None)
 
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
@@ -172,7 +166,7 @@ class ScaledPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m 1 s"]:
-        """Draws of the regressor, scaled; every row's then have the tails of its quantiles."""
+        """Draws of the regressor, scaled row by row, and transformed to the tails of quantiles."""
         mean, latent, noise, factor = (part[:, None] for part in self._moments(X))
         core, rows = self._scaled.core(X.numpy())
         extra = noise + latent

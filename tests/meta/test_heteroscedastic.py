@@ -1,13 +1,15 @@
 """Noise that depends on the row: rows left out against refits, and data whose noise is known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm, t
 from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import BayesianRidge, LinearRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -16,15 +18,17 @@ from sklearn.tree import DecisionTreeRegressor
 from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
+    MeanFunctionRegressor,
     PoERegressor,
     RFFRegressor,
     SCGDDKLRegressor,
     SGPRRegressor,
     SVGPRegressor,
 )
+from skscalablegp.kernels import Columns
 from skscalablegp.meta._noise import best_noise, level
-from skscalablegp.meta._scaled import Tails
-from skscalablegp.metrics import neg_nlpd_scorer, nlpd
+from skscalablegp.meta._scaled import Tails, noise_features
+from skscalablegp.metrics import neg_nlpd_scorer, nlpd, predict_std
 
 KERNEL = ConstantKernel(2.0) * RBF(1.0) + WhiteKernel(0.05)
 Z = np.random.default_rng(1).uniform(-2, 2, (20, 2))
@@ -126,6 +130,23 @@ class TestLeaveOneOut:
             HeteroscedasticRegressor(LinearRegression(), residuals="leave_one_out").fit(X, y)
 
 
+class Counting(LinearRegression):
+    """Keeps a list of the sizes of its fits; `fails` may raise in the second one."""
+
+    def __init__(self, sizes=None, fails=None):
+        super().__init__()
+        self.sizes, self.fails = sizes, fails
+
+    def __sklearn_clone__(self):
+        return Counting(self.sizes, self.fails)
+
+    def fit(self, X, y):
+        self.sizes.append(len(X))
+        if self.fails is not None and len(self.sizes) == 2:
+            raise self.fails
+        return super().fit(X, y)
+
+
 class TestNoise:
     """On a curve whose noise is known."""
 
@@ -156,8 +177,27 @@ class TestNoise:
         assert errors[1] < 0.9 * errors[0] and scores[1] < scores[0] - 0.02
         weighed = HeteroscedasticRegressor(DecisionTreeRegressor(max_depth=4), n_refits=1)
         assert weighed.fit(X, y).fit_report_.ignored.keys() == {"validation_fraction"}
-        neither = HeteroscedasticRegressor(make_pipeline(LinearRegression()), n_refits=1)
+        assert model.fit_report_.ignored.keys() == {"validation_fraction"}
+        fits = []
+        neither = HeteroscedasticRegressor(Counting(fits), n_refits=3)
         assert "takes no noise_variance" in neither.fit(X, y).fit_report_.ignored["n_refits"]
+        assert len(fits) == 6  # one on all rows, and one for each fold
+
+    def test_noise_is_not_counted_twice(self):
+        """A regressor that takes weights has its own noise in its standard deviations, still."""
+        X, y = curve(400)
+        model = HeteroscedasticRegressor(BayesianRidge(), n_refits=1, random_state=0).fit(X, y)
+        assert model._learned.extra == 0
+
+    def test_standard_deviations_pass_a_transform_of_the_target(self):
+        X, y = curve(300)
+        below = TransformedTargetRegressor(RFFRegressor(), transformer=StandardScaler())
+        model = HeteroscedasticRegressor(below, LinearRegression(), random_state=0).fit(X, y)
+        expected = predict_std(model.estimator_, X) * model._learned.noise.factor(
+            noise_features(X, model.predict(X), predict_std(model.estimator_, X) ** 2)
+        )
+        assert np.ptp(predict_std(model.estimator_, X)) > 0
+        np.testing.assert_allclose(model.predict_std(X), expected, rtol=1e-9)
 
     @pytest.mark.parametrize("n", [30, 200])
     def test_a_constant_costs_nothing(self, n):
@@ -240,3 +280,54 @@ class TestInCompany:
         assert model.n_residuals_ == 0 and model.noise_estimator_ is None
         assert set(model.fit_report_.ignored) >= {"residuals", "tails", "noise_estimator"}
         assert np.isfinite(model.predict_std(X)).all()
+
+    @pytest.mark.parametrize(
+        ("fails", "seconds", "status"),
+        [(None, 1e-9, "max_seconds"), (KeyboardInterrupt(), None, "interrupted")],
+    )
+    def test_regressors_of_others_are_stopped_between_fits(self, fails, seconds, status):
+        X, y = curve(300)
+        sizes = []
+        model = HeteroscedasticRegressor(Counting(sizes, fails), max_seconds=seconds)
+        with pytest.warns(UserWarning, match="fit was interrupted|max_seconds"):
+            model.fit(X, y)
+        assert len(sizes) == (1 if fails is None else 2) and model.fit_report_.status == status
+        left = y - LinearRegression().fit(X, y).predict(X)
+        np.testing.assert_allclose(model.predict_std(X), np.sqrt(np.mean(left**2)))
+        assert "noise_estimator" in model.fit_report_.ignored
+
+    def test_a_second_fit_forgets_the_first_regressor(self):
+        X, y = curve(60)
+        model = HeteroscedasticRegressor(RFFRegressor(), random_state=0).fit(X, y)
+        assert hasattr(model, "kernel_") and hasattr(model, "log_marginal_likelihood_value_")
+        model.set_params(estimator=LinearRegression()).fit(X, y)
+        assert not hasattr(model, "kernel_")
+        assert not hasattr(model, "log_marginal_likelihood_value_")
+
+    def test_settings_that_few_rows_do_not_allow_are_reported(self):
+        X, y = curve(15)
+        model = HeteroscedasticRegressor(
+            LinearRegression(), LinearRegression(), tails="student", random_state=0
+        ).fit(X, y)
+        ignored = model.fit_report_.ignored
+        assert "15 errors" in ignored["tails"] and "15 rows" in ignored["noise_estimator"]
+        ends = model.predict_interval(X[:1], 0.95)[0]
+        assert np.diff(ends) / model.predict_std(X[:1]) == pytest.approx(2 * norm.ppf(0.975))
+
+    def test_settings_reach_a_regressor_inside_a_pipeline(self):
+        X, y = curve(60)
+        below = make_pipeline(StandardScaler(), RFFRegressor())
+        model = HeteroscedasticRegressor(below, device="cpu", memory_budget=1e9).fit(X, y)
+        inner = model.estimator_[-1]
+        assert (inner.device, inner.memory_budget) == ("cpu", 1e9)
+        below.set_params(rffregressor__device="cuda")
+        with pytest.raises(ValueError, match="device='cpu' of Hetero.* contradicts device='cuda'"):
+            model.fit(X, y)
+
+    def test_names_of_columns_reach_the_lowest_regressor(self):
+        X, y, _ = rows(60)
+        frame = pd.DataFrame(X, columns=["a", "b"])
+        kernel = Columns(RBF(), ["b"]) + WhiteKernel()
+        below = MeanFunctionRegressor(PoERegressor(kernel), LinearRegression())
+        model = HeteroscedasticRegressor(below, random_state=0).fit(frame, y)
+        assert np.isfinite(model.predict_std(frame)).all()

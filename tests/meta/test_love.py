@@ -133,11 +133,11 @@ class TestLOVE:
 
     def test_needs_fast_products(self):
         X, y, _ = table()
-        with pytest.raises(TypeError, match="LinearRegression has no fast products.*KISSGP"):
+        with pytest.raises(TypeError, match="LinearRegression has none: use KISSGP"):
             LOVEPredictor(LinearRegression()).fit(X, y)
         for below in (PoERegressor(), QSGPRegressor(), QSRVMRegressor()):
             below.set_params(callbacks=lambda step: pytest.fail("the fit came first"))
-            with pytest.raises(TypeError, match=f"{type(below).__name__} has no fast products"):
+            with pytest.raises(TypeError, match=f"{type(below).__name__} has none"):
                 LOVEPredictor(below).fit(X, y)
 
     def test_the_regressor_gets_what_it_leaves_open(self):
@@ -152,7 +152,7 @@ class TestLOVE:
         assert stages[: len(seen)] == ["full"] * len(seen) and stages[-1] == "variances"
         assert low.n_iter_ == low.estimator_.n_iter_ == len(seen)
         assert low.log_marginal_likelihood_value_ == low.estimator_.log_marginal_likelihood_value_
-        with pytest.raises(ValueError, match="device='cpu' contradicts device='cuda' of the est"):
+        with pytest.raises(ValueError, match="device='cpu' of LOVE.* contradicts device='cuda' of"):
             LOVEPredictor(KISSGPRegressor(device="cuda"), device="cpu").fit(X, y)
 
     def test_how_the_regressor_ended_is_said_once(self):

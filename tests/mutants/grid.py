@@ -31,8 +31,8 @@ MUTANTS = [
     (
         "quadrature of the logarithm without its denominator",
         PRODUCTS,
-        "torch.log1p(values) / values",
-        "torch.log1p(values)",
+        "torch.log1p(beyond) / beyond",
+        "torch.log1p(beyond)",
         KISS,
     ),
     (
