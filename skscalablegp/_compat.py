@@ -7,6 +7,8 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
 ``fit_context``
     The decorator of ``fit``: validates ``_parameter_constraints`` and, from 1.9 on, tears the
     callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
+``check_matplotlib_support``
+    The error of displays where matplotlib is missing, in scikit-learn's words.
 ``Interval``, ``StrOptions``, ``HasMethods``
     The vocabulary of ``_parameter_constraints``.
 ``CallbackMixin``
@@ -49,6 +51,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import qmc
 from sklearn.base import _fit_context as fit_context
+from sklearn.utils._optional_dependencies import check_matplotlib_support
 from sklearn.utils._param_validation import (
     HasMethods,
     Interval,

@@ -12,6 +12,10 @@ import traceback
 import warnings
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
@@ -19,6 +23,7 @@ import skscalablegp as sk
 from skscalablegp import (
     datasets,
     gradients,
+    inspection,
     kernels,
     likelihoods,
     metrics,
@@ -95,6 +100,10 @@ GOOD = {
     "fetch_uci": dict(name="drawn", download_if_missing=False),
     "fetch_flights": dict(n_rows=5),
 }
+# The same for the displays, each of which takes some of these.
+DRAWN = dict(estimator=FITTED, X=X, y=y, features=0, grid_resolution=5, n_repeats=1, n_bins=4)
+DRAWN |= dict(y_true=y, y_pred=y, quantiles=y[:, None] + [-1, 1], interval=y[:, None] + [-1, 1])
+DRAWN |= dict(q=[0.2, 0.8])
 # Protocols and results, which users derive from or read, parts of the kernels' machinery, and the
 # scorers that are ready made.
 NOT_CALLED = {
@@ -138,9 +147,34 @@ def main():
         print(f"{try_all()} calls")
 
 
+def try_displays():
+    """What displays compute from, and how they draw; returns how many calls there were."""
+    calls = 0
+    for name in inspection.__all__:
+        display = getattr(inspection, name)
+        for make in ("from_estimator", "from_predictions"):
+            if not hasattr(display, make):
+                continue
+            made = getattr(display, make)
+            known = {p: v for p, v in DRAWN.items() if p in inspect.signature(made).parameters}
+            for parameter in inspect.signature(made).parameters:
+                if parameter in (*FREE, "name", "label"):
+                    continue
+                for wrong in WRONG:
+                    calls += 1
+
+                    def call(made=made, known=known, parameter=parameter, wrong=wrong):
+                        made(**known | {parameter: wrong})
+                        plt.close("all")
+
+                    if error := foreign(call, parameter):
+                        print(f"{name}.{make}({parameter}={wrong!r}): {error}"[:300])
+    return calls
+
+
 def try_all():
     """Prints what should not be; returns how many calls there were."""
-    calls = 0
+    calls = try_displays()
     for module, (usual, uses) in USES.items():
         names = KERNELS if module is kernels else set(module.__all__) - NOT_CALLED
         for name in sorted(names):

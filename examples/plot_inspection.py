@@ -1,0 +1,102 @@
+"""
+===========================
+Looking into a fitted model
+===========================
+
+The displays of `skscalablegp.inspection` answer five questions about a fitted model: whether its
+intervals hold what they promise, what they look like row by row, which columns matter, what the
+function looks like, and how training went. They take any regressor of this package, alone, in a
+pipeline or in a search. The data are scikit-learn's 442 diabetes patients.
+"""
+
+# %%
+# A model of patients that it has not all seen
+# --------------------------------------------
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_diabetes
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from skscalablegp import IterativeGPRegressor
+from skscalablegp.inspection import (
+    IntervalCalibrationDisplay,
+    PosteriorDisplay,
+    PredictionIntervalDisplay,
+    RelevanceDisplay,
+    TrainingDisplay,
+)
+
+X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
+X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.4, random_state=0)
+model = make_pipeline(StandardScaler(), IterativeGPRegressor(random_state=0))
+model.fit(X_train, y_train)
+
+# %%
+# Do intervals hold what they promise?
+# ------------------------------------
+#
+# Left: the share of held-out patients inside intervals of each level; a calibrated model stays on
+# the diagonal. Right: the probability that the model gave to values below the observed one; it is
+# uniform for a calibrated model. Chance alone moves a calibrated model within the grey bands.
+
+IntervalCalibrationDisplay.from_estimator(model, X_test, y_test, n_bins=10)
+
+# %%
+# Any model's quantiles can be drawn into the same axes. Gradient boosting, fitted to a quantile at
+# a time, is overconfident here: rows left out show what rows that it has seen do not.
+
+q = np.array([0.025, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8, 0.9, 0.95, 0.975])
+boosted = [
+    HistGradientBoostingRegressor(loss="quantile", quantile=share, max_iter=50, random_state=0)
+    .fit(X_train, y_train)
+    .predict(X_test)
+    for share in q
+]
+_, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+IntervalCalibrationDisplay.from_estimator(model, X_test, y_test, kind="coverage", ax=ax)
+IntervalCalibrationDisplay.from_predictions(
+    # Quantiles of separate models cross now and then.
+    y_test,
+    np.sort(np.column_stack(boosted), axis=-1),
+    q=q,
+    kind="coverage",
+    name="boosted quantiles",
+    ax=ax,
+)
+
+# %%
+# Row by row
+# ----------
+
+_, ax = plt.subplots(figsize=(9, 4), layout="constrained")
+PredictionIntervalDisplay.from_estimator(model, X_test, y_test, random_state=0, ax=ax)
+
+# %%
+# Which columns matter?
+# ---------------------
+#
+# The length scales say how far a column reaches in the kernel. Permutation measures what the
+# predictive distribution loses once the column is shuffled.
+
+RelevanceDisplay.from_estimator(model, X_test, y_test, random_state=0)
+
+# %%
+# What the function looks like
+# ----------------------------
+#
+# Along one column, with joint samples from the posterior, and along two. The other columns stay at
+# their medians.
+
+PosteriorDisplay.from_estimator(model, X_train, "bmi", y=y_train, n_samples=5)
+PosteriorDisplay.from_estimator(model, X_train, ["bmi", "s5"])
+
+# %%
+# How training went
+# -----------------
+
+TrainingDisplay.from_estimator(model)
+plt.show()

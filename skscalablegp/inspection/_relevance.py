@@ -1,0 +1,295 @@
+"""Which columns a model uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
+from sklearn.gaussian_process.kernels import Kernel
+from sklearn.inspection import permutation_importance
+
+from .._predicted import behind_transforms
+from ..metrics import neg_nlpd_scorer
+from ._shared import axes_for, check_count, check_predicts, chosen_kinds, keep_axes, styled
+
+_KINDS = ("length_scale", "permutation")
+
+
+class RelevanceDisplay:
+    """Relevance of columns: by the kernel's length scales, and by permutation.
+
+    The kernel's view is the number of length scales that a column's values spread over (their
+    standard deviation over the length scale): a column near zero hardly moves the prediction. The
+    other view is measured: how much worse held-out rows are predicted once a column is shuffled, in
+    nats a row of the negative log predictive density for regressors, of the log loss for
+    classifiers. Columns that say the same share their importance. Make one by `from_estimator`.
+
+    Parameters
+    ----------
+    spreads : dict of str to ndarray
+        For each part of the kernel that has a length scale for each column: spread over length
+        scale, NaN for columns that the part does not see. Empty where no part has any.
+
+    kernel_columns : list of str
+        Names of the columns as the kernel sees them, behind the steps of a pipeline.
+
+    importances : ndarray of shape (d, r) or None
+        Loss of the score for each column of X and each shuffle.
+
+    columns : list of str
+        Names of the columns of X.
+
+    unit : str, default="nats a row"
+        Of the importances.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes, or ndarray of them
+        One axes for each kind; an array where several were drawn.
+
+    figure_ : matplotlib Figure
+
+    bars_ : dict of str to list of matplotlib BarContainer
+        By kind: one for each part of the kernel; one of the mean importances.
+
+    See Also
+    --------
+    sklearn.inspection.permutation_importance : What measures the importances.
+    """
+
+    def __init__(
+        self,
+        *,
+        spreads: dict[str, np.ndarray],
+        kernel_columns: list[str],
+        importances: np.ndarray | None,
+        columns: list[str],
+        unit: str = "nats a row",
+    ):
+        self.spreads = spreads
+        self.kernel_columns = kernel_columns
+        self.importances = importances
+        self.columns = columns
+        self.unit = unit
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        scoring: Any = None,
+        n_repeats: int = 5,
+        random_state: Any = None,
+        kind: Any = None,
+        max_columns: int = 20,
+        ax: Any = None,
+        bar_kwargs: dict[str, Any] | None = None,
+    ) -> RelevanceDisplay:
+        """Compare length scales with the columns' spread, and shuffle columns.
+
+        Parameters
+        ----------
+        estimator : estimator
+            A fitted regressor whose standard deviations `skscalablegp.metrics.predict_std` finds,
+            or a classifier with ``predict_proba``.
+
+        X : array-like of shape (n, d)
+            Rows, best ones that the model has not seen.
+
+        y : array-like of shape (n,) or (n, t), default=None
+            Their observed targets; there is no permutation without them.
+
+        scoring : str, callable or None, default=None
+            Of scikit-learn; `skscalablegp.metrics.neg_nlpd_scorer` for regressors and
+            ``"neg_log_loss"`` for classifiers when None.
+
+        n_repeats : int, default=5
+            How often each column is shuffled.
+
+        random_state : int, RandomState instance or None, default=None
+            Seed of the shuffles.
+
+        kind, max_columns, ax, bar_kwargs
+            See `plot`.
+
+        Returns
+        -------
+        display : RelevanceDisplay
+
+        Raises
+        ------
+        TypeError
+            For an estimator that predicts no standard deviations and no probabilities.
+        ValueError
+            For a kind that there is nothing to show of, and for wrong values.
+        """
+        check_predicts(estimator)
+        wanted = _KINDS if kind is None else chosen_kinds(kind, _KINDS)
+        check_count("n_repeats", n_repeats, 1)
+        if not (scoring is None or isinstance(scoring, str) or callable(scoring)):
+            raise ValueError(f"scoring must be one score, by name or callable; got {scoring!r}.")
+        spreads, kernel_columns, importances = {}, [], None
+        if "length_scale" in wanted:
+            spreads, kernel_columns = _spreads(estimator, X)
+        if "permutation" in wanted and y is not None:
+            own = "neg_log_loss" if is_classifier(estimator) else neg_nlpd_scorer
+            importances = permutation_importance(
+                estimator,
+                X,
+                y,
+                scoring=own if scoring is None else scoring,
+                n_repeats=n_repeats,
+                random_state=random_state,
+            ).importances
+        display = cls(
+            spreads=spreads,
+            kernel_columns=kernel_columns,
+            importances=importances,
+            columns=_names(X, 0 if importances is None else len(importances)),
+            unit="nats a row" if scoring is None else "loss of the score",
+        )
+        return display.plot(kind=kind, max_columns=max_columns, ax=ax, bar_kwargs=bar_kwargs)
+
+    def plot(
+        self,
+        *,
+        kind: Any = None,
+        max_columns: int = 20,
+        ax: Any = None,
+        bar_kwargs: dict[str, Any] | None = None,
+    ) -> RelevanceDisplay:
+        """Draw the numbers of this display.
+
+        Parameters
+        ----------
+        kind : {"length_scale", "permutation"}, sequence of them or None, default=None
+            The panels; None draws those that there is something to show in.
+
+        max_columns : int, default=20
+            How many columns a panel shows at most, the most relevant ones first.
+
+        ax : matplotlib Axes, or array-like of them, default=None
+            One axes for each kind; a new figure when None.
+
+        bar_kwargs : dict, default=None
+            Keywords of ``Axes.barh``.
+
+        Returns
+        -------
+        display : RelevanceDisplay
+            This one.
+
+        Raises
+        ------
+        ValueError
+            For a kind that there is nothing to show of.
+        """
+        why = {
+            "length_scale": "no part of the kernel has a length scale for each column of X",
+            "permutation": "there is no y to score against",
+        }
+        shown = [
+            one
+            for one, there in zip(_KINDS, (self.spreads, self.importances is not None), strict=True)
+            if there
+        ]
+        kinds = tuple(shown) if kind is None else chosen_kinds(kind, _KINDS)
+        for one in kinds if kinds else _KINDS[:1]:
+            if one not in shown:
+                raise ValueError(f"kind={one!r} has nothing to show: {why[one]}.")
+        check_count("max_columns", max_columns, 1)
+        bar = styled({}, "bar_kwargs", bar_kwargs)
+        axes = axes_for(self, ax, len(kinds))
+        self.bars_ = {}
+        for one, panel in zip(kinds, axes, strict=True):
+            draw = self._plot_spreads if one == "length_scale" else self._plot_importances
+            self.bars_[one] = draw(panel, max_columns, bar)
+            panel.invert_yaxis()
+        keep_axes(self, axes, not isinstance(kind, str))
+        return self
+
+    def _plot_spreads(self, ax: Any, most: int, style: dict[str, Any]) -> list[Any]:
+        values = np.array(list(self.spreads.values()))
+        order = np.argsort(-np.nan_to_num(values).max(0), kind="stable")[:most]
+        height = 0.8 / len(values)
+        bars = []
+        for k, (name, row) in enumerate(zip(self.spreads, values, strict=True)):
+            at = np.arange(len(order)) + (k + 0.5) * height - 0.4
+            bars.append(ax.barh(at, row[order], **{"height": height, "label": name, **style}))
+        ax.set_yticks(np.arange(len(order)), [self.kernel_columns[j] for j in order])
+        ax.set(xlabel="spread of the column / length scale")
+        if len(values) > 1:
+            ax.legend(fontsize="small")
+        return bars
+
+    def _plot_importances(self, ax: Any, most: int, style: dict[str, Any]) -> list[Any]:
+        mean, spread = self.importances.mean(1), self.importances.std(1)
+        order = np.argsort(-mean, kind="stable")[:most]
+        bars = ax.barh(np.arange(len(order)), mean[order], xerr=spread[order], **style)
+        ax.set_yticks(np.arange(len(order)), [self.columns[j] for j in order])
+        ax.set(xlabel=f"loss when shuffled ({self.unit})")
+        return [bars]
+
+
+def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Standard deviations of columns over length scales, and names, as the kernel sees them."""
+    core, rows, _ = behind_transforms(estimator, X)
+    while hasattr(core, "estimator_"):  # estimators over estimators hand the rows on
+        core, rows, _ = behind_transforms(core.estimator_, rows)
+    names = _names(rows, 0)
+    kernel = getattr(core, "kernel_", None)
+    rows = np.asarray(rows)
+    if kernel is None or _network(core) or rows.ndim != 2:
+        return {}, names
+    d = rows.shape[1]
+    spreads = {}
+    for name, columns, scales in _length_scales(kernel, list(range(d))):
+        spread = np.full(d, np.nan)
+        spread[columns] = rows[:, columns].astype(float).std(0) / scales
+        spreads[name] = spread
+    return spreads, names or _column_names(estimator, d)
+
+
+def _network(core: Any) -> Any:
+    """What stands between the columns and the kernel, None where nothing does."""
+    chosen = core.fit_report_.choices if hasattr(core, "fit_report_") else {}
+    own = core.get_params(deep=False).get("feature_extractor")
+    return chosen["feature_extractor"].value if "feature_extractor" in chosen else own
+
+
+def _length_scales(
+    kernel: Any, columns: list[int], name: str = "kernel_"
+) -> Iterator[tuple[str, list[int], np.ndarray]]:
+    """Each part with a length scale for each of the columns that it sees."""
+    params = kernel.get_params(deep=False)
+    if "columns" in params:
+        columns = [columns[j] for j in np.atleast_1d(params["columns"])]
+    scales = np.atleast_1d(params.get("length_scale", np.empty(0)))
+    if len(scales) == len(columns):
+        yield f"{name}: {type(kernel).__name__}", columns, scales
+    for key, part in params.items():
+        if isinstance(part, Kernel):
+            yield from _length_scales(part, columns, f"{name}.{key}")
+
+
+def _names(X: Any, d: int) -> list[str]:
+    """Names of a table's columns; numbers for d columns where it has none."""
+    return (
+        [str(c) for c in X.columns] if hasattr(X, "columns") else [f"column {k}" for k in range(d)]
+    )
+
+
+def _column_names(estimator: Any, d: int) -> list[str]:
+    """Names behind the steps of a pipeline, where they are known."""
+    estimator = getattr(estimator, "best_estimator_", estimator)
+    estimator = getattr(estimator, "regressor_", estimator)
+    try:
+        names = estimator[:-1].get_feature_names_out()
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        names = getattr(estimator, "feature_names_in_", ())
+    return [str(c) for c in names] if len(names) == d else [f"column {k}" for k in range(d)]

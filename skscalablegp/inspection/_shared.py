@@ -1,0 +1,174 @@
+"""What the displays share: axes to draw on, one target of several, the estimator at the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
+
+from .._compat import check_matplotlib_support
+
+
+def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
+    """The panels that are asked for: one name, or several different ones.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+    """
+    kinds = (kind,) if isinstance(kind, str) else kind
+    kinds = tuple(kinds) if isinstance(kinds, Iterable) else ()
+    known = {one for one in kinds if isinstance(one, str) and one in allowed}
+    if not kinds or len(known) < len(kinds):
+        listed = ", ".join(map(repr, allowed))
+        raise ValueError(f"kind must be one or several of {listed}; got {kind!r}.")
+    return kinds
+
+
+def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
+    """As many axes as there are panels: the given ones, or those of a new figure.
+
+    Parameters
+    ----------
+    display : object
+        Who draws; its class is named where matplotlib is missing.
+    ax : matplotlib Axes, array-like of them, or None
+    n_panels : int, default=1
+
+    Raises
+    ------
+    ImportError
+        Where matplotlib is missing.
+    ValueError
+        For axes that are not as many as the panels.
+    """
+    check_matplotlib_support(f"{type(display).__name__}.plot")
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+
+    if ax is None:
+        columns = min(n_panels, 2)
+        rows = -(-n_panels // columns)
+        size = (5.5 * columns, 4.0 * rows)
+        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained")
+        axes = np.ravel(axes)
+        for empty in axes[n_panels:]:
+            figure.delaxes(empty)
+        return list(axes[:n_panels])
+    given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
+    if len(given) != n_panels or not all(isinstance(one, Axes) for one in given):
+        raise ValueError(
+            f"ax must be {n_panels} matplotlib Axes, one for each panel, got {ax!r}."
+            if n_panels > 1
+            else f"ax must be a matplotlib Axes, got {ax!r}."
+        )
+    return given
+
+
+def keep_axes(display: Any, axes: list[Any], several: bool) -> None:
+    """Leave the axes and their figure with the display; an array of axes for several panels."""
+    display.ax_ = np.array(axes, dtype=object) if several else axes[0]
+    display.figure_ = axes[0].figure
+
+
+def styled(defaults: dict[str, Any], name: str, given: Any) -> dict[str, Any]:
+    """Keywords of a matplotlib call: the display's own, and the user's over them."""
+    if given is not None and not isinstance(given, dict):
+        raise ValueError(f"{name} must be a dict of keywords for matplotlib, got {given!r}.")
+    return {**defaults, **(given or {})}
+
+
+def refuse_classifier(display: type, estimator: Any, instead: str) -> None:
+    """Raise TypeError for what is no estimator, and for a classifier, naming what shows classes."""
+    check_predicts(estimator)
+    if is_classifier(estimator):
+        raise TypeError(
+            f"{display.__name__} shows regressors, and {type(estimator).__name__} is a "
+            f"classifier: use {instead}."
+        )
+
+
+def check_predicts(estimator: Any) -> None:
+    """Raise TypeError for what has no ``predict``."""
+    if not hasattr(estimator, "predict"):
+        raise TypeError(f"estimator must be a fitted estimator, got {estimator!r}.")
+
+
+def numbers(name: str, values: Any) -> np.ndarray:
+    """Values of rows as float64 numbers.
+
+    Raises
+    ------
+    ValueError
+        For what is no array of them, naming the parameter.
+    """
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(())
+    if not array.ndim:
+        raise ValueError(f"{name} must be an array of numbers, got {values!r}.")
+    return array
+
+
+def chosen_target(values: np.ndarray, target: Any) -> np.ndarray:
+    """One target's part of an array of shape (n,) or (n, t).
+
+    Raises
+    ------
+    ValueError
+        For several targets of which none is chosen, and for a target that is not there.
+    """
+    if values.ndim < 2:
+        values = values[:, None]
+    return values[:, target_number(values.shape[1], target)]
+
+
+def target_number(t: int, target: Any) -> int:
+    """Which of t targets is meant; there is no need to say where there is one."""
+    if target is None and t == 1:
+        return 0
+    whole = isinstance(target, Integral) and not isinstance(target, bool)
+    if not (whole and 0 <= target < t):
+        raise ValueError(
+            f"target must be the number of one of the {t} targets, from 0 to {t - 1}; "
+            f"got {target!r}."
+        )
+    return int(target)
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return int(value)
+
+
+def core_of(estimator: Any) -> Any:
+    """The fitted estimator inside pipelines, finished searches and transformed targets."""
+    if isinstance(estimator, Pipeline):
+        return core_of(estimator[-1])
+    if isinstance(estimator, FrozenEstimator):
+        return core_of(estimator.estimator)
+    if isinstance(estimator, TransformedTargetRegressor) and hasattr(estimator, "regressor_"):
+        return core_of(estimator.regressor_)
+    return (
+        core_of(estimator.best_estimator_) if hasattr(estimator, "best_estimator_") else estimator
+    )
+
+
+def hyperparameter_names(kernel: Any) -> list[str]:
+    """A name for each entry of ``kernel.theta``."""
+    names = []
+    for one in kernel.hyperparameters:
+        if not one.fixed:
+            many = one.n_elements > 1
+            names += [f"{one.name}[{k}]" if many else one.name for k in range(one.n_elements)]
+    return names
