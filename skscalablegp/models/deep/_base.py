@@ -1,4 +1,4 @@
-"""What the deep-kernel regressors share: features, random batches, a last exact pass."""
+"""Shared by the deep-kernel regressors: features, random batches and a last exact pass."""
 
 from __future__ import annotations
 
@@ -37,42 +37,43 @@ from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
 _COMPONENTS = 1000
-# What feature_extractor="auto" is on tables that are not small.
+# Layers of feature_extractor="auto" on tables that are not small.
 _LAYERS = (128, 128)
-# Most scores in one training; each is an exact pass, and few passes must not cost more than steps.
+# Largest number of scores in one training, and per epoch. Each score is an exact pass, and these
+# must not cost more than the steps.
 _SCORES, _SCORES_PER_EPOCH = 20, 4
 # Rows up to which "auto" is the exact process: networks that were trained on 2,200 rows of pol for
 # ten seconds had a negative log density of 1.6 to 4.1 on a fold where the exact process has -.88.
 _EXACT_ROWS = 3000
-# The largest table that becomes tensors.
+# Largest table, in numbers, that is kept as tensors.
 _RESIDENT_NUMBERS = 2**24
-# What training may lose per row, in nats, before it counts as having diverged.
+# Loss of the log likelihood per row, in nats, from which on training counts as diverged.
 _LOSS = 0.05
-# The noise variance may not exceed the target's by more than this.
+# Upper bound of the noise variance, in units of the normalised target.
 _LARGEST_NOISE = 1e3
 
 
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
-    """A feature map, a gradient rule, and a final exact pass; subclasses say which rule."""
+    """A feature map, a gradient rule that subclasses choose, and a final exact pass."""
 
     def _has_low_rank_form(self) -> bool:
         return True
 
     @abstractmethod
     def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
-        """How a batch becomes a gradient of m features."""
+        """The rule that makes a gradient from a batch of m features."""
 
     def _batches(
         self, source: RowSource, size: int, generator: torch.Generator
     ) -> Callable[[], Iterator[torch.Tensor]]:
-        """Makes iterators over row numbers."""
+        """A function that makes iterators over row numbers."""
         return lambda: source.shuffled(size, generator)
 
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, noise_variance: Any = None):
-        """Train the features, then take the weights' exact posterior in one pass over the rows.
+        """Train the features, then compute the weights' exact posterior in one pass over the rows.
 
         Parameters
         ----------
@@ -81,9 +82,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets, which share the features.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared, on top of
-            `noise_variance_`, which is learned. Split by cross-validation when metadata routing is
-            on.
+            Known noise variance of each row, in the target's own units squared. The noise that is
+            learned, `noise_variance_`, is added to it. Cross-validation splits it where metadata
+            routing is on.
 
         Returns
         -------
@@ -131,12 +132,13 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None):
-        """Train on one more chunk of a stream: a pass of random batches over it.
+        """Train on one more chunk of a stream, by one pass of random batches over it.
 
-        The first chunk sets the units, so it should look like the others. The posterior is that of
-        a uniform sample of at most 8,192 of all rows so far, taken for all of them; after `fit`, of
-        a sample of its rows. Every pass starts its optimiser anew, at a constant rate. Streams
-        always have a network: after a `fit` without one, it begins here with the rows of both.
+        The first chunk sets the units, so that it should resemble the others. The posterior is
+        computed from a uniform sample of at most 8,192 of all rows so far, in the place of all of
+        them; after `fit`, from a sample of its rows. Every pass starts its optimiser anew, at a
+        constant rate. A stream always has a network: after a `fit` without one, a network is
+        trained here on the rows of both.
 
         Parameters
         ----------
@@ -207,7 +209,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return self
 
     def _seeds(self, seen: int, run: FitRun) -> tuple[np.random.RandomState, torch.Generator]:
-        """The same stream gives the same model, and every chunk its own randomness."""
+        """Generators that repeat for the same stream, and differ from chunk to chunk."""
         if not seen:
             self._stream = int(run.random_state.randint(2**31 - 1))
             return run.random_state, run.generator
@@ -218,7 +220,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ without a network
 
     def _is_small(self, n: int, run: FitRun) -> bool:
-        """Whether "auto" leaves the network out; reports what then has no effect."""
+        """Whether "auto" means no network; reports the parameters that then have no effect."""
         open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
         if not open_ or n > _EXACT_ROWS or self.kernel is not None or self.optimizer is None:
             return False
@@ -231,7 +233,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return True
 
     def _fit_rows(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, run: FitRun) -> None:
-        """The exact process of all rows in the place of a deep kernel."""
+        """Fit the exact process of all rows instead of a deep kernel."""
         source = self._new_source(X, Y, noise_variance, torch.float64, run)
         rows, targets = source.rows(slice(None))
         kernel = data_scaled_kernel(rows.cpu().numpy(), targets.cpu().numpy())
@@ -258,14 +260,14 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         train_exactly(problem, StageSettings("auto"), keep, run, planned=True)
 
     def _row_posterior(self) -> ExactPosterior:
-        """That of a fit without a network, from what it has kept."""
+        """The posterior of a fit without a network, from its rows."""
         X, Y, noise = self._kept
         source = RowSource(X, Y, self._scaling, torch.float64, self._fit_device(), noise)
         problem = _exact_problem(self.kernel_ + WhiteKernel(self.noise_variance_), source)
         return ExactPosterior.of(problem, problem.kernel.theta0)[0]
 
     def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
-        """The rows of a fit without a network, and further ones; all in their own units."""
+        """The rows of a fit without a network and further rows, in their own units."""
         rows, targets, noise = self._kept
         if noise_variance is not None or noise.any():
             given = np.broadcast_to(0.0 if noise_variance is None else noise_variance, len(X))
@@ -276,20 +278,20 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     @property
     def _first_noise(self) -> float:
-        """A tenth of the target's variance, or what min_noise allows."""
+        """A tenth of the target's variance, or more if min_noise asks for it."""
         return max(0.1, self.min_noise**2)
 
     def _new_source(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, dtype: torch.dtype, run: FitRun
     ) -> RowSource:
-        """Rows in units of their own standard deviations; without normalize_y the mean stays 0."""
+        """Rows in units of their standard deviations; normalize_y=False leaves the mean of y."""
         y_mean, y_scale = column_moments(Y)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
             y_scale = np.sqrt(np.square(Y).mean(0))
             y_scale = np.where(y_scale > 0, y_scale, 1.0)
         if noise_variance is not None and self.normalize_y is not True:
-            # Noise that is known in the units of y needs one divisor for all targets.
+            # Noise in units of y needs the same divisor for all targets.
             y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
         scaling = Scaling(*column_moments(X), y_mean, y_scale)
         return self._source(X, Y, noise_variance, scaling, dtype, run, reset=True)
@@ -325,8 +327,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             features = make_deep_features(network, kernel, count, generator, _ranges(source))
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
-                f"{error.cause}, so it has no finite features: use sums or "
-                "products of RBF, Matern, RationalQuadratic, DotProduct and constants."
+                f"{error.cause}, so that the kernel has no finite features: use sums or products "
+                "of RBF, Matern, RationalQuadratic, DotProduct and constants."
             ) from None
         if not features.random:
             run.ignores("n_components", "this kernel's features are exact")
@@ -348,8 +350,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         compiled = compile_kernel(kernel, q)
         if bool((compiled.noise(compiled.theta0, torch.zeros(1, q)) > 0).any()):
             raise ValueError(
-                "kernel has a WhiteKernel, but the noise is a parameter of its own here "
-                "(noise_variance_, bounded below by min_noise): leave the WhiteKernel out."
+                f"kernel has a WhiteKernel, but {type(self).__name__} learns the noise outside the "
+                "kernel (noise_variance_, bounded below by min_noise): leave the WhiteKernel out."
             )
         return compiled
 
@@ -409,7 +411,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         run: FitRun,
         keep_best: bool = True,
     ) -> None:
-        """Train, and keep what predictions need after an exact pass, which `final` describes."""
+        """Train, and finish by the exact pass that `final` describes."""
         run.preview = lambda model, step: model._keep(stepper, **final)
         steps = 0 if plan.optimizer is None else steps
         every = max(1, math.ceil(steps / scores))
@@ -426,8 +428,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         )
         if not math.isfinite(result.score):
             raise ValueError(
-                "No parameters had a finite likelihood, not even the first ones. Check the columns "
-                "and the target for extreme values, or use dtype='float64'."
+                f"{type(self).__name__}: no parameters have a finite likelihood, not even the "
+                "initial ones. Look for extreme values in the columns and the target, or use "
+                "dtype='float64'."
             )
         run.reports(jitter=run.finish("posterior", lambda: self._keep(stepper, **final)))
         run.reports(
@@ -440,15 +443,16 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             return
         reason, values = result.stop_reason, stepper.likelihoods
         if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
-            # Finite, since an exact pass repairs the weights, and yet worse than no training. Rows
-            # held out may prefer the start for another reason: a network that overfits.
+            # The likelihood is finite, since an exact pass repairs the weights, and yet it is worse
+            # than without training. The score alone does not show this: held-out rows also prefer
+            # the start where a network overfits.
             reason = "diverged"
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
     def _keep(
         self, stepper: WeightSpaceStepper, kernel: TorchKernel, rows: RowSource, n: int
     ) -> float:
-        """An exact pass, and everything that prediction needs as arrays; returns the jitter."""
+        """Keep the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights = settled.evaluation.posterior(settled.noise)
         self.kernel_ = kernel.to_sklearn(settled.tensors[features.theta_at].cpu())
@@ -457,7 +461,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()
         self.log_marginal_likelihood_value_ = settled.evaluation.value
         self._features = to_numpy(features)
-        # In the precision of training: what the last pass has made of them is no news.
+        # In the precision of training. The last pass only converts them.
         self._tensors = network_to_numpy(stepper.tensors)
         self._tensors[features.theta_at] = settled.tensors[features.theta_at].cpu().numpy().copy()
         self._keep_scaling(rows.scaling)
@@ -467,7 +471,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ after training
 
     def _trained(self, dtype: torch.dtype) -> tuple[DeepFeatures, list[torch.Tensor]]:
-        """The fitted map and its tensors."""
+        """The fitted feature map and its tensors."""
         features, tensors = to_torch(self._features), network_from_numpy(self._tensors, dtype)
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
         return features, [tensor.to(self._fit_device()) for tensor in tensors]
@@ -484,9 +488,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         )
 
     def extract_features(self, X: Any) -> np.ndarray:
-        """What the kernel sees of rows: the network's output divided by sqrt(q).
+        """Inputs of the kernel: the outputs of the network, divided by the root of their number.
 
-        Times 3 where the kernel is stationary, so that its length scales can begin at 1.
+        They are multiplied by 3 where the kernel is stationary, so that its length scales can begin
+        at 1.
 
         Parameters
         ----------
@@ -496,7 +501,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Returns
         -------
         Z : ndarray of shape (m, q)
-            Standardised rows themselves where there is no network.
+            The standardised rows themselves where there is no network.
         """
         X = self._rows(X)
         if self._tensors is None:
@@ -531,14 +536,14 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         check_is_fitted(self, "n_iter_")
         if theta is not None or eval_gradient:
             raise ValueError(
-                "Only the value at the trained parameters is known: the model keeps no training "
-                "rows. Call log_marginal_likelihood() without arguments."
+                f"{type(self).__name__} keeps no training rows and only knows the value at the "
+                "trained parameters: call log_marginal_likelihood() without arguments."
             )
         return self.log_marginal_likelihood_value_
 
 
 def _noise_of(source: RowSource) -> np.ndarray:
-    """Known noise of every row, zeros where none is known."""
+    """The known noise variance of every row, zeros where there is none."""
     return np.zeros(len(source)) if source.noise is None else source.noise
 
 

@@ -1,4 +1,4 @@
-"""Gradients of a feature map's marginal likelihood from a few rows: the interface, and BSGD."""
+"""Gradients of a feature map's marginal likelihood from a batch: the interface, and BSGD."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ._objective import FeatureMoments, data_fit, log_det_direction
 
-# How many times m rows fill the window of a running average of F.
+# Length of the window of a running average of F, in multiples of m rows.
 AVERAGED = 10
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureBatch:
-    """What one step sees.
+    """The data of one step.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class FeatureBatch:
     n : int
         Rows of the whole table.
     other : Tensor of shape (b, m) or None
-        Features of an independent batch, without a gradient, for rules that ask for one.
+        Features of an independent batch, without a gradient, for rules that need one.
     """
 
     phi: Float[Tensor, "b m"]
@@ -46,36 +46,36 @@ class FeatureBatch:
 
 
 class BatchGradient(BaseEstimator, ABC):
-    """A rule that turns a batch into a scalar whose gradient is the direction to descend.
+    """A rule that turns a batch into a scalar whose gradient is the direction of descent.
 
-    Objects are settings; what changes from step to step is in the state.
+    Objects hold settings. A state holds whatever changes from step to step.
 
     Attributes
     ----------
     needs_independent_batch : bool
-        Whether `FeatureBatch.other` has to be there.
+        Whether the rule reads `FeatureBatch.other`.
     """
 
     needs_independent_batch = False
 
     @abstractmethod
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
-        """A state that knows the exact moments at the current parameters."""
+        """The first state, from the exact moments at the current parameters."""
 
     @abstractmethod
     def estimate(self, batch: FeatureBatch, state: Any) -> tuple[Float[Tensor, ""], Any]:
-        """-2 log p(y) / n up to constants and to the rule's error, and the next state."""
+        """An estimate of -2 log p(y) / n, up to constants, and the next state."""
 
     @abstractmethod
     def inverse(self, state: Any) -> Tensor | None:
-        """What stands for F^-1, to precondition the weights' own steps; None to leave them."""
+        """An approximate F^-1 that preconditions the weights' own steps; None for no such steps."""
 
     def slope(self, state: Any) -> Tensor | None:
-        """What stands for F^-1 in the direction; None where nothing does."""
+        """An approximate F^-1 in the direction of descent; None where the rule has none."""
         return self.inverse(state)
 
     def bias(self, state: Any, moments: FeatureMoments, noise: float) -> float | None:
-        """tr(slope F) / m - 1 for the exact F after some steps; None where nothing is known."""
+        """tr(slope F) / m - 1 for the exact F; None before the first step and without a slope."""
         slope = self.slope(state)
         if slope is None or state.t == 0:
             return None
@@ -85,10 +85,11 @@ class BatchGradient(BaseEstimator, ABC):
     def descend_weights(self, batch: FeatureBatch, state: Any, rate: float) -> None:
         """One implicit stochastic Newton step of the weights, in place, on the batch's part of g.
 
-        With P = F^-1 and k = rate n / b, w - rate s2 P w - k P phi' (I + k phi P phi')^-1 (phi w -
-        Y): the proximal form of a step along an unbiased direction to F^-1 Z'Y, stable also where
-        features have moved to where P is large. Its noise is a fixed part of s2, whatever the
-        features' scale; steps of a fixed length would drown a small s2. O(b m^2 + b^3).
+        With P = F^-1 and k = rate n / b the new weights are w - rate s2 P w - k P phi' (I + k phi P
+        phi')^-1 (phi w - Y). This is the proximal form of a step along an unbiased direction to
+        F^-1 Z'Y, and it is stable where features have moved to where P is large. Its noise is a
+        fixed part of s2, whatever the scale of the features; the noise of steps of a fixed length
+        would be larger than a small s2. O(b m^2 + b^3).
         """
         P = self.inverse(state)
         if P is None:
@@ -105,37 +106,37 @@ class BatchGradient(BaseEstimator, ABC):
 def weight_space_loss(
     batch: FeatureBatch, P: Float[Tensor, "m m"], trace: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """A batch's loss: the data's fit, and a log determinant that is linear, of slope P."""
+    """The loss of a batch: its data fit, and a log determinant that is linear with slope P."""
     direction = log_det_direction(batch.phi, P, trace, batch.log_noise, batch.n)
     fit = data_fit(batch.phi, batch.Y, batch.weights, batch.log_noise, batch.n)
     return fit + batch.Y.shape[1] * direction
 
 
 def averaging_rate(given: Any, batch_size: int, m: int, window: int = AVERAGED) -> float:
-    """What the user gave, or the automatic rate."""
+    """The user's rate, or the automatic one."""
     return automatic_rate(batch_size, m, window) if isinstance(given, str) else float(given)
 
 
 def automatic_rate(batch_size: int, m: int, window: int = AVERAGED) -> float:
-    """How far one step moves an average over batches: `window` times m rows fill it.
+    """Weight of a batch in a running average whose window is `window` times m rows.
 
-    An m x m matrix estimated from r rows has an inverse that is too large by about 1 / (1 - m / r)
-    (the mean of an inverse Wishart): an average, whose memory is twice its window, over ten times m
-    rows leaves a twentieth.
+    An m x m matrix estimated from r rows has an inverse that is too large by a factor of about
+    1 / (1 - m / r), the mean of an inverse Wishart. A running average remembers twice its window,
+    so that a window of ten times m rows leaves an excess of a twentieth.
     """
     return min(0.9, batch_size / (window * m))
 
 
 def steps_between(rate: float) -> int:
-    """Steps from one factorisation to the next: a tenth of an average's window."""
+    """Steps from one factorisation to the next, a tenth of an average's window."""
     return max(1, int(0.1 / rate))
 
 
 class MinibatchGradient(BatchGradient):
-    """BSGD: the exact marginal likelihood of the batch alone, a biased gradient of the whole's.
+    """BSGD: the marginal likelihood of the batch alone, whose gradient is biased for the table.
 
-    With the batch's own s2 I + sum phi phi' in the place of F, its determinant lacks the factor
-    n / b (Chen et al. 2020; Shoham and Avron, section 4.2). O(b^2 m + b^3).
+    The batch's own s2 I + sum phi phi' takes the place of F, without the factor n / b (Chen et al.
+    2020; Shoham and Avron, section 4.2). O(b^2 m + b^3).
     """
 
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> None:

@@ -27,9 +27,9 @@ class RunningGram:
     Attributes
     ----------
     gram : Tensor of shape (m, m)
-        The average of phi phi' over rows; n times it stands for Z'Z.
+        The running average of phi phi' over rows, which approximates Z'Z / n.
     inverse : Tensor of shape (m, m)
-        (n gram + s2 I)^-1 where the factorisation was last made.
+        (n gram + s2 I)^-1 at the last factorisation.
     trace : Tensor, scalar
         Of the inverse.
     pending : tuple of Tensor
@@ -37,7 +37,7 @@ class RunningGram:
     t : int
         Steps so far.
     rate : float
-        b_t at the next step, before its decay.
+        b_t of the next step, before its decay.
     """
 
     gram: Float64[Tensor, "m m"]
@@ -49,7 +49,7 @@ class RunningGram:
 
 
 class CompositionalGradient(BatchGradient):
-    """SCGD: follow g_S + <Ft^-1, F_S>, where Ft is an exponential average of the batches' F_S.
+    """SCGD: descend g_S + <Ft^-1, F_S>, where Ft is an exponential average of the batches' F_S.
 
     F_S = (n / b) sum phi phi' + s2 I is unbiased for F; Ft <- (1 - b_t) Ft + b_t F_S, with s2 I
     taken at its current value. As b_t -> 0 the expected direction is the exact gradient.
@@ -90,7 +90,7 @@ class CompositionalGradient(BatchGradient):
         return loss, self._follow(batch, state)
 
     def _follow(self, batch: FeatureBatch, state: RunningGram) -> RunningGram:
-        """Average the batch in; factorise again when a tenth of the window has passed."""
+        """Add the batch to the average; factorise again after a tenth of the window."""
         rate = state.rate * (1 + state.t) ** -self.decay
         pending, t = (*state.pending, batch.phi.detach()), state.t + 1
         if len(pending) < steps_between(rate):

@@ -1,4 +1,4 @@
-"""A network followed by a kernel's features: the finite map of a deep kernel."""
+"""The finite feature map of a deep kernel: a network followed by the features of a kernel."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from torch import Generator, Tensor
 from ...features import Network, PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel
 
-# In length scales of 1: 3 and 5 train alike, 1 trained worse on three of four sets.
+# Spread of the inputs of a stationary kernel, in length scales. 3 and 5 train alike; 1 is
+# worse on three of four sets.
 _SPREAD = 3.0
-# How far beyond the rows' range columns still go into a network, as a share of the range.
+# Margin around the rows' range within which columns enter a network, as a share of the range.
 _MARGIN = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class DeepFeatures:
-    """phi(x) = features of a kernel at z = c network(x) / sqrt(q), q the network's columns.
+    """The features of a kernel at z = c network(x) / sqrt(q), where the network has q outputs.
 
-    The division makes two unrelated rows lie at a distance of about 1 where a network begins,
-    whatever its width; without layers z is x itself. c is 3 for kernels with a stationary factor:
-    at length scales as long as the distances they would be nearly linear, with large weights that
-    cancel between the rows and explode beyond them. Tensors are one list: the network's
-    trained ones, theta (log hyperparameters of the kernel, float64), the network's frozen ones.
+    The division puts unrelated rows at a distance of about 1 when training begins, whatever the
+    width of the network. Without layers z is x itself. c is 3 for kernels with a stationary factor.
+    With length scales as long as the distances these kernels would be nearly linear, and large
+    weights would cancel between the rows and explode beyond them. The tensors are one list: the
+    trained ones of the network, theta (the log hyperparameters of the kernel, float64), and the
+    frozen ones of the network.
 
-    Nothing holds a network beyond the rows that it has learned from: it goes on in straight lines,
-    however steep. Columns therefore enter it clipped to `box`, and a further feature,
-    sqrt(1 - exp(-r^2 / 2)) at a distance r from the box, is zero at the rows and gives the rest
-    the target's variance far away.
+    Beyond its training rows a network continues in straight lines, however steep. Columns are
+    therefore clipped to `box` before they enter it, and a further feature, sqrt(1 - exp(-r^2 / 2))
+    at a distance r from the box, is zero at the rows and gives rows far away the target's variance.
 
     Attributes
     ----------
@@ -40,10 +41,10 @@ class DeepFeatures:
         Exact for products of constants and DotProduct, random Fourier features for stationary
         kernels.
     theta0, bounds : tuple
-        Where theta starts, and its bounds as pairs.
+        Start of theta, and its bounds as pairs.
     box : tuple of tuple of float, or None
-        The lowest and the highest value of each column that a network sees; None for no limits,
-        and where there is no network that learns.
+        The lowest and the highest value of each column that a network sees; None where no network
+        is trained.
     """
 
     network: Network
@@ -63,7 +64,7 @@ class DeepFeatures:
 
     @property
     def theta_at(self) -> int:
-        """Where theta stands in the list of tensors."""
+        """The place of theta in the list of tensors."""
         return self.network.n_trainable
 
     @property
@@ -89,7 +90,7 @@ class DeepFeatures:
         return tensors
 
     def embed(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-        """z, what the kernel sees."""
+        """z, the inputs of the kernel."""
         k = self.theta_at
         Z = self.network([*tensors[:k], *tensors[k + 1 :]], self._clipped(X))
         if self.network.n_trainable == 0:

@@ -20,17 +20,17 @@ from ._batch import (
 )
 from ._objective import FeatureMoments
 
-# Curvature of the proximal term's smoothed penalty; log|A| has curvature 1 relative to F, and the
-# saddle is stable above that.
+# Curvature of the proximal term's smoothed penalty. The saddle is stable above 1, the curvature of
+# log|A| relative to F.
 _STIFFNESS = 2.0
-# A's step relative to B's, which has to be the faster one.
+# Step of A relative to that of B, which has to be the faster one.
 _PRIMAL_RATE = 0.5
-# Least eigenvalue of A relative to the last exact F.
+# Smallest eigenvalue of A relative to the last exact F.
 _SMALLEST = 0.1
-# How many times m rows fill the window of the multiplier: at 10, the noise of batches drove A to a
-# tenth of F and tr(slope F) to 1.9 m within 200 steps; at 400 it stays within a twentieth of m.
+# Length of the multiplier's window, in multiples of m rows. At 10 the noise of batches drove A to a
+# tenth of F and tr(slope F) to 1.9 m within 200 steps; at 400 the trace stays within 5% of m.
 WINDOW = 400
-# How fast the centre of the proximal term follows B.
+# Rate at which the centre of the proximal term follows B.
 _CENTRE_RATE = 0.1
 
 
@@ -41,11 +41,11 @@ class Saddle:
     Attributes
     ----------
     a, q, centre : Tensor of shape (m, m)
-        The stand-in, the scaled multiplier, and the centre of its proximal term.
+        The substitute for F, the scaled multiplier, and the centre of its proximal term.
     whiten : Tensor of shape (m, m)
         R^-1.
     slope : Tensor of shape (m, m)
-        -R^-T q R^-1, which takes the place of F^-1 in the descent direction.
+        -R^-T q R^-1, which takes the place of F^-1 in the direction of descent.
     trace : Tensor, scalar
         Of the slope.
     inverse : Tensor of shape (m, m)
@@ -55,7 +55,7 @@ class Saddle:
     t : int
         Steps so far.
     rate : float
-        How far one step moves B.
+        Step size of B.
     """
 
     a: Float[Tensor, "m m"]
@@ -73,30 +73,31 @@ class Saddle:
 class MinimaxGradient(BatchGradient):
     """Descend Psi = g + log|A| + mu <B, A - F> in (w, alpha, s2, A), ascend it in |B| <= 1.
 
-    Psi is a sum over rows, so batches give unbiased gradients of it. A and F are measured relative
-    to R R', the exact F of the last pass over the data: mu sqrt(m) <B, R^-1 (A - F) R^-T>. The
-    constraint is exact as soon as the multiplier that balances log|A| fits into the ball, here for
-    mu >= 1 whatever the features; in the paper's scale (its equation 3.2) mu has to grow with the
-    condition number of F. Descent and ascent use independent batches. A is projected onto A >= s2 I
-    and B onto its ball.
+    Psi is a sum over rows, so that batches give unbiased gradients of it. A and F are measured
+    relative to R R', the exact F of the last pass over the data, which gives mu sqrt(m) <B, R^-1
+    (A - F) R^-T>. The constraint is exact as soon as the multiplier that balances log|A| fits into
+    the ball. Here this is so for mu >= 1, whatever the features; in the paper's scale (its equation
+    3.2) mu has to grow with the condition number of F. Descent and ascent use independent batches.
+    A is projected onto A >= s2 I, and B onto its ball.
 
     Parameters
     ----------
     penalty : float or callable, default=2.0
         mu, or a function of the step number that gives it.
     rate : float or "auto", default="auto"
-        How far one step moves B in (0, 1]; "auto" is b / (400 m). The saddle amplifies the noise of
-        batches, and log|A| turns it into a bias, so that B has to be slower than SCGD's average.
+        Step size of B, in (0, 1]; "auto" is b / (400 m). The saddle amplifies the noise of batches,
+        and log|A| turns it into a bias, so that B has to move more slowly than SCGD's average.
     scale : {"relative", "published"}, default="relative"
-        What A - F is measured against. "published" is the paper's mu <B, A - F> / |A|: the slope of
-        the constraint is at most mu / |A|, less than F^-1 unless mu is about its condition number.
+        Unit of A - F. "published" is the paper's mu <B, A - F> / |A|, where the slope of the
+        constraint is at most mu / |A|, which is less than F^-1 unless mu is about the condition
+        number of F.
 
     Notes
     -----
-    Given B, log|A| + mu <B, A> is concave in A, so plain alternating steps spiral away from the
-    saddle. The ascent therefore has a proximal term |B - B0|^2 whose centre B0 follows B slowly
-    (smoothed gradient descent ascent, Zhang et al. 2020): the fixed point is the same, and the
-    spiral is damped. Exact passes put A, B and B0 on the saddle of the current features.
+    Given B, log|A| + mu <B, A> is concave in A, so that plain alternating steps spiral away from
+    the saddle. The ascent therefore has a proximal term |B - B0|^2 whose centre B0 follows B slowly
+    (smoothed gradient descent ascent, Zhang et al. 2020). The term keeps the fixed point and damps
+    the spiral. Exact passes move A, B and B0 to the saddle of the current features.
 
     O(b m^2) a step and O(m^3) every tenth of the window. Shoham and Avron, section 3.1.
     """
@@ -131,7 +132,7 @@ class MinimaxGradient(BatchGradient):
         return Saddle(a, q, q, whiten, slope, slope.diagonal().sum(), inverse, (), 0, rate)
 
     def _within(self, q: Float[Tensor, "m m"], a: Float[Tensor, "m m"], t: int) -> Tensor:
-        """q on its ball."""
+        """q projected onto its ball."""
         unit = 1 / torch.linalg.norm(a) if self.scale == "published" else len(q) ** 0.5
         radius = self.mu(t) * unit
         return q * (radius / torch.maximum(torch.linalg.norm(q), torch.as_tensor(radius).to(q)))
@@ -150,7 +151,7 @@ class MinimaxGradient(BatchGradient):
         return float(self.penalty(t) if callable(self.penalty) else self.penalty)
 
     def _follow(self, batch: FeatureBatch, state: Saddle) -> Saddle:
-        """One projected step of A and of B for the batches of a tenth of the window."""
+        """One projected step of A and of B from the batches of a tenth of the window."""
         pending, t = (*state.pending, batch.other), state.t + 1
         if len(pending) < steps_between(state.rate):
             return replace(state, pending=pending, t=t)
@@ -160,13 +161,13 @@ class MinimaxGradient(BatchGradient):
         F = rows.T @ rows * (batch.n / len(rows)) + floor
         step = min(state.rate * len(pending), 0.5)
         if self.scale == "published":
-            # A step in the metric of log|A|, since A's eigenvalues are of any size here.
+            # A step in the metric of log|A|, since the eigenvalues of A have any size here.
             change = state.a + state.a @ state.q @ state.a
         else:
             change = torch.linalg.inv(state.a) + state.q
         a = state.a - _PRIMAL_RATE * step * change
-        # The logarithm's pull grows without bound towards 0: batches that underestimate F for a
-        # while must not drag A along, which only an exact pass would undo.
+        # The gradient of the logarithm is unbounded towards 0. Batches that underestimate F for a
+        # while must not pull A there, which only an exact pass would undo.
         a = _at_least(floor, (a + a.T) / 2)
         if self.scale == "relative":
             a = _at_least(_SMALLEST * torch.eye(len(a)).to(a), a)
@@ -187,10 +188,10 @@ class MinimaxGradient(BatchGradient):
 
 
 def _at_least(floor: Float[Tensor, "m m"], a: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
-    """The nearest matrix to `a` that exceeds `floor` by a positive semidefinite one.
+    """The nearest matrix to `a` that is `floor` plus a positive semidefinite matrix.
 
-    Rounding leaves `a` a little below where it should touch; a hundredth passes, and only more than
-    that pays for the eigenvalues.
+    Rounding leaves `a` a little below `floor` where it should touch it. A hundredth is tolerated,
+    so that eigenvalues are computed only where there is more to correct.
     """
     if int(torch.linalg.cholesky_ex(a - 0.99 * floor)[1]) == 0:
         return a

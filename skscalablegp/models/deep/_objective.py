@@ -1,11 +1,11 @@
-r"""The marginal likelihood of a finite feature map as a sum over rows plus one log determinant.
+r"""The marginal likelihood of a finite feature map, as a sum over rows and one log determinant.
 
 With w ~ N(0, I), f(x) = phi(x)'w, F = Z'Z + s2 I (m x m) and Z the n rows of phi,
 
 .. math:: -2 \log p(y) = \min_w |Zw - y|^2/s^2 + |w|^2 + \log|F| + (n - m)\log s^2 + n\log 2\pi
 
-(Shoham and Avron, section 2.2, with the square that Theorem B.1 leaves out). Every function here
-is of moments or of a batch; nothing is n x n.
+(Shoham and Avron, section 2.2, with the square that is missing in Theorem B.1). Every function here
+takes moments or a batch, so that no matrix is n x n.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...linalg.solvers import cholesky_with_jitter
 
 @dataclass(frozen=True, eq=False)
 class FeatureMoments:
-    """All that a finite feature map needs to know about n rows.
+    """Moments of n rows, which determine the posterior of a finite feature map.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class FeatureMoments:
         return replace(self, gram=self.gram * variance, cross=self.cross * variance**0.5)
 
     def extended(self, n: int) -> FeatureMoments:
-        """What n rows would have, of which these are a random part."""
+        """Estimated moments of n rows, of which these are a random part."""
         factor = n / self.n
         return FeatureMoments(
             self.gram * factor,
@@ -72,7 +72,7 @@ def feature_moments(
     Parameters
     ----------
     blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t)[, Tensor of shape (b,)])
-        Inputs, targets, and what rows of unequal noise are multiplied by (see `row_scale`).
+        Inputs, targets, and factors of rows whose noise is unequal (see `row_scale`).
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
     """
@@ -96,16 +96,16 @@ def feature_moments(
 
 
 def row_scale(noise: Tensor | float, known: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """a_i = sqrt(s2 / (s2 + c_i)): rows times a_i have the noise s2 in the place of s2 + c_i.
+    """Factors a_i = sqrt(s2 / (s2 + c_i)) that turn rows of noise s2 + c_i into rows of noise s2.
 
-    Their likelihood is larger by sum_i log a_i for each target; features and weights are the same.
+    The scaled rows have the same weights. Their log likelihood differs by sum_i log a_i per target.
     """
     return (noise / (noise + known)).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class WeightSpaceEvaluation:
-    """The likelihood at its best weights.
+    """The log marginal likelihood and the weights' posterior mean.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class WeightSpaceEvaluation:
     factor : Tensor of shape (m, m)
         Lower Cholesky factor of F.
     jitter : float
-        What had to be added to F's diagonal.
+        Number that had to be added to the diagonal of F.
     """
 
     value: float
@@ -149,9 +149,9 @@ def held_out_noise(
     noise_bounds: tuple[float, float],
     known: Float[Tensor, " h"] | float = 0.0,
 ) -> tuple[float, float]:
-    """The noise variance under which rows that training has not seen are likeliest.
+    """The noise variance under which held-out rows are likeliest.
 
-    Learned features fit the rows that they were learned from too well for these to tell the noise.
+    Learned features fit their own training rows too well for these to show the noise.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def held_out_noise(
     -------
     noise : float
     density : float
-        Mean negative log density of the held-out targets at that noise, every row on its own.
+        Mean negative log density of the held-out targets at that noise, row by row.
 
     Notes
     -----
@@ -204,15 +204,15 @@ def best_scales(
     noise_bounds: tuple[float, float],
     amplitude_bounds: tuple[float, float],
 ) -> tuple[float, float]:
-    """Maximise the exact likelihood over the noise and one factor of the features' variance.
+    """Maximise the exact likelihood over the noise and a common factor of the features' variance.
 
-    In the eigenbasis of Z'Z both are O(m) an evaluation; the decomposition is O(m^3).
+    An evaluation costs O(m) in the eigenbasis of Z'Z, which costs O(m^3).
 
     Parameters
     ----------
     moments : FeatureMoments
     noise : float
-        Where the search starts; the factor starts at 1.
+        Start of the search; the factor starts at 1.
     noise_bounds : tuple of float
         Of s2.
     amplitude_bounds : tuple of float
@@ -252,10 +252,10 @@ def data_fit(
     log_noise: Float[Tensor, ""],
     n: int,
 ) -> Float[Tensor, ""]:
-    """An unbiased estimate of g / n from a batch of b rows; the whole of g where b = n.
+    """An unbiased estimate of g / n from a batch of b rows, which is exact for b = n.
 
-    g = |Zw - Y|^2 / s2 + |w|^2 + (n - m) log s2 (summed over targets): the part of the objective
-    that is a sum over rows (paper, section 3).
+    g = |Zw - Y|^2 / s2 + |w|^2 + (n - m) log s2, summed over targets, is the part of the objective
+    that is a sum over rows (Shoham and Avron, section 3).
     """
     t, m = Y.shape[1], phi.shape[1]
     residual = (phi @ weights - Y).square().sum() / len(Y)
@@ -270,9 +270,9 @@ def log_det_direction(
     log_noise: Float[Tensor, ""],
     n: int,
 ) -> Float[Tensor, ""]:
-    """<P, F_S> / n with F_S = (n / b) phi'phi + s2 I: its gradient is that of log|F| at P = F^-1.
+    """<P, F_S> / n with F_S = (n / b) phi'phi + s2 I, whose gradient is that of log|F| at P = F^-1.
 
-    Linear in P, so that an unbiased P that is independent of the batch gives an unbiased gradient.
-    `trace` is tr(P). O(b m^2).
+    It is linear in P, so that an unbiased P that is independent of the batch gives an unbiased
+    gradient. `trace` is tr(P). O(b m^2).
     """
     return ((phi @ P) * phi).sum() / len(phi) + torch.exp(log_noise) * trace / n

@@ -1,4 +1,4 @@
-"""What "auto" becomes for a deep kernel, and why."""
+"""The choice of settings that a deep kernel's user leaves at "auto"."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from ..._validation import resolve_dtype
 from ...core import FitRun
 
-# "auto": this many steps of 64 rows, within these epochs.
+# Steps of 64 rows for max_epochs="auto", and the epochs between which their number may vary.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100
 _BATCH, _LARGE_BATCH = 64, 256
-# Above so many rows, batches are large and a copy without the held-out rows would cost too much.
+# From so many rows on, batches are large, and a copy without the held-out rows would cost too much.
 LARGE_TABLE = 100_000
-# Fewer rows than this are too few to hold some out.
+# Fewest rows of which "auto" holds some out.
 FEWEST_SPLIT = 200
 # Learning rates that do well with the default network, at batches of 64.
 _RATES = {"adam": 0.01, "adamw": 0.01, "adadelta": 1.0, "adagrad": 0.05, "rmsprop": 3e-3}
@@ -33,7 +33,7 @@ BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
-# Without effect where nothing is trained.
+# Parameters without effect where nothing is trained.
 OF_TRAINING = (
     "learning_rate", "max_epochs", "batch_size", "early_stopping", "validation_fraction", "tol",
     "n_iter_no_change", "averaging", "averaging_decay", "penalty", "dual_rate", "batches",
@@ -70,7 +70,7 @@ class Plan:
 
 
 def make_plan(est: Any, n: int, run: FitRun) -> Plan:
-    """The plan for n rows; reports what "auto" became and what has no effect.
+    """Settings for n rows; reports the choices for "auto" and the parameters without effect.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
         run.ignores("batch_size", f"there are {n} rows, which make one batch")
     epochs = est.max_epochs
     if epochs == "auto":
-        # Large tables need more steps, but not in proportion: protein gains, kin40k hardly.
+        # Large tables need more steps, but not in proportion: protein improves, kin40k hardly does.
         few, many = (math.ceil(steps * _BATCH / max(n, 1)) for steps in (_STEPS, _MORE_STEPS))
         epochs = min(_MOST_EPOCHS, max(few, min(many, _ENOUGH_EPOCHS)))
         run.chose("max_epochs", epochs, f"about {_STEPS:,} steps of {_BATCH} rows")
@@ -110,7 +110,7 @@ def make_plan(est: Any, n: int, run: FitRun) -> Plan:
 
 
 def batch_optimizer(given: Any) -> Callable[[list[dict]], torch.optim.Optimizer] | None:
-    """What makes the optimiser of batches; a ValueError names those that there are."""
+    """A function that makes the optimiser of batches; a ValueError lists the known names."""
     if isinstance(given, str) and given in BATCH_OPTIMIZERS:
         return BATCH_OPTIMIZERS[given]
     if given is None or callable(given):

@@ -25,10 +25,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
     over rows plus log|Z'Z + s2 I|, whose gradient comes from a running average of the batches'
-    estimates of the matrix. A bias remains, since the mean of the average's inverse is too large:
-    by a twentieth for "auto", and less the less a batch weighs; ``fit_report_.slope_bias`` is the
-    share by which the trace of the inverse times the exact matrix was off before the last exact
-    pass. One more such pass ends the training.
+    estimates of the matrix. A bias remains, because the inverse of such an average is too large on
+    average: by 5% for `averaging` at "auto", and by less for smaller weights. The trace of the
+    approximate inverse times the exact matrix shows it, and ``fit_report_.slope_bias`` is the
+    relative error of this trace before the last exact pass. One more such pass ends the training.
 
     Parameters
     ----------
@@ -155,9 +155,9 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
     Notes
     -----
-    O(b m^2) and the network's cost a step, O(m^3) every tenth of the average's window; each score
-    is a pass of O(n m^2). A prediction costs O(m) a row, its variance O(m^2). Beside the data
-    nothing grows with n but one list of row numbers.
+    A step costs O(b m^2) and a pass of b rows through the network, each tenth of the average's
+    window O(m^3), and each score O(n m^2). A prediction costs O(m) a row, its variance O(m^2).
+    Memory beside the data is O(m^2) and one list of row numbers.
 
     References
     ----------
@@ -217,11 +217,12 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
-    over rows plus log|F|, F = Z'Z + s2 I. A stand-in A takes F's place there, and a multiplier B
-    holds it there; the whole is then a sum over rows, of which batches give unbiased gradients at
-    any A and B. Where noisy steps leave these is measured: ``fit_report_.slope_bias`` is the share
-    by which the trace of what stands for F^-1, times F, was off before the last exact pass. One
-    more such pass ends the training.
+    over rows plus log|F|, F = Z'Z + s2 I. In the objective a matrix A takes the place of F, and a
+    multiplier B penalises their difference. The objective is then a sum over rows, so that batches
+    give unbiased gradients at any A and B. Noisy steps move A and B away from the saddle, where the
+    gradient is that of the likelihood: ``fit_report_.slope_bias`` is the relative error that this
+    leaves in the trace of the approximate F^-1 times F, before the last exact pass. One more such
+    pass ends the training.
 
     Parameters
     ----------
@@ -354,11 +355,11 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     Notes
     -----
-    O(b m^2) and the network's cost for two independent batches a step, O(m^3) every tenth of the
-    multiplier's window; each score is a pass of O(n m^2). A prediction costs O(m) a row, its
-    variance O(m^2). The penalty is measured relative to the last exact F, and the ascent has a
-    proximal term; ``skscalablegp.models.deep.MinimaxGradient`` says more of both departures from
-    the paper.
+    A step costs O(b m^2) and a pass of two independent batches of b rows through the network, each
+    tenth of the multiplier's window O(m^3), and each score O(n m^2). A prediction costs O(m) a row,
+    its variance O(m^2). In two points this departs from the paper: the penalty is relative to the
+    last exact F, and the ascent has a proximal term. ``skscalablegp.models.deep.MinimaxGradient``
+    describes both.
 
     References
     ----------
@@ -421,11 +422,11 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 class BSGDDKLRegressor(DeepKernelRegressorBase):
     """A deep kernel trained by the batches' own marginal likelihoods: the biased baseline.
 
-    Each step follows the gradient of the exact log marginal likelihood of one batch as if it were
-    the whole table. The bias falls as batches grow; at 16 to 64 rows it costs accuracy on most
-    tables that were measured (pol, kin40k, protein), though not on all (bike);
-    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` have little of it. One exact pass
-    ends the training.
+    Each step follows the gradient of the exact log marginal likelihood of one batch as if the batch
+    were the whole table. The bias of this gradient falls with the size of batches. At 16 to 64 rows
+    it costs accuracy on pol, kin40k and protein, but not on bike. The bias of
+    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. One exact pass ends
+    the training.
 
     Parameters
     ----------
@@ -549,7 +550,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     Notes
     -----
-    O(b^2 m + b^3) and the network's cost a step; each score is a pass of O(n m^2).
+    A step costs O(b^2 m + b^3) and a pass of b rows through the network, each score O(n m^2).
 
     References
     ----------

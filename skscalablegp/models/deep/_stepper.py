@@ -27,23 +27,24 @@ from ._objective import (
     weight_space_likelihood,
 )
 
-# Rows of a pass at a time: their features take a few dozen megabytes.
+# Rows of an exact pass at a time. Their features take a few dozen megabytes.
 _PASS_ROWS = 4096
-# The weights' steps shrink with the learning rate, so that their noise averages out, but not to 0.
+# Smallest factor of the weights' steps. They shrink with the learning rate, so that their noise
+# averages out, but not to 0.
 _SLOWEST_WEIGHTS = 0.1
-# Longest gradient of the mean objective per row, against rare batches that throw everything out.
+# Longest gradient of the mean objective per row. Rare batches have far longer ones.
 _LONGEST = 100.0
 # Steps from one change of the learning rate to the next.
 _SCHEDULE_STEPS = 10
-# Rows of a search for the noise beside the known one, and how far later searches go, in logs.
+# Rows of a search for the noise beside the known noise, and the range of later searches, in logs.
 _SEARCH_ROWS = 8192
 _SEARCH_WIDTH = 2.0
 
 
 def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[int], float]:
-    """A learning rate's factor that falls from 1 to 0 in `total` steps.
+    """A factor of the learning rate that falls from 1 to 0 in `total` steps.
 
-    Where a time budget ends sooner, it falls with the share of the budget that is `spent`.
+    Where a time budget ends sooner, the factor falls with the `spent` share of the budget.
     """
 
     def factor(t: int) -> float:
@@ -54,7 +55,7 @@ def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[in
 
 
 def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Iterator[Tensor]:
-    """A random row and its nearest neighbours, without end (sgGP, Chen et al. 2020).
+    """Endless batches of a random row and its nearest neighbours (sgGP, Chen et al. 2020).
 
     O(n log n) once and O(n d) memory for the tree, O(size log n) a batch.
     """
@@ -67,7 +68,7 @@ def neighbour_batches(source: RowSource, size: int, generator: Generator) -> Ite
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """An exact pass: scales and weights at their optimum for some features.
+    """The result of an exact pass: the best scales and weights for given features.
 
     Attributes
     ----------
@@ -88,10 +89,10 @@ class Settled:
 
 
 class WeightSpaceStepper(Stepper):
-    """(w, alpha, s2) of f(x) = phi_alpha(x)'w + noise, changed a random batch at a time.
+    """Steps of (w, alpha, s2) in f(x) = phi_alpha(x)'w + noise, one random batch each.
 
-    A score is an exact pass over the rows: it also puts the weights, the noise and the amplitude on
-    their optimum for the current features and tells the gradient rule the exact moments.
+    A score is an exact pass over the rows. It also moves the weights, the noise and the amplitude
+    to their optimum for the current features, and gives the gradient rule the exact moments.
 
     Parameters
     ----------
@@ -106,22 +107,24 @@ class WeightSpaceStepper(Stepper):
     rule : BatchGradient
     optimizer : callable or None
         ``optimizer(groups)`` returns a torch optimiser for groups of parameters with their "lr".
-        None trains nothing: a score then puts the weights alone on their optimum.
+        With None nothing is trained, and a score moves the weights alone.
     learning_rate : float
     batches : callable
-        Makes an iterator over row numbers; called twice where the rule wants independent batches.
+        Makes an iterator over row numbers. It is called twice where the rule needs independent
+        batches.
     batch_size : int
     schedule : callable, optional
         The learning rate's factor at a step.
     scored_rows : RowSource, optional
         Rows of the exact passes; `source` by default.
     n : int, optional
-        Rows of the whole table, of which `scored_rows` may be a random part; `source`'s by default.
+        Number of rows of the whole table, of which `scored_rows` may be a random part. The default
+        is that of `source`.
     held_out : RowSource, optional
-        Rows whose mean negative log density is the score; without them it is the negative log
-        marginal likelihood per row and target.
+        Rows whose mean negative log density is the score. Without them the score is the negative
+        log marginal likelihood per row and target.
     settles : bool, default=True
-        Whether a score also puts weights, noise, amplitude and the rule's state on their optimum.
+        Whether a score also moves the weights, the noise, the amplitude and the rule's state.
     """
 
     def __init__(
@@ -169,9 +172,9 @@ class WeightSpaceStepper(Stepper):
         self.objective_name = (
             "log marginal likelihood a row" if held_out is None else "held-out log density a row"
         )
-        # Of the training rows at each exact pass, a row and target.
+        # Log marginal likelihoods of the training rows at each exact pass, per row and target.
         self.likelihoods: list[float] = []
-        # By how much the trace of what stands for F^-1 was off before the last exact pass.
+        # Relative error of the trace of the approximate F^-1, before the last exact pass.
         self.slope_bias: float | None = None
 
     # ------------------------------------------------------------------ steps
@@ -203,15 +206,15 @@ class WeightSpaceStepper(Stepper):
             loss, self._state = self.rule.estimate(batch, before)
             loss = loss - gained
         except torch.linalg.LinAlgError:
-            # Features that overflow or cancel: the next score says so.
+            # Features overflow or cancel. The next score is infinite.
             self._failed = True
             return
         self._optimizer.zero_grad()
         loss.backward()
-        # After the backward pass, which reads the weights.
+        # This changes the weights, which the backward pass reads, and so has to follow it.
         self.rule.descend_weights(batch, before, self._weight_rate * max(factor, _SLOWEST_WEIGHTS))
         if isinstance(self._optimizer, torch.optim.SGD):
-            # The others take steps of a length that does not depend on the gradient's.
+            # The steps of the other optimisers do not depend on the length of the gradient.
             torch.nn.utils.clip_grad_norm_(self._trained, _LONGEST)
         self._optimizer.step()
         self._project()
@@ -221,7 +224,7 @@ class WeightSpaceStepper(Stepper):
                 group["lr"] = factor * rate
 
     def _project(self) -> None:
-        """Noise and kernel hyperparameters go back into their bounds."""
+        """Move the noise and the kernel's hyperparameters back into their bounds."""
         low, high = self.noise_bounds
         with torch.no_grad():
             self.log_noise.clamp_(math.log(low), math.log(high))
@@ -243,7 +246,8 @@ class WeightSpaceStepper(Stepper):
             self._adopt(settled.tensors, settled.noise, settled.evaluation)
             moments, density = settled.moments, None
             if self.held_out is not None:
-                moments, density = self._unseen(moments)
+                noise, density, moments = self._unseen(moments)
+                self._adopt(self.tensors, noise, weight_space_likelihood(moments, noise))
             if self.settles or self._state is None:
                 start = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
                 self._state = start
@@ -261,7 +265,7 @@ class WeightSpaceStepper(Stepper):
     def _moments(
         self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype, noise: float
     ) -> FeatureMoments:
-        """The exact moments of the rows at a noise variance, as of n; products in float64."""
+        """The exact moments of the rows at a noise variance, scaled to n rows, in float64."""
         blocks = rows.blocks(_PASS_ROWS)
         if rows.noise is not None:
             scales = row_scale(noise, rows.known(slice(None)).double()).split(_PASS_ROWS)
@@ -272,7 +276,7 @@ class WeightSpaceStepper(Stepper):
     def _settle(
         self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype
     ) -> Settled | None:
-        """Noise, amplitude and weights at their optimum for these features; None if not finite."""
+        """The best noise, amplitude and weights for these features; None if not finite."""
         noise, amplitude, bounds = self.noise, 1.0, self.noise_bounds
         moments = self._moments(tensors, rows, n, dtype, noise)
         if not bool(moments.gram.isfinite().all()):
@@ -282,7 +286,7 @@ class WeightSpaceStepper(Stepper):
             self.slope_bias = self.slope_bias if bias is None else bias
         if not self._frozen:
             if rows.noise is not None:
-                # Rows that are held out choose the noise later.
+                # Where rows are held out, these choose the noise later.
                 if self.held_out is None:
                     noise = self._searched(
                         rows, lambda s, few: -self._value(tensors, few, dtype, s)
@@ -301,16 +305,16 @@ class WeightSpaceStepper(Stepper):
     def _value(
         self, tensors: list[Tensor], rows: RowSource, dtype: torch.dtype, noise: float
     ) -> float:
-        """The rows' log marginal likelihood at a noise variance and the amplitude best for it."""
+        """The rows' log marginal likelihood at a noise variance and the best amplitude for it."""
         moments = self._moments(tensors, rows, self.n, dtype, noise)
         _, amplitude = best_scales(moments, noise, (noise, noise), self._amplitude_bounds())
         return weight_space_likelihood(moments.scaled(amplitude), noise).value
 
     def _searched(self, rows: RowSource, loss: Callable[[float, RowSource], float]) -> float:
-        """The noise variance beside the known one whose loss on some rows is least.
+        """The noise variance, beside the known one, with the smallest loss on some rows.
 
-        Every evaluation is a pass over at most `_SEARCH_ROWS` rows, since moments do not only scale
-        with the noise where rows have their own.
+        Every evaluation is a pass over at most `_SEARCH_ROWS` rows, because moments do not simply
+        scale with the noise where the known noise differs from row to row.
         """
         if len(rows) > _SEARCH_ROWS:
             rows = rows.subset(np.linspace(0, len(rows) - 1, _SEARCH_ROWS).astype(int))
@@ -329,21 +333,21 @@ class WeightSpaceStepper(Stepper):
         return math.exp(found.x)
 
     def _amplitude_bounds(self) -> tuple[float, float]:
-        """How far the kernel's own constant may still go."""
+        """The smallest and the largest factor that the kernel's own constant may still take."""
         at = self.features.amplitude_at
         if at is None:
             return 1.0, 1.0
         now = float(self.tensors[self.features.theta_at].detach()[at])
         low, high = self.features.bounds[at]
-        # A single step of several orders of magnitude would only undo what training balanced; a
-        # constant outside its bounds has to get there, however far it is.
+        # A step of several orders of magnitude would only undo the balance that training found, but
+        # a constant outside its bounds has to reach them, however far they are.
         nearest = min(max(0.0, low - now), high - now)
         return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
-    def _unseen(self, moments: FeatureMoments) -> tuple[FeatureMoments, float]:
-        """The held-out rows' mean negative log density, at the noise that they ask for.
+    def _unseen(self, moments: FeatureMoments) -> tuple[float, float, FeatureMoments]:
+        """The noise under which held-out rows are likeliest, and their mean negative log density.
 
-        Also the training rows' moments there.
+        Also returns the moments of the training rows at this noise.
         """
         with torch.no_grad():
             blocks = [
@@ -368,13 +372,12 @@ class WeightSpaceStepper(Stepper):
                 self._moments(self.tensors, rows, self.n, dtype, noise),
                 unseen(noise, rows),
             )
-        self._adopt(self.tensors, noise, weight_space_likelihood(moments, noise))
-        return moments, density
+        return noise, density, moments
 
     def _adopt(
         self, tensors: list[Tensor], noise: float, evaluation: WeightSpaceEvaluation
     ) -> None:
-        """Put the kernel's hyperparameters, the noise and the weights' posterior mean in place."""
+        """Take over the kernel's hyperparameters, the noise and the weights' posterior mean."""
         k = self.features.theta_at
         with torch.no_grad():
             self.tensors[k].copy_(tensors[k])
@@ -382,17 +385,21 @@ class WeightSpaceStepper(Stepper):
             self.weights.copy_(evaluation.weights)
 
     def finish(self, rows: RowSource, n: int) -> Settled:
-        """An exact pass over other rows, features too in float64; leaves the training as it is.
+        """An exact pass over other rows, all in float64; it does not change the training.
 
-        The noise is the one that held-out rows asked for, where there are any.
+        The noise is that under which held-out rows are likeliest, where there are any.
         """
         tensors = [
             t.detach().double() if t.is_floating_point() else t.clone() for t in self.tensors
         ]
         if self.held_out is None:
             return self._settle(tensors, rows, n, torch.float64)
-        moments = self._moments(tensors, rows, n, torch.float64, self.noise)
-        return Settled(tensors, self.noise, moments, weight_space_likelihood(moments, self.noise))
+        noise, dtype = self.noise, self.source.dtype
+        if not (self.settles or self._frozen):
+            seen = self._moments(self.tensors, self.scored_rows, self.n, dtype, noise)
+            noise = self._unseen(seen)[0]
+        moments = self._moments(tensors, rows, n, torch.float64, noise)
+        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
 
     # ------------------------------------------------------------------ for the driver
 

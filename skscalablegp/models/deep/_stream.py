@@ -1,4 +1,4 @@
-"""What a stream leaves behind: a uniform sample of its rows."""
+"""A uniform sample of the rows of a stream."""
 
 from __future__ import annotations
 

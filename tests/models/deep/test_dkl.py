@@ -579,3 +579,17 @@ def test_steps_alone_train_without_exact_passes(made):
     assert abs(alone.fit_report_.slope_bias) < 0.5
     settled = made(**params).fit(X[:400], y[:400])
     assert not np.allclose(alone.predict(X[400:]), settled.predict(X[400:]))
+
+
+def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
+    import skscalablegp.models.deep._stepper as module
+
+    chosen, search = [], module.held_out_noise
+    monkeypatch.setattr(
+        module, "held_out_noise", lambda *args: chosen.append(search(*args)) or chosen[-1]
+    )
+    X, y = table(100)
+    model = quick(exact_passes=False, early_stopping=True).fit(X, y)
+    assert model.noise_variance_ == chosen[-1][0]
+    # The steps themselves have another one.
+    assert abs(np.log(model.noise_variance_) - model.history_["theta"][-1][-1]) > 0.01
