@@ -17,7 +17,8 @@ product     a product with H over --product-rows rows, 26 columns and 65 right-h
             float32, never stored; the median of several
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block-cg"
-svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: a fit of few steps, divided by them
+svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: a fit of --steps steps or of one epoch,
+            divided by its steps
 
 --before PATH has the folder of an earlier version of the package: its processes take turns with
 those of this one. Where GPyTorch is installed (pip install skscalablegp[peers]) --peer gives its
@@ -95,7 +96,8 @@ def svgp(args):
 def scgd(args):
     from skscalablegp import SCGDDKLRegressor
 
-    return fitted(SCGDDKLRegressor(max_iter=args.steps, random_state=0), 10_000, args.steps)
+    model = SCGDDKLRegressor(batch_size=64, max_epochs=1, random_state=0)
+    return fitted(model, 10_000, 10_000 // 64)
 
 
 def peer_exact(args):
@@ -194,7 +196,8 @@ def child(args):
 def measured(name, workers, condition, folder, words):
     """Seconds of one process, or of the last of three that began together."""
     command = [sys.executable, __file__, "--child", name, "--workers", str(workers), *words]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     others = [
         subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2 * (condition == "busy"))
     ]
