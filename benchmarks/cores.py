@@ -110,8 +110,8 @@ def peer_exact(args):
     return peer_steps(optimizer, lambda: -bound(model(X), y), 100)
 
 
-def peer(base, n, *first):
-    """A table and a Matern-3/2 process with a length scale a column."""
+def peer(base, n, strategy=None):
+    """A table and a Matern-3/2 process with a length scale a column; its strategy, if it has one."""
     import gpytorch
     import torch
 
@@ -120,7 +120,7 @@ def peer(base, n, *first):
 
     class Model(base):
         def __init__(self):
-            super().__init__(*(first or (X, y, likelihood)))
+            super().__init__(*((strategy(self),) if strategy else (X, y, likelihood)))
             self.likelihood, self.mean = likelihood, gpytorch.means.ZeroMean()
             matern = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=X.shape[1])
             self.kernel = gpytorch.kernels.ScaleKernel(matern)
@@ -149,13 +149,11 @@ def peer_svgp(args):
 
     points = torch.tensor(table(200)[0], dtype=torch.float32)
     belief = gpytorch.variational.CholeskyVariationalDistribution(len(points))
-    holder = []
-    strategy = gpytorch.variational.VariationalStrategy
-    base = gpytorch.models.ApproximateGP
-    # The strategy calls the model, which takes the strategy.
-    late = strategy(lambda *inputs: holder[0].forward(*inputs), points, belief)
-    X, y, model = peer(base, 10_000, late)
-    holder.append(model)
+
+    def strategy(model):
+        return gpytorch.variational.VariationalStrategy(model, points, belief)
+
+    X, y, model = peer(gpytorch.models.ApproximateGP, 10_000, strategy)
     bound = gpytorch.mlls.VariationalELBO(model.likelihood, model, len(X))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
