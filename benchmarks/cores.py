@@ -16,7 +16,7 @@ Parts:
 product     a product with H over --product-rows rows, 26 columns and 65 right-hand sides in
             float32, never stored; the median of several
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
-cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block-cg"
+cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: a fit of --steps steps or of one epoch,
             divided by its steps
 
@@ -83,7 +83,7 @@ def exact(args):
 def cg(args):
     from skscalablegp import IterativeGPRegressor
 
-    return fitted(IterativeGPRegressor(solver="block-cg", random_state=0), args.cg_rows)
+    return fitted(IterativeGPRegressor(solver="block_cg", random_state=0), args.cg_rows)
 
 
 def svgp(args):
