@@ -111,7 +111,7 @@ def peer_exact(args):
 
 
 def peer(base, n, strategy=None):
-    """A table and a Matern-3/2 process with a length scale a column; its strategy, if it has one."""
+    """A table and a Matern-3/2 process with a length scale a column."""
     import gpytorch
     import torch
 
