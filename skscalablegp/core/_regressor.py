@@ -106,6 +106,7 @@ class TableRegressorBase(GPPredictionBase):
         compiled = compile_kernel(kernel, d, self._any_kernel, priors)
         check_categories(compiled, table.X)
         self._check_kernel(kernel, compiled, table)
+        table.check_separable(compiled)
         return compiled
 
     def _check_kernel(self, kernel: Kernel, compiled: TorchKernel, table: Table) -> None:

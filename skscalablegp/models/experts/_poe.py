@@ -246,7 +246,6 @@ class PoERegressor(GPRegressorBase):
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
-            table.check_separable(kernel)
             dtype = resolve_dtype(self.dtype, 0, threshold=0)
             run.chose("dtype", str(dtype).removeprefix("torch."), "parts are small")
             parts = self._parts(table.X, run)

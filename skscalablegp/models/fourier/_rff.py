@@ -211,7 +211,6 @@ class RFFRegressor(GPRegressorBase):
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
-            table.check_separable(kernel)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)
             if self._is_small(table):

@@ -203,7 +203,6 @@ class SSRFFRegressor(GPRegressorBase):
             self._check_optimizer()
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
-            table.check_separable(kernel)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)
             gradient = self._gradient(kernel, len(table.X), run)

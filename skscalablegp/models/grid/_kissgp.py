@@ -298,7 +298,6 @@ class KISSGPRegressor(GPRegressorBase):
     def _fit_rows(self, table: Table, run: FitRun) -> None:
         """The exact process of all rows in the place of a grid."""
         kernel = self._compile_kernel(table, run)
-        table.check_separable(kernel)
         n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
         run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
         run.chose("grid_size", None, "there is no grid")

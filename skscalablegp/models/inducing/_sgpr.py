@@ -225,7 +225,6 @@ class SGPRRegressor(TableRegressorBase):
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
-            table.check_separable(kernel)
             n, d = table.X.shape
             m = planned_points(self, n, d, _LARGEST_DEFAULT, run)
             optimizer = self._resolved_optimizer(run)

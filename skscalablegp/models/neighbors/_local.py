@@ -1,4 +1,4 @@
-"""Small systems of equations, one for each row: its neighbours, and what they say of it."""
+"""Batches of small Gaussian processes: a row given its neighbours, or a block of rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.parallel import map_in_order
 
-# Numbers of the matrices that are worked on at a time: on a CPU they stay in the cache of a core.
+# Matrix entries that are processed at a time; on a CPU, few enough for the cache of a core.
 _CPU_BLOCK, _GPU_BLOCK = 2**19, 2**28
-# Scaled distances beyond which every profile is zero.
+# Scaled distances are clipped to this, where every profile is zero.
 _FAR = 1e15
-# Mean squared distances, in length scales, above which double precision forms them.
+# Mean squared scaled distance above which distances are computed in double precision.
 _WIDE = 32.0
-# Smaller variances, as shares of the prior's, are not told from rounding by single precision.
+# Share of the prior variance below which a variance from single precision is mostly rounding error.
 _RESOLVED = 1e-4
-# Of the mean diagonal entry: what may be added to a matrix without a factor.
+# Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
 _LARGEST_JITTER = 1e-3
-# Of the prior's variance: what tells two new rows at the same place apart.
+# Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
 
 
@@ -36,10 +36,10 @@ def local_kernel(
     Z: Float[Tensor, "b k d"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "b k k"]:
-    """k(Z_i, Z_i) without noise, differentiable in theta. O(b k^2 d).
+    """k(Z_i, Z_i) without noise for each of b sets of k rows, differentiable in theta; O(b k^2 d).
 
-    Rows are measured from the last of their own set, in double precision: distances between close
-    rows then keep their digits in single precision, and need no more than a matrix product.
+    The last row of each set is subtracted in double precision. Distances between close rows then
+    keep their digits in single precision, and a matrix product is enough to compute them.
     """
     terms = kernel.stationary_terms()
     if terms is None:
@@ -54,7 +54,7 @@ def local_kernel(
             A = A.to(dtype)
         u = _SquaredDistances.apply(A, dtype).reshape(b * k, k)
         values[leaf] = leaf.at(theta, _root(u) if leaf.profile.kink else u)
-    # Memory that is written for the first time costs more than arithmetic.
+    # Writing over a matrix is faster than the arithmetic that fills a new one.
     once = len(terms) == 1 == len(terms[0].leaves)
     reuse = once and not (torch.is_grad_enabled() and theta.requires_grad)
     total = None
@@ -67,7 +67,7 @@ def local_kernel(
 
 
 class _SquaredDistances(torch.autograd.Function):
-    """|a_i - a_j|^2 within each set of rows near zero, in another precision."""
+    """|a_i - a_j|^2 within each set of rows, which lie near zero; returned in `dtype`."""
 
     @staticmethod
     def forward(ctx, A: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,21 +95,19 @@ def _root(u: Tensor) -> Tensor:
 
 
 class Given(NamedTuple):
-    """The last row of each of b sets, given noisy observations of the others.
+    """The posterior at the last row of each of b sets, given noisy observations of the others.
 
     Attributes
     ----------
     mean : Tensor of shape (b, t)
     variance, prior : Tensor of shape (b,)
-        Of the latent function, with the observations and without them.
+        Posterior and prior variance of the latent function.
     factor : Tensor of shape (b, m, m)
         L, the Cholesky factor of the observations' covariance.
     half : Tensor of shape (b, m, 1 + t)
-        L^-1 times the covariances with the last row, and times the targets.
+        L^-1 k and L^-1 Y, with k the covariances between the last row and the others.
     failed : Tensor of bool of shape (b,)
-        Where there is no factor in single precision.
-    jitter : float
-        The largest that was needed in double precision.
+        Sets whose factorisation failed; only in single precision.
     """
 
     mean: Float[Tensor, "b t"]
@@ -118,36 +116,34 @@ class Given(NamedTuple):
     factor: Float[Tensor, "b m m"]
     half: Float[Tensor, "b m s"]
     failed: Bool[Tensor, " b"]
-    jitter: float
 
 
 def condition(
     K: Float[Tensor, "b k k"], noise: Float[Tensor, "b m"], Y: Float[Tensor, "b m t"]
 ) -> Given:
-    """The last row of each set given the others; m^3 / 3 operations each.
+    """The last row of each set given the others; m^3 / 3 operations for each set.
 
-    In double precision, a set without a factor gets jitter in steps.
+    Where a factorisation in double precision fails, jitter is added in growing steps.
 
     Raises
     ------
     torch.linalg.LinAlgError
-        Where a thousandth of the mean diagonal entry is not enough of it.
+        If jitter of a thousandth of the median diagonal entry is not enough.
     """
     H = K[:, :-1, :-1].clone()
     H.diagonal(dim1=1, dim2=2).add_(noise)
     L, info = torch.linalg.cholesky_ex(H)
-    failed, fraction, jitter = info > 0, 1e-15, 0.0
+    failed, fraction = info > 0, 1e-15
     while H.dtype == torch.float64 and failed.any():
         fraction *= 10
         if fraction > _LARGEST_JITTER:
             raise torch.linalg.LinAlgError(
-                "The neighbours of a row have no Cholesky factor: increase the noise."
+                "The covariance of a row's neighbours has no Cholesky factor: increase the noise."
             )
         some = H[failed]
-        # Noise may be as good as infinite, where a row does not count.
+        # The median, since rows that do not count have a huge noise.
         added = fraction * some.diagonal(dim1=1, dim2=2).median(1, keepdim=True).values
         some.diagonal(dim1=1, dim2=2).add_(added)
-        jitter = max(jitter, float(added.max()))
         again, info = torch.linalg.cholesky_ex(some)
         L[failed] = again
         failed[failed.clone()] = info > 0
@@ -155,7 +151,7 @@ def condition(
     mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
     prior = K[:, -1, -1]
     variance = prior - half[:, :, 0].square().sum(1)
-    return Given(mean, variance, prior, L, half, failed, jitter)
+    return Given(mean, variance, prior, L, half, failed)
 
 
 def gather(
@@ -164,7 +160,7 @@ def gather(
     X: Float[Tensor, "b d"],
     near: Int[Tensor, "b m"],
 ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b m"], Float[Tensor, "b m t"]]:
-    """Neighbours with the row itself as the last, their noise, and their targets."""
+    """Neighbours with the row itself as the last, and the neighbours' noise and targets."""
     Z = problem.X[near]
     noise = problem.kernel.noise(theta, Z.flatten(0, 1)).reshape(near.shape)
     if problem.extra_noise is not None:
@@ -173,7 +169,7 @@ def gather(
 
 
 def _starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
-    """Where blocks of n systems of m equations begin, and how long they are."""
+    """Where batches of n systems of m equations begin, and how many systems a batch has."""
     step = max(1, (_CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK) // (m + 1) ** 2)
     return range(0, n, step), step
 
@@ -187,7 +183,7 @@ def predict(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
     """Mean and latent variance of rows given their neighbours.
 
-    What single precision does not resolve is done again in double.
+    Rows whose variance single precision cannot resolve are computed again in double precision.
     """
 
     def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -221,20 +217,21 @@ def chain(
     earlier: Int[Tensor, "b c"],
     counts: Bool[Tensor, "b c"],
 ) -> Float[Tensor, "b b"]:
-    r"""A factor of the rows' posterior covariance: each row given neighbours and earlier rows.
+    r"""A factor of the rows' joint posterior covariance, by Vecchia's approximation.
 
-    f_i = sum_j a_ij f_j + sqrt(d_i) e_i for the earlier rows j, known the training rows near i:
-    the factor is (I - A)^-1 diag(sqrt(d)), which is exact where all training rows are near and all
-    earlier rows count. Vecchia (1988); Katzfuss and Guinness (2021), section 3.
+    Given its training neighbours, each row i is a regression on some earlier new rows j:
+    f_i = sum_j a_ij f_j + sqrt(d_i) e_i. The factor is (I - A)^-1 diag(sqrt(d)). It is exact if the
+    neighbours are all training rows and every earlier row counts. Vecchia (1988); Katzfuss and
+    Guinness (2021), section 3.
 
     Parameters
     ----------
     order : Tensor of shape (b,)
-        The rows, the first one first.
+        Numbers of the rows in the order in which they are conditioned.
     earlier : Tensor of shape (b, c)
-        Of each row some of those before it.
+        For each row, numbers of candidates among the other new rows.
     counts : Tensor of bool of shape (b, c)
-        Which of them are meant.
+        Which of them come earlier in the order; the others are left out.
     """
     m, A = near.shape[1], torch.zeros(len(X), len(X), dtype=X.dtype, device=X.device)
     d = X.new_empty(len(X))
@@ -245,7 +242,8 @@ def chain(
             Z, noise, Y = gather(problem, theta, X[rows], near[rows])
             Z = torch.cat([Z[:, :-1], X[earlier[rows]], Z[:, -1:]], 1)
             K = local_kernel(problem.kernel, theta, Z, X.dtype)
-            # Infinite noise for what does not count; a little for rows that are asked for twice.
+            # Huge noise leaves a row out; tiny noise keeps rows that appear twice from being
+            # singular.
             free = K[:, -1, -1:] * torch.where(counts[rows], _SAME, 1 / _SAME)
             nothing = Y.new_zeros(*free.shape, Y.shape[2])
             found = condition(K, torch.cat([noise, free], 1), torch.cat([Y, nothing], 1))
@@ -270,8 +268,9 @@ def left_out(
 
     With w = H^-1 k, a = H^-1 y, r = y_i - k' a and s = k(x_i, x_i) - k' w + noise, the derivative
     is (r / s) dm + 1/2 (r^2 / s^2 - 1 / s) ds, where dm = a' dk - w' dH a and
-    ds = dk(x_i, x_i) - 2 w' dk + w' dH w + dnoise: quadratic forms in the covariances of the set,
-    and nothing of order m^3 beside its one factor. Rasmussen and Williams (2006), section 5.4.2.
+    ds = dk(x_i, x_i) - 2 w' dk + w' dH w + dnoise. These are quadratic forms in the covariances of
+    the set, so that the factorisation is the only step of order m^3. Rasmussen and Williams (2006),
+    section 5.4.2.
     """
 
     def part(at: Tensor, rows: Tensor, near: Tensor) -> tuple[float, Tensor]:
@@ -302,9 +301,10 @@ def blocks(
     near: Int[Tensor, "s m"],
     eval_gradient: bool = True,
 ) -> tuple[float, Float[Tensor, " p"] | None]:
-    """The log marginal likelihood of blocks, of a row and its neighbours each, a row in them.
+    """The log marginal likelihood of blocks, divided by their rows, and its gradient.
 
-    The gradient is that of exact processes, 1/2 sum_ij (V V' - t H^-1)_ij dH_ij with V = H^-1 Y.
+    A block is a row and its neighbours. The gradient of one is 1/2 sum_ij (V V' - t H^-1)_ij dH_ij
+    with V = H^-1 Y.
     """
     t, size = problem.Y.shape[1], near.shape[1] + 1
 
@@ -333,7 +333,7 @@ def _mean_and_slope(
     near: Int[Tensor, "s m"],
     eval_gradient: bool,
 ) -> tuple[float, Float[Tensor, " p"] | None]:
-    """What a sum over parts of the rows says of one, and the slope of each part's second answer."""
+    """The mean over rows of what `part` gives: a value, and a function to differentiate."""
     starts, step = _starts(len(rows), near.shape[1], rows.device)
 
     def one(start: int) -> tuple[float, Tensor | None]:

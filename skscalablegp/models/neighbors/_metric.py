@@ -1,4 +1,4 @@
-"""Which rows a kernel holds to be near, and how they are found."""
+"""The distance between rows that a kernel implies, and the search for nearest neighbours."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from torch import Tensor
 
 from ...kernels import Node, TorchKernel
 
-# Directions of the space in which categories are points.
+# Largest number of dimensions of the space in which categories become points.
 _MOST_DIRECTIONS = 64
-# Columns whose spread is less than this share of the widest say nothing of who is near.
+# Dimensions whose spread is below this share of the widest are left out of the search.
 _NEGLIGIBLE = 1e-6
 _FAR = 1e30
-# Points beside a tree that are looked through one by one; beyond, a new tree pays.
+# Added points are searched one by one up to this number plus this share of the points in the tree;
+# with more of them, a new tree is faster.
 _FEW_BESIDE, _SHARE_BESIDE = 1000, 0.02
 
 
 class Metric:
-    """Rows as points whose squared distances are about 1 - correlation where that is small.
+    """Maps rows to points whose squared distance is close to 1 - correlation for close rows.
 
-    Kernels that are multiplied add up, and so do summands, by their share of the variance.
+    The squared distances of the factors of a product are added. Those of the terms of a sum are
+    added in proportion to their variances.
 
     Parameters
     ----------
     kernel : TorchKernel
     theta : Tensor of shape (p,)
     X : Tensor of shape (n, d)
-        The rows among which neighbours are looked for.
+        The rows among which neighbours will be searched.
 
     Raises
     ------
     ValueError
-        For a kernel that has no such points.
+        If the kernel has no such map.
     """
 
     def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]):
-        self.theta = theta
         terms = kernel.node.products()
         amplitudes = [float(term.amplitude(theta)) for term in terms]
         shares: dict[Node, float] = {}
@@ -53,10 +54,18 @@ class Metric:
         points = self._joined(X)
         self._centre = points.mean(0)
         spread = np.abs(points - self._centre).max(0)
-        self._kept = spread > _NEGLIGIBLE * spread.max(initial=0.0)
-        # Rows that are all the same are all as near.
+        self._least = _NEGLIGIBLE * spread.max(initial=0.0)
+        self._kept = spread > self._least
+        # If all rows are equal, one dimension is kept, so that the tree has points.
         self._kept[:1] |= not self._kept.any()
+        self._codes = {j: X[:, j].round().unique() for j in kernel.coded}
         self.points = self._chosen(points)
+
+    def covers(self, X: Float[Tensor, "m d"]) -> bool:
+        """Whether rows vary only in the dimensions that are kept, and have known categories."""
+        varies = np.abs(self._joined(X) - self._centre).max(0) > self._least
+        known = (torch.isin(X[:, j].round(), codes).all() for j, codes in self._codes.items())
+        return not varies[~self._kept].any() and all(known)
 
     def __call__(self, X: Float[Tensor, "m d"]) -> Float[np.ndarray, "m q"]:
         return self._chosen(self._joined(X))
@@ -73,7 +82,7 @@ Points = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m q"]]
 
 
 def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
-    """What turns rows into points for one kernel without parts."""
+    """The map from rows to points for one elementary kernel."""
     d = X.shape[1]
     if leaf.codes:
         return _of_categories(leaf, theta, X, weight)
@@ -84,14 +93,14 @@ def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
         unit = weight / (2 * leaf.diag(theta, X).mean()) ** 0.5
         return lambda rows: leaf.exact_features(theta, rows) * unit
     raise ValueError(
-        f"{leaf.label} has no distance by which rows are neighbours: use IterativeGPRegressor, or "
-        "sums and products of RBF, Matern, RationalQuadratic, DotProduct, Categorical and "
-        "LowRankCategorical."
+        f"{leaf.label} has no distance by which to search for neighbours: use "
+        "IterativeGPRegressor, or a kernel made of RBF, Matern, RationalQuadratic, DotProduct, "
+        "Categorical and LowRankCategorical."
     )
 
 
 def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
-    """Points whose inner products are the covariances of the categories that the rows have."""
+    """Points whose inner products are the covariances between the categories in X."""
     codes = X[:, sorted(leaf.coded(X.shape[1]))].round()
     _, where = np.unique(codes.cpu().numpy(), axis=0, return_index=True)
     known = X[torch.as_tensor(where, device=X.device)]
@@ -105,7 +114,7 @@ def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Point
 
 
 class Index:
-    """The nearest of many points in a tree, beside which there is room for further ones.
+    """Searches a k-d tree, and a short list of points that were added after it was built.
 
     Parameters
     ----------
@@ -116,7 +125,7 @@ class Index:
         self._tree, self._more = cKDTree(points), points[:0]
 
     def plus(self, points: np.ndarray) -> Index:
-        """The same with further points, numbered after the others."""
+        """A new index that also has these points, numbered after the others."""
         more = np.concatenate([self._more, points])
         if len(more) > _FEW_BESIDE + _SHARE_BESIDE * self._tree.n:
             return Index(np.concatenate([self._tree.data, more]))
@@ -125,7 +134,7 @@ class Index:
         return index
 
     def nearest(self, points: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """Distances and numbers of the m nearest of all, (b, m) each."""
+        """Distances to the m nearest points and their numbers, (b, m) each."""
         k = min(m, self._tree.n)
         away, found = self._tree.query(points, np.arange(1, k + 1), workers=torch.get_num_threads())
         if not len(self._more):

@@ -6,6 +6,7 @@ Longer than most files here: half of it documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from ...core.training import TrainingResult
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientEstimator, GradientState
 from ._metric import Metric
-from ._objectives import LocalGradient, variances
+from ._objectives import LocalGradient, neighbours_of, variances
 from ._posterior import NeighborPosterior
 
 # What n_neighbors="auto" is on tables that are not small.
@@ -251,9 +252,7 @@ class NNGPRegressor(GPRegressorBase):
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            table.check_separable(kernel)
-            self._fit_table(table, kernel, run)
+            self._fit_table(table, self._compile_kernel(table, run), run)
         return self
 
     def _fit_table(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
@@ -261,28 +260,32 @@ class NNGPRegressor(GPRegressorBase):
         self.n_neighbors_ = self._enough(n)
         why = f"{n:,} rows; all of them up to {SMALL_TABLE:,}"
         run.chose("n_neighbors", self.n_neighbors_, why)
-        self.dtype_ = self._precision(n)
-        run.chose("dtype", self.dtype_, f"{n:,} rows")
         if self.n_neighbors_ >= n:
             why = "all rows are neighbours: the exact process"
-            run.ignores(("objective", "calibrate", "subset_size", "batch_size", "dtype"), why)
-            self.dtype_ = "float64"
+            run.ignores(("objective", "calibrate", "subset_size", "batch_size"), why)
+            run.computes_in_float64(why)
+            self._kind, self._seen, self._near = "subset", np.arange(n), None
             settings = StageSettings.of(self, self.n_restarts_optimizer)
             self._fit_exactly(table, kernel, settings, "use a smaller n_neighbors", run)
             return
+        self.dtype_ = run.chose("dtype", self._precision(n), f"{n:,} rows")
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        # Refuses kernels that have no metric, before any work.
         Metric(kernel, kernel.theta0, problem.X[:2])
         run.begin(table.X, table.y)
         self._keep_table(table)
-        run.preview = lambda model, step: model._keep(kernel, step.theta, step.objective)
+        # Earlier and later stages have objectives of their own.
+        run.preview = lambda model, step: model._keep(
+            kernel, step.theta, step.objective if step.stage == "full" else np.nan
+        )
         result = self._train(problem, run)
         run.finish("value", lambda: self._keep(kernel, result.theta, result.value))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         self._remember(run.finish("index", self._build_posterior))
-        run.reports(summary=f"{self.n_neighbors_} of {n:,} rows predict a new one")
+        run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
 
     def _enough(self, n: int) -> int:
-        """Neighbours of a row among n rows."""
+        """The number of neighbours in a table of n rows."""
         if self.n_neighbors == "auto":
             return n if n <= SMALL_TABLE else _NEIGHBORS
         return min(self.n_neighbors, n)
@@ -291,7 +294,7 @@ class NNGPRegressor(GPRegressorBase):
         return str(resolve_dtype(self.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
 
     def _train(self, problem: GPProblem, run: FitRun) -> TrainingResult:
-        """The hyperparameters, and what was looked at, by which `_objective` is known again."""
+        """Train; keep the objective's rows, for `log_marginal_likelihood`."""
         n, exact = len(problem.X), self.objective == "subset"
         size = self.subset_size
         if size == "auto" or (exact and size is None):
@@ -301,9 +304,10 @@ class NNGPRegressor(GPRegressorBase):
         if exact:
             run.ignores("batch_size", "the exact likelihood of a subset has no batches")
         else:
-            run.chose("batch_size", centres, "as precise as hyperparameters need")
+            run.chose("batch_size", centres, "enough for precise hyperparameters")
         need = 8 * n * (4 * problem.X.shape[1] + problem.Y.shape[1]) + 24 * (size or 0) ** 2
-        run.check_memory(need, f"{n:,} rows in a tree, and {size} rows at once", "use fewer rows")
+        what = f"A search tree of {n:,} rows and an exact start on subset_size={size} rows"
+        run.check_memory(need, what, "use a smaller subset_size, or fewer rows")
         self._kind, self._near = self.objective, None
         self._seen = random_rows(n, size if exact else centres, run.generator).numpy()
         part, estimator = self._objective_on(problem)
@@ -314,37 +318,48 @@ class NNGPRegressor(GPRegressorBase):
         )
         unused = ("objective", "calibrate", "subset_size", "batch_size")
         result = train_or_report(part, estimator, settings, run, unused)
-        run.chose("subset_size", size, f"{n:,} rows: an exact start saves")
+        run.chose("subset_size", size, f"{n:,} rows: an exact start saves steps")
+        if not exact:
+            near = result.state.extra.get("near")
+            if near is None:
+                theta, rows = torch.as_tensor(result.theta), torch.as_tensor(self._seen)
+                search = partial(neighbours_of, problem, theta, rows, self.n_neighbors_)
+                near = run.finish("neighbours", search)
+            self._near = near.cpu().numpy()
         if self.optimizer is None or problem.kernel.n_params == 0:
             return result
-        if not exact and "near" in result.state.extra:
-            self._near = result.state.extra["near"].cpu().numpy()
         return self._calibrated(problem, result, run)
 
-    def _calibrated(self, problem: GPProblem, result: TrainingResult, run: FitRun):
-        """The same with the amplitude and the noise that the rows left out ask for."""
+    def _calibrated(
+        self, problem: GPProblem, result: TrainingResult, run: FitRun
+    ) -> TrainingResult:
+        """The result after variances have maximised the leave-one-out score, where that is due."""
         free = torch.as_tensor(variances(problem.kernel))
         if self.objective == "leave_one_out":
-            run.ignores("calibrate", "rows left out have trained all hyperparameters")
+            run.ignores("calibrate", "training maximises the leave-one-out score already")
             return result
         if not self.calibrate or run.stopped or not free.any():
             return result
         rows = random_rows(len(problem.X), _CALIBRATION, run.generator).to(problem.X.device)
         left_out = LocalGradient(rows, self.n_neighbors_, "leave_one_out", free)
         settings = StageSettings("bfgs", _CALIBRATING_STEPS, name="calibration")
-        found = fit_hyperparameters(problem, left_out, result.theta, settings, run)
-        n_iter, nan = result.n_iter + found.n_iter, float("nan")
-        return replace(result, theta=found.theta, n_iter=n_iter, value=nan)
+        found = None
+        with run.stage("calibration", optional=True):
+            found = fit_hyperparameters(problem, left_out, result.theta, settings, run)
+        if found is None:
+            return result
+        n_iter, unknown = result.n_iter + found.n_iter, float("nan")
+        return replace(result, theta=found.theta, n_iter=n_iter, value=unknown)
 
     def _objective_on(self, problem: GPProblem) -> tuple[GPProblem, GradientEstimator]:
-        """The rows whose likelihood training maximised, and what evaluates it."""
+        """The problem whose likelihood training maximised, and the estimator that evaluates it."""
         seen = torch.as_tensor(self._seen, device=problem.X.device)
         if self._kind == "subset":
             return problem.subset(seen), ExactGradient()
         return problem, LocalGradient(seen, self.n_neighbors_, self._kind)
 
     def _keep(self, kernel: TorchKernel, theta: np.ndarray, value: float) -> None:
-        """Hyperparameters as fitted attributes; the value is that with priors, or not known."""
+        """Set the fitted attributes; `value` includes the log prior, and is NaN if unknown."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
         self._remember(None)
         value -= kernel.log_prior(theta)[0]
@@ -354,9 +369,9 @@ class NNGPRegressor(GPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
-        """Add rows to the model, with the hyperparameters and the target's scale as they are.
+        """Add rows to the model; the hyperparameters and the target's scale stay as they are.
 
-        O(n) for n rows, milliseconds; the first call is a `fit`.
+        Costs O(n) for n rows, which takes milliseconds. The first call is a `fit`.
 
         Parameters
         ----------
@@ -382,21 +397,26 @@ class NNGPRegressor(GPRegressorBase):
         before = self._posterior()
         with FitRun(self) as run:
             X, Y, known = self._read_more(X, y, noise_variance, run)
-            n, m = self._append(X, Y, known), self.n_neighbors_
+            old, m = len(self.X_train_), self.n_neighbors_
+            n = self._append(X, Y, known)
             self.n_neighbors_ = self._enough(n)
-            if self.n_neighbors_ == m < n - len(X):
+            if self.n_neighbors_ == m < old:
                 posterior = before.plus(self._problem(), len(X))
             else:
+                self.dtype_ = "float64" if self.n_neighbors_ == n else self._precision(n)
                 posterior = run.finish("index", self._build_posterior)
             self._remember(posterior)
-            run.reports(summary=f"{self.n_neighbors_} of {n:,} rows predict a new one")
+            if self._kind != "subset":
+                # A mean over the same rows, times the number of rows.
+                self.log_marginal_likelihood_value_ *= n / old
+            run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
             run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
         return self
 
     # ------------------------------------------------------------------ what predictions need
 
     def _problem(self) -> GPProblem:
-        """The fitted table under the trained kernel."""
+        """All training rows with the trained kernel."""
         kernel = self._trained_kernel()
         return self._table().problem(kernel, torch.float64, self._fit_device(), keep=False)
 
@@ -412,8 +432,8 @@ class NNGPRegressor(GPRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """Value and gradient of what training maximised."""
-        if self.n_neighbors_ >= len(self.X_train_):
+        """Value and gradient of the training objective, without priors."""
+        if self._kind == "subset" and len(self._seen) == len(self.X_train_):
             return super()._likelihood_at(theta, eval_gradient)
         part, estimator = self._objective_on(self._problem())
         state = GradientState()

@@ -1,8 +1,7 @@
-"""What training maximises: small systems around some of the rows."""
+"""The training objectives: sums over small systems around some of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,35 +14,36 @@ from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, 
 from ._local import blocks, left_out
 from ._metric import Index, Metric
 
-Values = Callable[..., tuple[float, Tensor | None]]
+# What `objective` stands for: functions of a problem, theta, rows and their neighbours.
+VALUES = {"leave_one_out": left_out, "blocks": blocks}
 
 
 def neighbours_of(
     problem: GPProblem, theta: Float[Tensor, " p"], rows: Int[Tensor, " s"], m: int
 ) -> Int[Tensor, "s m"]:
-    """The m nearest of all other rows, in the metric of the kernel at theta."""
+    """Of each row the m nearest other rows, in the kernel's metric at theta."""
     points = Metric(problem.kernel, theta, problem.X).points
     found = torch.as_tensor(Index(points).nearest(points[rows.cpu().numpy()], m + 1)[1])
     own = found == rows[:, None].cpu()
-    # Among many equal rows a row need not be one of its own nearest.
+    # With many copies of a row, the search may return only copies and not the row itself.
     own[~own.any(1), -1] = True
     return found[~own].reshape(len(rows), m).to(rows)
 
 
 class LocalGradient(GradientEstimator):
-    """A sum over small systems around some rows, as many times as there are such in the table.
+    """An average over small systems around some rows, times the number of rows in the table.
 
-    The neighbours are those at the first hyperparameters that are asked for, so that the objective
-    is a smooth function.
+    The neighbours are searched at the first hyperparameters and then kept, so that the objective is
+    a smooth function.
 
     Parameters
     ----------
     centres : Tensor of shape (s,)
-        Numbers of rows.
+        Numbers of the rows around which the systems are.
     n_neighbors : int
     objective : {"leave_one_out", "blocks"}
     chosen : Tensor of bool of shape (p,), optional
-        The hyperparameters that may move; all by default.
+        The hyperparameters whose gradient is not set to zero; all by default.
     """
 
     exact = True
@@ -65,11 +65,8 @@ class LocalGradient(GradientEstimator):
         return GradientEstimate(n * grad, n * value), state
 
 
-VALUES: dict[str, Values] = {"leave_one_out": left_out, "blocks": blocks}
-
-
 def variances(kernel: TorchKernel) -> np.ndarray:
-    """Which entries of theta are variances: amplitudes and noise."""
+    """Marks the entries of theta that are variances: amplitudes and noise levels."""
     kinds = [
         np.full(h.n_elements, h.name.endswith(("constant_value", "noise_level")))
         for h in kernel.kernel.hyperparameters

@@ -1,4 +1,4 @@
-"""Predictions from the nearest rows, and what joins them for several rows at once."""
+"""Predictions from the nearest training rows, one row at a time or jointly."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ._metric import Index, Metric
 
 
 class NeighborPosterior(Posterior):
-    """Each row given its nearest training rows; several rows also given each other.
+    """Each row given its nearest training rows; for joint predictions also given other new rows.
 
     Parameters
     ----------
     problem : GPProblem
         All training rows, in double precision.
     theta : Tensor of shape (p,)
-        Hyperparameters.
+        Log hyperparameters.
     n_neighbors : int
-    dtype : torch.dtype
-        Of the small systems; variances that single precision does not resolve are double in any
-        case.
+        Training rows from which a row is predicted.
+    precision : torch.dtype
+        Of the small systems. Variances that single precision cannot resolve are computed in double
+        precision in any case.
     """
 
     def __init__(
@@ -35,21 +36,24 @@ class NeighborPosterior(Posterior):
         problem: GPProblem,
         theta: Float[Tensor, " p"],
         n_neighbors: int,
-        dtype: torch.dtype,
+        precision: torch.dtype,
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
-        self._precision = dtype
+        self._precision = precision
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
-        # Rows come in double precision: their differences are what single precision can hold.
+        # New rows are taken in double precision, so that differences between close rows keep their
+        # digits.
         self.dtype, self.device = torch.float64, problem.X.device
         self.width = 4 * n_neighbors
 
     def plus(self, problem: GPProblem, n_new: int) -> NeighborPosterior:
-        """The same with further rows, the last `n_new` of a problem."""
+        """The posterior after `n_new` rows were added, which are the last rows of `problem`."""
+        new = problem.X[-n_new:]
+        if not self._metric.covers(new):
+            return NeighborPosterior(problem, self._theta, self._m, self._precision)
         more = copy(self)
-        more._problem = problem
-        more._index = self._index.plus(self._metric(problem.X[-n_new:]))
+        more._problem, more._index = problem, self._index.plus(self._metric(new))
         return more
 
     def _near(self, X: Float[Tensor, "b d"]) -> Int[Tensor, "b m"]:
@@ -59,35 +63,42 @@ class NeighborPosterior(Posterior):
         return self.mean_and_variance(X)[0]
 
     def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
-        mean, variance = predict(self._problem, self._theta, X, self._near(X), self._precision)
+        return self._alone(X, self._near(X))
+
+    def _alone(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> MeanAndVariance:
+        mean, variance = predict(self._problem, self._theta, X, near, self._precision)
         return mean, reported_variance(variance, self._problem.kernel.diag(self._theta, X))
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self._problem.kernel.noise(self._theta, X)
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
-        """Correlations from Vecchia's factorisation, variances as they are one by one."""
-        half = self._half(X)
+        """Correlations from Vecchia's approximation; the variances are those of single rows."""
+        half = self._mean_and_half(X)[1]
         return half @ half.T
 
-    def _half(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
-        """A matrix whose product with its transpose is the covariance; O(b^3 / 3)."""
-        variance = self.variance(X)
-        half = chain(self._problem, self._theta, X, self._near(X), *self._earlier(X))
+    def _mean_and_half(
+        self, X: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b b"]]:
+        """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
+        near = self._near(X)
+        mean, variance = self._alone(X, near)
+        half = chain(self._problem, self._theta, X, near, *self._earlier(X))
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
-        return half * scale[:, None]
+        return mean, half * scale[:, None]
 
     def _earlier(
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Int[Tensor, " b"], Int[Tensor, "b c"], Bool[Tensor, "b c"]]:
-        """An order of new rows, coarse to fine, and of each row the nearest of those before it."""
+        """What `chain` needs: an order of the rows, and the nearest earlier rows of each.
+
+        The order starts at the centre, and each next row is the one farthest from all before it.
+        """
         points = torch.as_tensor(self._metric(X))
         away = torch.cdist(points, points)
-        order, apart = (
-            [int(points.sub(points.mean(0)).square().sum(1).argmin())],
-            away.new_full((len(X),), torch.inf),
-        )
+        order = [int(points.sub(points.mean(0)).square().sum(1).argmin())]
+        apart = away.new_full((len(X),), torch.inf)
         for _ in range(len(X) - 1):
             apart = torch.minimum(apart, away[order[-1]])
             apart[order[-1]] = -1.0
@@ -101,7 +112,7 @@ class NeighborPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "b d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "b t s"]:
-        mean, half = self.mean(X), self._half(X)
+        mean, half = self._mean_and_half(X)
         t = mean.shape[1]
         white = torch.as_tensor(random_state.standard_normal((2, len(X), t * n_samples)))
         noisy = self.noise(X).sqrt()[:, None] * white[1].to(X)

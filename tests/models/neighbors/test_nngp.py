@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
     RBF,
@@ -260,6 +261,40 @@ def test_calibration_moves_amplitude_and_noise_only():
     assert score(ours) > score(plain)
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_callbacks_see_the_likelihood_of_all_rows():
+    X, y, _ = table(120)
+    seen = {}
+
+    def callback(step):
+        shown = step.model()
+        value = shown.log_marginal_likelihood(shown.kernel_.theta)
+        if step.stage == "full":  # whose neighbours are those of its first step
+            assert_allclose(step.objective, value, rtol=0.2)
+            value = step.objective
+        assert_allclose(shown.log_marginal_likelihood_value_, value, rtol=1e-9)
+        seen[step.stage] = value
+
+    settings = dict(kernel=None, optimizer="auto", max_iter=3, callbacks=callback)
+    model(objective="blocks", subset_size=30, batch_size=40, **settings).fit(X, y)
+    assert list(seen) == ["30", "full", "calibration"]
+
+
+def test_an_interrupted_calibration_leaves_the_trained_model(monkeypatch):
+    X, y, X_new = table(120)
+    settings = dict(objective="subset", subset_size=40, optimizer="auto", kernel=None)
+    plain = model(calibrate=False, **settings).fit(X, y)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skscalablegp.models.neighbors._objectives.neighbours_of", interrupted)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        ours = model(**settings).fit(X, y)
+    assert ours.fit_report_.status == "interrupted"
+    assert_array_equal(ours.predict(X_new), plain.predict(X_new))
+
+
 # -------------------------------------------------------------------- who is near
 
 
@@ -321,6 +356,31 @@ def test_added_rows_are_as_if_they_had_been_there(m):
             strict=True,
         ):
             assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("m", [12, 100, "auto"])
+def test_the_likelihood_after_rows_were_added(m):
+    """Also where the first rows were few enough to be neighbours of each other."""
+    X, y, _ = table(120)
+    ours = model(n_neighbors=m).fit(X[::-1], y[::-1]).fit(X[:60], y[:60])
+    for some in (slice(60, 99), slice(99, 120)):
+        ours.partial_fit(X[some], y[some])
+    theta = ours.kernel_.theta
+    assert_allclose(
+        ours.log_marginal_likelihood(theta), ours.log_marginal_likelihood_value_, rtol=1e-9
+    )
+    assert len(ours.log_marginal_likelihood(theta, eval_gradient=True)[1]) == len(theta)
+
+
+@pytest.mark.parametrize("codes", [False, True], ids=["column", "category"])
+def test_added_rows_that_differ_in_what_was_the_same(codes):
+    X, y, X_new = table(80)
+    kernel = KERNELS["category covariance"] if codes else KERNEL
+    X[:60, 1], X[60:, 1], X_new[:, 1] = 0, np.arange(20) % 2 + 1, 2
+    parts = model(kernel=kernel, normalize_y=False).fit(X[:60], y[:60])
+    parts.partial_fit(X[60:], y[60:])
+    whole = model(kernel=kernel, normalize_y=False).fit(X, y)
+    assert_allclose(parts.predict(X_new), whole.predict(X_new), rtol=1e-8)
 
 
 def test_wrong_rows_are_not_added():
