@@ -55,6 +55,22 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         """Keep a constructor's arguments, its ``locals()``."""
         keep_settings(self, arguments)
 
+    @property
+    def _repr_html_(self) -> Any:
+        """scikit-learn's diagram, and below it the report of the fit."""
+        diagram = super()._repr_html_
+        return lambda: diagram() + self._report_html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += self._report_html()
+        return bundle
+
+    def _report_html(self) -> str:
+        report = vars(self).get("fit_report_")
+        return "" if report is None else report._repr_html_()
+
     def _own_kernel(self, X: np.ndarray) -> Kernel | None:
         """A copy of `kernel` with column numbers in place of names; None where there is none.
 

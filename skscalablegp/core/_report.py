@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,18 @@ class FitReport(Bunch):
         Only with `priors`: their log density at the trained hyperparameters, and what training
         maximised, the log marginal likelihood (or its bound) plus that.
     """
+
+    def __repr__(self) -> str:
+        """Short, for the table of fitted attributes in scikit-learn's diagrams."""
+        return f"{type(self).__name__}({self.status}, {self.seconds.get('total', 0.0):.2g} s)"
+
+    def _repr_html_(self) -> str:
+        """The text, which folds; its colours are those of the page."""
+        return (
+            f"<details open><summary>Fit report: {escape(self.status)}</summary>"
+            '<pre style="color: inherit; background: none; margin: 0.3em 1em; '
+            f'white-space: pre-wrap">{escape(str(self))}</pre></details>'
+        )
 
     def __str__(self) -> str:
         lines = [f"{self.status}: {self.stop_reason}"]
