@@ -14,13 +14,13 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "numpydoc",
+    "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
 
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"description": "Scalable Gaussian processes as scikit-learn estimators"}
-
+templates_path = ["_templates"]
 default_role = "obj"
 autosummary_generate = True
 # Class pages list every method, inherited ones included, but these: they serve the package, or
@@ -28,7 +28,28 @@ autosummary_generate = True
 autosummary_context = {"hidden_methods": ["__init__", "prior_facts", *dir(dict)]}
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
-templates_path = ["_templates"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = "skscalablegp"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "skscalablegp"},
+    "header_links_before_dropdown": 7,
+    "navigation_with_keys": False,
+    "navbar_align": "left",
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": ["theme-version"],
+}
+# The landing page needs no list of sections beside it.
+html_sidebars = {"index": [], "comparison": [], "reference": ["sidebar-nav-bs"]}
+
+# Prompts are not copied with the code behind them.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 # Without a network the inventories cannot be had; links to other projects then stay plain text.
 if os.environ.get("SKSCALABLEGP_DOC_OFFLINE"):
@@ -48,4 +69,7 @@ sphinx_gallery_conf = {
     # Running the examples takes minutes: make doc PLOT=1
     "plot_gallery": os.environ.get("PLOT", "0") == "1",
     "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "remove_config_comments": True,
 }

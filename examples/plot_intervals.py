@@ -1,0 +1,80 @@
+"""
+Intervals that fit, beside those of boosting
+============================================
+
+A prediction interval should be as wide as the data leave the target uncertain: narrow where many
+rows agree, wide where the noise is large, and wider still where there are no rows at all. Gradient
+boosting learns intervals as two quantiles. It knows the noise, but where there are no rows it goes
+on as if the nearest ones were there. A Gaussian process knows both.
+"""
+
+# %%
+# The data
+# --------
+# A smooth function of one column. The noise grows to the right, and a third of the range has no
+# training rows.
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from skscalablegp import HeteroscedasticRegressor, IterativeGPRegressor
+from skscalablegp.metrics import interval_score
+
+
+def function(x):
+    return np.sin(3 * x) + 0.5 * x
+
+
+def draw(n, rng, everywhere=False):
+    x = rng.uniform(0, 6, n if everywhere else 2 * n)
+    if not everywhere:
+        x = x[(x < 2.2) | (x > 3.7)][:n]
+    return x[:, None], function(x) + (0.1 + 0.1 * x) * rng.standard_normal(len(x))
+
+
+rng = np.random.default_rng(0)
+X, y = draw(300, rng)
+X_new, y_new = draw(4000, rng, everywhere=True)
+
+# %%
+# Both models, with default settings
+# ----------------------------------
+# :class:`~skscalablegp.HeteroscedasticRegressor` lets the noise of a Gaussian process depend on the
+# row. For boosting, two models learn the quantiles that bound 95 % of the targets.
+process = HeteroscedasticRegressor(IterativeGPRegressor(random_state=0), random_state=0).fit(X, y)
+boosting = [
+    HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=0).fit(X, y)
+    for q in (0.025, 0.975)
+]
+
+
+def intervals(name, rows):
+    if name == "Gaussian process":
+        return process.predict_interval(rows, coverage=0.95)
+    return np.sort(np.column_stack([model.predict(rows) for model in boosting]), axis=1)
+
+
+# %%
+# How many new targets are inside
+# -------------------------------
+# The interval score charges for width and for every target outside; lower is better.
+line = np.linspace(0, 6, 400)[:, None]
+figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+for ax, name, color in zip(axes, ["Gaussian process", "Gradient boosting"], ["C0", "C1"]):
+    found = intervals(name, X_new)
+    inside = np.mean((found[:, 0] <= y_new) & (y_new <= found[:, 1]))
+    score = interval_score(y_new, *found.T, coverage=0.95)
+    print(f"{name:18s} holds {inside:.1%} of new targets, interval score {score:.2f}")
+    low, high = intervals(name, line).T
+    ax.axvspan(2.2, 3.7, color="0.93", label="no training rows")
+    ax.fill_between(line[:, 0], low, high, color=color, alpha=0.3, label="95 % interval")
+    ax.plot(line, function(line), "k--", lw=1, label="true function")
+    ax.plot(X, y, ".", color="0.35", ms=3, label="training rows")
+    ax.set(title=f"{name}: {inside:.0%} of new targets inside", xlabel="x", ylim=(-2, 6.5))
+axes[0].set_ylabel("y")
+axes[0].legend(loc="upper left", fontsize="small", ncols=2)
+if sys.argv[1:2] and sys.argv[1].endswith(".png"):
+    figure.savefig(sys.argv[1], dpi=110)
+plt.show()
