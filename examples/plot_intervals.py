@@ -62,7 +62,8 @@ def intervals(name, rows):
 # The interval score charges for width and for every target outside; lower is better.
 line = np.linspace(0, 6, 400)[:, None]
 figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-for ax, name, color in zip(axes, ["Gaussian process", "Gradient boosting"], ["C0", "C1"]):
+names = ["Gaussian process", "Gradient boosting"]
+for ax, name, color in zip(axes, names, ["C0", "C1"], strict=True):
     found = intervals(name, X_new)
     inside = np.mean((found[:, 0] <= y_new) & (y_new <= found[:, 1]))
     score = interval_score(y_new, *found.T, coverage=0.95)
