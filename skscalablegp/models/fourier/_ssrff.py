@@ -241,9 +241,8 @@ class SSRFFRegressor(GPRegressorBase):
         )
         checked_pairs(run, "min_components", kernel, min(self.min_components, n), n)
         if gradient.levels(n).truncation is None:
-            why = f"{n} rows are no more than min_components: all steps are exact"
-            run.ignores("truncation", why)
-            run.ignores("component_step", why)
+            why = f"{n} rows are no more than the functions of every step: all steps are exact"
+            run.ignores(_OF_SERIES, why)
         return gradient
 
     def _finish(self, kernel: TorchKernel, theta: Any, device: torch.device) -> float:

@@ -69,6 +69,8 @@ def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> in
             "shape (m, d)."
         )
     m = min(n, most if estimator.n_inducing == "auto" else int(estimator.n_inducing))
+    if m == n:
+        run.ignores("inducing", "all rows are inducing points")
     return run.chose("n_inducing", m, "all rows" if m == n else "accurate enough for most tables")
 
 

@@ -360,8 +360,11 @@ class SGPRRegressor(TableRegressorBase):
             except torch.linalg.LinAlgError:
                 if k == 0:
                     raise
+                run.monitor.failures.append(f"restart {k}: no Cholesky factor at its start")
                 continue
             n_iter += result.n_iter
+            if k > 0 and result.stop_reason == "diverged":
+                run.monitor.failures.append(f"restart {k}: training diverged")
             if k == 0 or np.nan_to_num(result.value, nan=-np.inf) > best.value:
                 best = result
             if run.stopped:

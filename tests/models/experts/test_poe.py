@@ -14,7 +14,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import PoERegressor
 from skscalablegp.models.experts import COMBINATIONS
@@ -474,6 +474,21 @@ def test_single_precision_is_for_variances_that_it_can_hold(monkeypatch, noise, 
         found[dtype] = model.predict_std(np.vstack([X, X + 3]), include_noise=False)
     np.testing.assert_allclose(found["auto"], found["float64"], rtol=1e-3)
     assert np.array_equal(found["auto"], found["float64"]) != single
+
+
+def test_rows_that_are_known_better_than_the_checked_ones_are_predicted_in_double(monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.experts._poe._MANY_ROWS", 100)
+    X, y, _ = table(400, d=2)
+    noise, few = np.full(400, 0.05), [101, 203, 307]
+    noise[few] = 1e-9
+    found = []
+    for dtype in ("auto", "float64"):
+        model = poe(kernel=RBF([0.6, 0.6]), optimizer=None, partition="random", dtype=dtype)
+        model.set_params(expert_size=100).fit(X, y, noise_variance=noise)
+        found.append(model.predict_std(X[few], noise_variance=0.0))
+        in_single = [expert.inverse is not None for expert in model._posterior().experts]
+        assert sum(in_single) >= 2 if dtype == "auto" else not any(in_single)
+    np.testing.assert_allclose(*found, rtol=1e-3)
 
 
 def test_experts_on_any_number_of_cores_are_the_same(set_workers):

@@ -1,12 +1,16 @@
 """The collapsed bound as an estimator."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import SGPRRegressor
+from skscalablegp.models.inducing import _sgpr as sgpr
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.5], nu=1.5) + WhiteKernel(0.05)
 
@@ -66,6 +70,28 @@ def test_rows_that_are_known_exactly_need_alpha():
     with pytest.raises(ValueError, match="needs noise in every row"):
         SGPRRegressor(Matern(), alpha=0.0).fit(X, y)
     assert SGPRRegressor(Matern(), alpha=0.01, n_inducing=30).fit(X, y).score(X, y) > 0.9
+
+
+def test_restarts_that_fail_are_reported(monkeypatch):
+    X, y = table()
+    settings = dict(n_inducing=10, random_state=0)
+    one = SGPRRegressor(KERNEL, **settings).fit(X, y)
+    calls, train = [], sgpr.train
+
+    def failing(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise torch.linalg.LinAlgError
+        result = train(*args, **kwargs)
+        return result if len(calls) == 1 else replace(result, stop_reason="diverged", value=-1e9)
+
+    monkeypatch.setattr(sgpr, "train", failing)
+    several = SGPRRegressor(KERNEL, n_restarts_optimizer=2, **settings).fit(X, y)
+    assert several.lower_bound_ == one.lower_bound_
+    assert several.fit_report_.failures == (
+        "restart 1: no Cholesky factor at its start",
+        "restart 2: training diverged",
+    )
 
 
 def test_restarts_keep_the_best():
