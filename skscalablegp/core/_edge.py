@@ -1,9 +1,11 @@
-"""Failures of the libraries below, turned into errors of ours at the estimator's edge."""
+"""Errors as users see them: they name the estimator, and say what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,42 +13,61 @@ import torch
 
 F = TypeVar("F", bound=Callable)
 
-# Parameters that make a diagonal larger, and those whose smaller values take less memory.
+# Parameters that add to a diagonal, and parameters of which a smaller value needs less memory.
 _NOISE = {"alpha": "raise alpha", "min_noise": "raise min_noise"}
 _SIZES = ("n_inducing", "n_components", "min_components", "grid_size", "expert_size", "batch_size")
 
 
-def ours(error: BaseException, estimator: Any) -> BaseException | None:
-    """The error of ours that says the same and what to do; None where `error` may pass.
+def with_name(estimator: Any, message: str) -> str:
+    """The message, preceded by the estimator's name unless it has the name already."""
+    name = type(estimator).__name__
+    return message if name in message else f"{name}: {message}"
 
-    Only failures of arithmetic and of allocations are translated: anything else is a mistake in
-    somebody's code, and its own words say more.
+
+def ours(error: BaseException, estimator: Any) -> BaseException | None:
+    """The error to raise in place of one from a library below; None if `error` itself will do.
+
+    Failed factorisations and allocations are translated. An error that this package raised keeps
+    its type and gets the estimator's name in front of its message. All other errors pass unchanged:
+    they come from users' code, such as callbacks, or from scikit-learn's validation.
     """
-    name, params = type(estimator).__name__, estimator.get_params(deep=False)
+    params = estimator.get_params(deep=False)
     if isinstance(error, (torch.linalg.LinAlgError, np.linalg.LinAlgError)):
+        definite = (
+            "give a kernel that is positive definite (ExpSineSquared is so for one column only)"
+        )
         remedies = [text for key, text in _NOISE.items() if key in params]
         if "kernel" in params:
-            remedies.append(
-                "give a kernel that is positive definite (ExpSineSquared is so for one column only)"
-                if remedies
-                else "add a WhiteKernel to the kernel, or give one that is positive definite "
-                "(ExpSineSquared is so for one column only)"
-            )
+            remedies += [definite] if remedies else ["add a WhiteKernel to the kernel", definite]
         remedy = ", or ".join(remedies) or "raise the noise of the estimator inside"
         found = str(error).removesuffix(" Increase the noise.")
         if not found.startswith("No Cholesky factor"):
             found = "A matrix of covariances is not numerically positive definite."
-        return ValueError(f"{name}: {found} {remedy[0].upper()}{remedy[1:]}.")
+        return ValueError(with_name(estimator, f"{found} {remedy[0].upper()}{remedy[1:]}."))
     if isinstance(error, FloatingPointError):
-        return ValueError(f"{name}: {error}")
+        return ValueError(with_name(estimator, str(error)))
     if _is_allocation(error):
-        sizes = [f"a smaller {key}" for key in _SIZES if key in params]
-        remedy = ", ".join(["fewer rows at a time", *sizes])
-        return MemoryError(
-            f"{name}: an allocation failed that memory_budget={estimator.memory_budget!r} allowed. "
-            f"Set memory_budget, in bytes, below what this process may take, or use {remedy}."
+        remedy = ", ".join(
+            ["fewer rows at a time", *(f"a smaller {k}" for k in _SIZES if k in params)]
         )
+        return MemoryError(
+            f"{type(estimator).__name__}: an allocation failed although memory_budget="
+            f"{estimator.memory_budget!r} allowed it. Set memory_budget, in bytes, to less than "
+            f"this process may take, or use {remedy}."
+        )
+    kinds = ValueError, TypeError, RuntimeError, MemoryError
+    has_message = len(error.args) == 1 and isinstance(error.args[0], str)
+    if isinstance(error, kinds) and has_message and _raised_here(error.__traceback__):
+        error.args = (with_name(estimator, error.args[0]),)
     return None
+
+
+def _raised_here(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame is a line of this package."""
+    module = ""
+    while trace is not None:
+        module, trace = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_next
+    return module.startswith("skscalablegp.")
 
 
 def _is_allocation(error: BaseException) -> bool:
@@ -60,17 +81,24 @@ def _is_allocation(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def translated(estimator: Any) -> Iterator[None]:
+    """Translate the errors of a block by `ours`."""
+    try:
+        yield
+    except Exception as error:
+        made = ours(error, estimator)
+        if made is None:
+            raise
+        raise made from error
+
+
 def answers(method: F) -> F:
-    """A method whose failures below become errors of ours."""
+    """Decorate a method of a fitted estimator, so that its errors are translated."""
 
     @wraps(method)
     def answered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with translated(self):
             return method(self, *args, **kwargs)
-        except Exception as error:
-            made = ours(error, self)
-            if made is None:
-                raise
-            raise made from error
 
     return answered

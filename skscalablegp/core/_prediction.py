@@ -20,7 +20,7 @@ from .._validation import (
     check_share,
     validated,
 )
-from ._edge import answers
+from ._edge import answers, with_name
 from ._model import GPModel
 from ._run import warn_once
 from .posteriors import Posterior
@@ -86,6 +86,9 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             In the target's own units, noise included; other rows where the fit has held out some,
             None where there is no closed form.
         """
+        if len(getattr(self, "X_train_", X)) < len(X):
+            # A spent time budget has left a random part of the rows, in another order.
+            return None
         posterior, (scale,) = self._posterior(), np.atleast_1d(self._y_train_std)
         known = check_noise_variance(noise_variance, len(X), 1)
         noise = np.zeros(len(X)) if known is None else known[:, 0] / scale**2
@@ -151,12 +154,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             if include_noise and self._noise_given and posterior not in _TOLD:
                 _TOLD.add(posterior)
                 warn_once(
-                    [
-                        f"{type(self).__name__} was fitted with noise_variance, and predictions "
-                        "without it are for noise-free values: pass noise_variance= of the new "
-                        "rows for intervals, deviations and samples of observations, or "
-                        "noise_variance=0."
-                    ],
+                    f"{type(self).__name__} was fitted with noise_variance. Predictions without "
+                    "it are for noise-free values. Pass the noise_variance of the new rows to get "
+                    "intervals, standard deviations and samples of observations, or "
+                    "noise_variance=0 to leave it out.",
                     UserWarning,
                 )
             return None
@@ -219,13 +220,12 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         failed = self._posterior().take_unfinished()
         if failed:
             last = failed[-1]
-            warn_once(
-                [
-                    f"{len(failed)} linear solves behind these variances ended above their "
-                    f"tolerance, the last at a relative residual of {last.residual:.1e}: the "
-                    f"standard deviations may be too large. {last.remedy}"
-                ]
+            message = (
+                f"{len(failed)} linear solves for these variances did not reach their tolerance; "
+                f"the last ended at a relative residual of {last.residual:.1e}. The standard "
+                f"deviations may be too large. {last.remedy}"
             )
+            warn_once(with_name(self, message))
 
     @answers
     def predict(

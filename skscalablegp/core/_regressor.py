@@ -82,6 +82,7 @@ class TableRegressorBase(GPPredictionBase):
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
         )
         check_n_targets(self._n_outputs(), y)
+        check_categories(self._trained_kernel(), X)
         known = self._own_noise(len(X), self._y_train_std)
         known = known + known_noise(noise_variance, len(X), self._y_train_std)
         self._noise_given |= noise_variance is not None

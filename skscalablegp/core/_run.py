@@ -34,7 +34,7 @@ from sklearn.utils import check_random_state
 from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
-from ._edge import ours
+from ._edge import ours, translated, with_name
 from ._report import STATUSES, Choice, FitReport, at_bounds
 from .training import Monitor, StopTraining, TrainingStep
 
@@ -114,10 +114,10 @@ class FitRun(Run):
 
     def __init__(self, estimator: Any):
         self.estimator = estimator
-        self.device = resolve_device(estimator.device)
-        self.monitor = Monitor(
-            _checked_callbacks(estimator.callbacks), estimator.max_seconds, int(estimator.verbose)
-        )
+        with translated(estimator):
+            self.device = resolve_device(estimator.device)
+            callbacks = _checked_callbacks(estimator.callbacks)
+        self.monitor = Monitor(callbacks, estimator.max_seconds, int(estimator.verbose))
         self.priors: dict[str, Any] | None = None
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
@@ -329,9 +329,9 @@ class FitRun(Run):
         prior = float(np.sqrt(np.mean(diagonal)))
         if self._offset > _FAR * prior:
             self.warn(
-                f"{type(self.estimator).__name__}: the mean of y, {self._offset:.3g}, is far from "
-                f"0, where the prior of the kernel expects it with a standard deviation of "
-                f"{prior:.3g}; away from the rows predictions fall back to 0. Use normalize_y=True."
+                f"The mean of y, {self._offset:.3g}, is far from 0, where the prior of the kernel "
+                f"expects it with a standard deviation of {prior:.3g}. Far from the training rows "
+                "predictions fall back to 0. Use normalize_y=True."
             )
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
@@ -459,7 +459,7 @@ class FitRun(Run):
                 return status, "the final linear solve did not reach its tolerance"
         reason = self._sentence(status)
         if status not in ("converged", "completed", "callback"):
-            self._messages.insert(0, f"{type(self.estimator).__name__}: {reason}.")
+            self._messages.insert(0, f"{reason}.")
         return status, reason
 
     def _sentence(self, status: str) -> str:
@@ -541,8 +541,9 @@ class FitRun(Run):
 
     def _warn(self) -> None:
         for sentence in self._ends:
-            warn_once([sentence])
-        warn_once(self._messages)
+            warn_once(sentence)
+        if self._messages:
+            warn_once(with_name(self.estimator, " ".join(self._messages)))
 
 
 def _specified(name: str, kernel: Kernel | None) -> bool:
@@ -564,15 +565,13 @@ def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:
     return listed
 
 
-def warn_once(messages: list[str], category: type[Warning] = ConvergenceWarning) -> None:
-    """One warning, attributed to the user's line that led to it."""
-    if not messages:
-        return
+def warn_once(message: str, category: type[Warning] = ConvergenceWarning) -> None:
+    """Warn, and attribute the warning to the line of the user's code that led to it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         frame = frame.f_back
     warnings.warn_explicit(
-        " ".join(messages),
+        message,
         category,
         frame.f_code.co_filename,
         frame.f_lineno,

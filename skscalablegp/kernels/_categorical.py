@@ -64,6 +64,11 @@ class Categorical(StationaryKernelMixin, Kernel):
     def hyperparameter_correlation(self) -> Hyperparameter:
         size = check_numbers("correlation", self.correlation).size
         bounds = check_bounds("correlation_bounds", self.correlation_bounds)
+        if bounds != "fixed" and np.max(bounds) > 1:
+            raise ValueError(
+                f"correlation_bounds of Categorical must not exceed 1, got {bounds!r}: a larger "
+                "correlation is no covariance."
+            )
         return Hyperparameter("correlation", "numeric", bounds, size)
 
     def _correlations(self, n_columns: int) -> np.ndarray:

@@ -81,8 +81,7 @@ class TorchKernel:
     @property
     def bounds(self) -> Float64[Tensor, "p 2"]:
         """Lower and upper bounds of theta, logarithms as in scikit-learn."""
-        bounds = np.asarray(self.kernel.bounds, dtype=float).reshape(-1, 2)
-        return torch.tensor(bounds, dtype=torch.float64)
+        return torch.tensor(_log_bounds(self.kernel), dtype=torch.float64)
 
     def to_sklearn(self, theta: Float[Tensor, " p"]) -> Kernel:
         """The scikit-learn kernel at theta."""
@@ -216,7 +215,7 @@ _CHECKED = ("constant_value", "noise_level", "sigma_0", "length_scale", "periodi
 
 
 def _check_values(kernel: Kernel) -> None:
-    """Refuse hyperparameters that no kernel can have; fixed variances may be zero."""
+    """Refuse hyperparameters and bounds that no kernel can have; fixed variances may be zero."""
     values = kernel.get_params()
     for parameter in kernel.hyperparameters:
         leaf = parameter.name.rpartition("__")[2]
@@ -231,6 +230,29 @@ def _check_values(kernel: Kernel) -> None:
                 f"kernel has {parameter.name}={values[parameter.name]!r}, but it must be "
                 f"{'zero or ' if zero else ''}between {low:g} and {high:g}."
             )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        theta = np.ravel(kernel.theta)
+    free = [h for h in kernel.hyperparameters if not h.fixed]
+    names = [h.name for h in free for _ in range(h.n_elements)]
+    for name, log_value, (low, high) in zip(names, theta, _log_bounds(kernel), strict=False):
+        if not np.isfinite(log_value):
+            raise ValueError(
+                f"kernel has {name}={values[name]!r}, but a hyperparameter that is not fixed must "
+                "be positive and finite."
+            )
+        if not low <= high:
+            raise ValueError(
+                f"kernel has bounds of {name} that leave no positive number between them: give the "
+                "lower bound first."
+            )
+
+
+def _log_bounds(kernel: Kernel) -> np.ndarray:
+    """The bounds of theta. A lower bound that has no logarithm excludes no positive number."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounds = np.array(kernel.bounds, dtype=float).reshape(-1, 2)
+    bounds[np.isnan(bounds[:, 0]), 0] = -np.inf
+    return bounds
 
 
 def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tensor) -> Tensor:

@@ -108,6 +108,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         ValueError
             For tables of other shapes, or with values that are not finite.
         """
+        check_integer("n_components", n_components)
         y = np.asarray(y)
         X, y = check_X_y(X, y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y, dtype=np.float64)
         peaks = [_periodogram_peaks(x, y, n_components) for x in X.T]

@@ -123,6 +123,8 @@ def test_a_spent_budget_leaves_the_exact_process_of_some_rows(cls):
         model = cls(max_seconds=1e-6, random_state=0).fit(ours.X, ours.y)
     assert model.fit_report_.status == "max_seconds" and model.n_samples_seen_ == 1800
     assert model.X_train_.shape == (1500, 2) and model.alpha_.shape == (1500,)
+    # Nobody knows any more which rows of the table these are.
+    assert model._left_out(ours.X, ours.y, None, np.array([0, 1799])) is None
     exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
     mean, std = exact.fit(model.X_train_, model.y_train_).predict(ours.X[:9], return_std=True)
     ours_mean, ours_std = model.predict(ours.X[:9], return_std=True)

@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.metrics import log_loss
 
 from skscalablegp import QSGPRegressor, SVGPClassifier, SVGPRegressor
-from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace, Likelihood, StudentT
+from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace, Likelihood, Softmax, StudentT
 
 
 class Counts(Likelihood):
@@ -265,3 +265,11 @@ def test_the_guide_has_these_counts():
     lines = textwrap.indent(inspect.getsource(Counts), "    ").splitlines()
     assert "\n".join(line.rstrip() for line in lines) in guide.read_text(encoding="utf-8")
     assert len(lines) <= 20
+
+
+@pytest.mark.parametrize("n_samples", [0, -3])
+def test_draws_of_a_softmax_are_counted(n_samples):
+    X = np.random.default_rng(0).normal(size=(12, 1))
+    model = SVGPClassifier(likelihood=Softmax(n_samples), max_iter=1)
+    with pytest.raises(ValueError, match="n_samples must be an integer of at least 1"):
+        model.fit(X, np.arange(12) % 3)

@@ -208,3 +208,10 @@ def test_unknown_names_list_the_known():
         resolve_optimizer("newton")
     for name in OPTIMIZERS:
         assert name in str(error.value)
+
+
+@pytest.mark.parametrize("end", [[0.0], [0.0, np.nan, 0.0], [[0.0, 0.0, 0.0]]])
+def test_a_callable_must_return_a_point(end):
+    optimizer = resolve_optimizer(lambda obj_func, initial_theta, bounds: (end, 0.0))
+    with pytest.raises(ValueError, match="callable given as optimizer must return .* 3 finite"):
+        optimizer.maximize(quadratic, np.zeros(3), WIDE, 10)

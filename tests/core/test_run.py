@@ -177,7 +177,7 @@ def test_a_chosen_limit_is_named_with_its_value():
 
 def test_warnings_are_of_the_users_line_in_a_parallel_search():
     with pytest.warns(ConvergenceWarning) as caught:
-        joblib.Parallel()([joblib.delayed(warn_once)(["Not done."])])
+        joblib.Parallel()([joblib.delayed(warn_once)("Not done.")])
     assert caught[0].filename == __file__
 
 

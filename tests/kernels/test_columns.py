@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from sklearn.preprocessing import OrdinalEncoder
 
-from skscalablegp import IterativeGPRegressor, KISSGPRegressor
+from skscalablegp import IterativeGPRegressor, KISSGPRegressor, NNGPRegressor
 from skscalablegp.features import sample_prior_features
 from skscalablegp.kernels import (
     Categorical,
@@ -270,3 +270,12 @@ def test_a_grid_takes_single_columns_and_refuses_categories():
         KISSGPRegressor(kernel, structure="additive").fit(X, y)
     with pytest.raises(ValueError, match="between whose codes no grid can interpolate"):
         KISSGPRegressor(Columns(Categorical(), 1)).fit(np.rint(X), y)
+
+
+def test_later_rows_must_have_whole_numbers_as_well():
+    rng = np.random.default_rng(0)
+    X, y = np.column_stack([rng.normal(size=20), np.arange(20) % 3]), rng.normal(size=20)
+    kernel = Columns(RBF(), 0) * Columns(Categorical(), 1) + WhiteKernel()
+    model = NNGPRegressor(kernel, optimizer=None).fit(X, y)
+    with pytest.raises(ValueError, match="NNGPRegressor: .* whole numbers, but X has 0.4"):
+        model.partial_fit(X + 0.4, y)

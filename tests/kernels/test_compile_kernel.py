@@ -18,7 +18,10 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.kernels import (
+    Categorical,
+    Columns,
     Layout,
+    LowRankCategorical,
     Slot,
     SpectralMixture,
     TorchKernel,
@@ -243,3 +246,30 @@ def test_rows_on_a_gpu_with_theta_on_the_cpu(gpu):
     torch.testing.assert_close(K_gpu.cpu(), K)
     (expected,) = torch.autograd.grad(K.sum(), theta)
     torch.testing.assert_close(torch.autograd.grad(K_gpu.sum(), theta)[0], expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_lower_bounds_that_exclude_no_positive_number():
+    kernel = RBF([1.0, 1.0], [(-np.inf, np.inf), (-1.0, 1.0)]) + WhiteKernel(1.0, (0.0, 2.0))
+    bounds = compile_kernel(kernel, 2).bounds
+    assert bounds.tolist() == [[-np.inf, np.inf], [-np.inf, 0.0], [-np.inf, np.log(2)]]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (RBF(np.nan), "length_scale=nan"),
+        (RBF(1.0, (-2.0, -1.0)), "bounds of k1__k1__length_scale"),
+        (RBF(1.0, (10.0, 1.0)), "bounds of k1__k1__length_scale"),
+        (RationalQuadratic(1.0, -1.0), "k1__k1__alpha=-1.0.*positive and finite"),
+        (SpectralMixture(1, [0.0], [0.1, 0.1], [0.1, 0.1]), r"k1__k1__weights=array\(\[0.\]\)"),
+        (SpectralMixture(1, [1.0], [0.1, 0.1], [0.1, -0.1]), "k1__k1__scales=.*positive"),
+        (Columns(Categorical(0.0), 0), "kernel__correlation=0.0.*positive"),
+        (Columns(Categorical(0.5, (0.1, 2.0)), 0), "correlation_bounds .* must not exceed 1"),
+        (Columns(LowRankCategorical(2, variances=[-1.0, 1.0]), 0), "variances=.*positive"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_values_and_bounds_that_no_training_could_use(kernel, message):
+    with pytest.raises(ValueError, match=message):
+        compile_kernel(kernel * C() + WhiteKernel(), 2)

@@ -109,3 +109,5 @@ def test_starting_values_of_any_table(monkeypatch):
         SpectralMixture.from_data(X, X)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         SpectralMixture.from_data(X, y[:-1])
+    with pytest.raises(ValueError, match="n_components must be an integer of at least 1"):
+        SpectralMixture.from_data(X, y, 0)

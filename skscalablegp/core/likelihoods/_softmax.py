@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..._validation import check_integer
 from ._base import Likelihood, LikelihoodTerms
 
 
@@ -41,7 +42,7 @@ class Softmax(Likelihood):
         noise: Float[Tensor, " b"],
         generator: Generator | None = None,
     ) -> LikelihoodTerms:
-        half = max(self.n_samples // 2, 1)
+        half = max(check_integer("n_samples", self.n_samples) // 2, 1)
         eps = torch.randn(half, *mean.shape, generator=generator, dtype=torch.float64)
         eps = torch.cat([eps, -eps]).to(mean)
         f = mean + variance.clamp_min(0).sqrt() * eps

@@ -231,4 +231,10 @@ class CallableOptimizer(Optimizer):
             return (-value, -grad) if eval_gradient else -value
 
         best, _ = self.function(objective, theta, bounds=bounds)
-        return Optimum(np.asarray(best, dtype=float), reason="converged")
+        best = np.asarray(best, dtype=float)
+        if best.shape != theta.shape or not np.isfinite(best).all():
+            raise ValueError(
+                f"The callable given as optimizer must return (theta, minimum) with {theta.size} "
+                f"finite numbers as theta, got {best!r}."
+            )
+        return Optimum(best, reason="converged")

@@ -242,8 +242,8 @@ class PoERegressor(GPRegressorBase):
         MemoryError
             When the experts would not fit, before any work.
         """
-        self._check_rule()
         with FitRun(self) as run:
+            self._check_rule()
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             dtype = resolve_dtype(self.dtype, 0, threshold=0)
