@@ -105,6 +105,51 @@ def test_failing_items_are_raised_too(workers):
         list(map_in_order(nap, map(float, items())))
 
 
+class Items:
+    """Natural numbers without the fourth: asking for it fails, asking again goes on."""
+
+    last = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.last += 1
+        if self.last == 4:
+            raise ValueError("no fourth")
+        return self.last
+
+
+def test_nothing_is_asked_for_after_a_failing_item(two, monkeypatch):
+    finish = _pool._Work._finish
+
+    def late(self, number, value, error):
+        # Long enough for the other worker to ask for the next item.
+        time.sleep(0.05 * (error is not None))
+        finish(self, number, value, error)
+
+    monkeypatch.setattr(_pool._Work, "_finish", late)
+    taken = []
+    with pytest.raises(ValueError, match="no fourth"):
+        taken.extend(map_in_order(float, Items()))
+    for result in map_in_order(float, range(3)):
+        taken.append(result)
+    assert taken == [1, 2, 3, 0, 1, 2]
+
+
+def test_a_worker_that_is_slow_to_leave_loses_no_results(two, monkeypatch):
+    serve_one = _pool._Work._serve_one
+
+    def slowly(self):
+        more = serve_one(self)
+        # The caller takes all finished results before the worker is known to have left.
+        time.sleep(0.01 * (not more))
+        return more
+
+    monkeypatch.setattr(_pool._Work, "_serve_one", slowly)
+    assert list(map_in_order(float, iter(range(50)))) == list(range(50))
+
+
 def test_loops_over_results_may_hold_others(two):
     outer = map_in_order(float, range(50))
     assert [sum(map_in_order(float, range(3))) for _ in outer] == [3.0] * 50

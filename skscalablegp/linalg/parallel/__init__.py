@@ -1,3 +1,3 @@
-"""Work over the cores: tasks side by side, each of them in one thread."""
+"""Parallel work: tasks on worker threads, each of which runs single-threaded operations."""
 
 from ._pool import map_in_order, n_workers, one_thread, run

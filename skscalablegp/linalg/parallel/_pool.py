@@ -1,10 +1,11 @@
-"""A pool of threads of the library's own, each of which computes alone.
+"""The library's own pool of worker threads, each of which runs single-threaded operations.
 
-An operation that is split over threads ends when the last of them does: one that another program
-keeps from its core holds up all. Tasks side by side, each in one thread, wait for one another only
-at the end, and torch releases the interpreter's lock while it computes. What they compute does not
-depend on how many work: an operation in one thread always adds in the same order, and results come
-back in the order of the tasks.
+When torch splits one operation over several threads, the operation ends with the slowest of them:
+if another program occupies one core, every operation waits for it. Here each task runs in one
+thread instead, and tasks wait for one another only at the end. Python threads are enough, because
+torch releases the interpreter's lock while it computes. Results do not depend on the number of
+workers: a single-threaded operation always adds in the same order, and results are returned in the
+order of the tasks.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ import torch
 
 T = TypeVar("T")
 
-# Finished and unfinished tasks a worker may be ahead of what the caller has taken: bounds memory.
+# How many tasks per worker may be under way or finished before the caller takes their results.
+# The limit bounds the memory that waiting results take.
 _AHEAD = 4
 
-_NONE = object()
 _POOL: ThreadPoolExecutor | None = None
 _LOCK = threading.Lock()
 _THIS_THREAD = threading.local()
 
 
 def _forget() -> None:
-    """After a fork no thread of the pool lives, and a lock may have been held by one.
+    """Start afresh in a forked child, where the threads of the pool do not exist.
 
-    Those of OpenMP do not live either, and torch would wait for them: a child computes in one
-    thread unless it asks for more.
+    The lock is replaced because a thread that no longer exists may hold it. OpenMP's threads do not
+    exist in the child either, and torch would wait for them forever. A child therefore computes in
+    one thread until it calls ``torch.set_num_threads``.
     """
     global _POOL, _LOCK
     _POOL, _LOCK = None, threading.Lock()
@@ -51,52 +53,55 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _cores() -> int:
-    """What the machine allows: affinity, quotas of containers and LOKY_MAX_CPU_COUNT."""
+    """Cores that affinity, container quotas and LOKY_MAX_CPU_COUNT allow; read once."""
     return joblib.cpu_count()
 
 
 def n_workers() -> int:
-    """How many tasks of this thread may run side by side.
+    """How many tasks of the calling thread may run at the same time.
 
-    The least of torch's number of threads here (``torch.set_num_threads``, ``OMP_NUM_THREADS``, the
-    limits that joblib gives its processes) and of the cores that affinity, a container's quota and
-    ``LOKY_MAX_CPU_COUNT`` leave. A task that asks is alone: its own tasks run inside it.
+    The smaller of two numbers: torch's number of threads in the calling thread (set by
+    ``torch.set_num_threads``, ``OMP_NUM_THREADS`` or joblib's limits on its processes), and the
+    number of cores that affinity, a container's quota and ``LOKY_MAX_CPU_COUNT`` allow. Inside a
+    task the answer is 1, because nested tasks run in the worker that asks for them.
     """
     return min(getattr(_THIS_THREAD, "threads", None) or torch.get_num_threads(), _cores())
 
 
 def run(tasks: Iterable[Callable[[], T]], device: torch.device | None = None) -> list[T]:
-    """Run tasks side by side; their results in their order. See `map_in_order`."""
+    """Run tasks in parallel and return their results in order. See `map_in_order`."""
     return list(map_in_order(lambda task: task(), tasks, device))
 
 
 def map_in_order(
     function: Callable[[Any], T], items: Iterable[Any], device: torch.device | None = None
 ) -> Iterator[T]:
-    """``map(function, items)``, several items at once, on threads that compute alone.
+    """Like ``map(function, items)``, with several items at once on single-threaded workers.
 
     Parameters
     ----------
     function : callable
-        Sees torch's gradient and inference modes and the context variables of the caller. May write
-        to memory that belongs to its item only.
+        Runs under the caller's gradient mode, inference mode and context variables. It may write
+        only to memory that belongs to its item.
     items : iterable
-        Taken one at a time as workers come free; at most four for each worker are ahead of what
-        the caller has taken. Each should be worth a tenth of a millisecond, and take less than a
-        second, after which an interrupt of the caller ends the work.
+        Items are taken one at a time as workers become free, at most four per worker ahead of the
+        results that the caller has taken. The work for an item should take at least a tenth of a
+        millisecond, to be worth handing over, and less than a second, because an interrupt waits
+        for the items under way.
     device : torch.device, optional
-        Where the tensors are. Off the CPU, in a thread that computes alone already, and inside a
-        task, the caller does the work.
+        Device of the tensors. The caller does all the work itself if this is not the CPU, if the
+        caller is limited to one thread, or if the caller is itself a task.
 
     Yields
     ------
     result : object
-        In the order of the items, whatever was ready first: sums of them are reproducible.
+        In the order of the items, whichever was ready first, so that sums are reproducible.
 
     Raises
     ------
     Exception
-        Of the first item that fails, in the caller, after the results before it.
+        The error of the first item that fails, raised in the caller after the results of all items
+        before it.
     """
     alone = torch.get_num_threads() == n_workers() == 1
     if alone or (device is not None and device.type != "cpu"):
@@ -110,7 +115,7 @@ def map_in_order(
 
 
 class _Work:
-    """One call of `map_in_order`: what is handed out, what is finished, what is taken."""
+    """One call of `map_in_order`: which items have been handed out, finished and taken."""
 
     def __init__(self, function: Callable[[Any], Any], items: Iterable[Any]):
         workers = n_workers()
@@ -121,24 +126,26 @@ class _Work:
         self._finished: dict[int, tuple[Any, BaseException | None]] = {}
         self._given = self._taken = self._active = 0
         self._over = False
-        # Only the caller waits; workers that are too far ahead go home, and are called again.
+        # Only the caller waits. A worker that is too far ahead leaves and is called again later.
         self._changed = threading.Condition()
 
     def results(self) -> Iterator[Any]:
         while True:
             with self._changed:
                 self._call_workers()
-                while self._taken not in self._finished and self._active:
+                while self._taken not in self._finished:
+                    if self._over and not self._active:
+                        return
                     self._changed.wait()
-                if self._taken not in self._finished:
-                    return
+                    # A worker that was leaving while the results were taken has left only now.
+                    self._call_workers()
                 value, error = self._finished.pop(self._taken)
                 self._taken += 1
             if error is not None:
                 try:
                     raise error
                 finally:
-                    del error  # which holds this frame
+                    del error  # The error refers to this frame: a cycle would keep both alive.
             yield value
 
     def _call_workers(self) -> None:
@@ -149,28 +156,30 @@ class _Work:
             self._active += 1
 
     def _serve(self) -> None:
-        """What a worker does: one item after the other."""
+        """Work on one item after the other, in a thread of the pool."""
         inference, grad = self._modes
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 while self._serve_one():
                     pass
-        except BaseException as error:
-            # Of the items, not of the function: nothing follows.
-            self._finish(self._given, None, error)
         finally:
             with self._changed:
                 self._active -= 1
                 self._changed.notify()
 
     def _serve_one(self) -> bool:
+        """Work on the next item; False if there is none to be worked on now."""
         with self._changed:
             number = self._given
             if self._over or number >= self._taken + self._ahead:
                 return False
-            item = next(self._items, _NONE)
-            if item is _NONE:
+            try:
+                item = next(self._items)
+            except StopIteration:
                 self._over = True
+                return False
+            except BaseException as failure:
+                self._finish(number, None, failure)
                 return False
             self._given += 1
         value = error = None
@@ -189,15 +198,16 @@ class _Work:
                 self._changed.notify()
 
     def stop(self) -> None:
-        """Hand out nothing more, and wait for what is under way: it may write to the results."""
+        """Hand out no further items, and wait for the current ones, which may write to results."""
         with self._changed:
             self._over = True
-            while self._active:
+            # An interrupt between handing over and counting leaves the count one too small.
+            while self._active > 0:
                 self._changed.wait()
 
 
 def _pool() -> ThreadPoolExecutor:
-    """The pool, shared by all threads that call: together they use the cores once."""
+    """The pool, which all calling threads share so that together they do not exceed the cores."""
     global _POOL
     with _LOCK:
         if _POOL is None:
@@ -212,10 +222,15 @@ def _begin_to_work() -> None:
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Let this thread compute alone, if wanted: operations on little data gain nothing from others.
+    """Run the operations of the calling thread single-threaded: small ones gain nothing from more.
 
-    Tasks go to as many workers as before. Other threads are left alone, and those that start later
-    have as many threads as they would have had.
+    Tasks still go to as many workers as before. The setting concerns the calling thread only, and
+    threads that start meanwhile get the number that they would have had.
+
+    Parameters
+    ----------
+    wanted : bool, default=True
+        Whether to do anything at all.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1:
@@ -231,14 +246,14 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 
 def _set_threads_here(count: int) -> None:
-    """torch's number of threads, of this thread only.
+    """Set torch's number of threads for the calling thread only.
 
-    What one thread sets, those that start later have as well: one that does nothing else puts back
-    what it finds.
+    ``torch.set_num_threads`` also changes the number that threads get which start later. A helper
+    thread therefore reads that number first and sets it again afterwards.
     """
     with _LOCK:
         theirs = _in_new_thread(torch.get_num_threads)
-        # When a thread first asks, it takes over what others have set; from then on it has its own.
+        # The first call in a thread adopts the shared number; afterwards the thread has its own.
         torch.get_num_threads()
         try:
             torch.set_num_threads(count)
