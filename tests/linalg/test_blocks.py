@@ -1,4 +1,4 @@
-"""Blocks give what whole calls give, and look up between them."""
+"""Calls in blocks give the results of whole calls, and look up between the blocks."""
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_WHOLE_INVERSE", 20)
     monkeypatch.setattr(blocks, "_TILE", 24)
     monkeypatch.setattr(blocks, "_BLOCK", 16)
-    monkeypatch.setattr(blocks, "_FLOPS", 30_000)
+    monkeypatch.setattr(blocks, "_PRODUCT_FLOPS", 30_000)
+    monkeypatch.setattr(blocks, "_SOLVE_FLOPS", 30_000)
+    monkeypatch.setattr(blocks, "_ROWS", 1)
 
 
 def covariance(n, rank=None):
@@ -52,6 +54,8 @@ def test_products():
     S = torch.ones(50, 40, dtype=torch.float64)
     blocks.addmm_(S, A, B)
     assert_close(S, A @ B + 1)
+    blocks.addmm_(S, A, B, alpha=-3)
+    assert_close(S, 1 - 2 * A @ B)
 
 
 @pytest.mark.parametrize("m", [1, 16, 50])

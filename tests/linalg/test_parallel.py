@@ -235,6 +235,8 @@ def test_one_thread_is_put_back_after_a_failure(two):
 
 def test_many_threads_call_at_once_and_share_the_workers(two):
     working, most, lock = [0], [0], threading.Lock()
+    # Both workers have started: a thread whose first use of torch coincides may get their number.
+    run([threading.Barrier(2).wait] * 2)
 
     def task(i):
         with lock:

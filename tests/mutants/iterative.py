@@ -1,4 +1,4 @@
-"""Mistakes in truncation, gradients of the likelihood, objectives and natural steps."""
+"""Mistakes in truncation, gradients of the likelihood, objectives, natural steps and workers."""
 
 LAWS = "tests/linalg/truncation"
 TRUNCATED = "tests/linalg/gradients/test_truncated.py"
@@ -180,5 +180,33 @@ MUTANTS = [
         "terms = n * quadrature_log(found)",
         "terms = quadrature_log(found)",
         LANCZOS,
+    ),
+    (
+        "the last node of the quadrature is not at the bound",
+        "linalg/solvers/_lanczos.py",
+        ".mul(1 - 1e-6).clamp_max(lower)",
+        ".mul(1 - 1e-6).clamp_max(2 * lower)",
+        LANCZOS,
+    ),
+    (
+        "the bias of the quadrature is not part of its error",
+        "linalg/solvers/_lanczos.py",
+        "float(terms.mean()), error + bias",
+        "float(terms.mean()), error",
+        LANCZOS,
+    ),
+    (
+        "results end when the workers have left",
+        "linalg/parallel/_pool.py",
+        "if self._over and not self._active:",
+        "if not self._active:",
+        "tests/linalg/test_parallel.py",
+    ),
+    (
+        "solutions are accumulated in the precision of products",
+        "linalg/solvers/_cg.py",
+        "B = B.double()",
+        "B = B.clone()",
+        "tests/linalg/solvers/test_cg.py",
     ),
 ]

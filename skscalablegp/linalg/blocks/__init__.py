@@ -1,3 +1,3 @@
-"""Large factorisations and products in blocks, between which signals are served."""
+"""Large factorisations and products in blocks, with interrupts served between them."""
 
 from ._blocks import addmm_, cholesky_, cholesky_inverse, look_up, matmul, solve_triangular, watched

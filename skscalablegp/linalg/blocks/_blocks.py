@@ -1,11 +1,11 @@
-"""Factorisations and products in blocks, so that none is deaf for long.
+"""Factorisations and products in blocks, so that interrupts and time budgets are served.
 
-A call into LAPACK or BLAS hears neither Ctrl-C nor the clock, and ends when the slowest of its
-threads does. Large ones are therefore cut into tasks of a fraction of a second, which workers do
-side by side (``linalg/parallel``). Between them Python serves signals, and `look_up` looks at the
-time budget of the fit under way. Every number is computed by one task, whose shape depends on the
-sizes alone: results are the same for any number of workers. Small calls, and those of a GPU, are
-left whole.
+During a call into LAPACK or BLAS neither Ctrl-C nor the clock is noticed, and the call ends with
+the slowest of its threads. Large calls are therefore cut into tasks of a fraction of a second,
+which the workers of ``linalg/parallel`` share. Between tasks Python handles signals, and `look_up`
+checks the time budget of the current fit. Each number is computed by one task, and the shapes of
+the tasks depend on the sizes alone, so that results are the same for any number of workers. Small
+calls, and all calls on a GPU, are made as a whole.
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ from torch import Tensor
 
 from ..parallel import map_in_order
 
-# Operations of a call that is left whole, about a tenth of a second of one core; rows up to which a
-# factorisation and an inverse are: of what LAPACK splits over threads, only the first one holds its
-# pace beside other work (benchmarks/factors.py). Columns of a block, and rows of a tile at least.
-_FLOPS = 4e9
+# Operations of one task of a product (about 10 ms of one core) and of a triangular solve (a tenth
+# of a second: it reads the whole factor for its few columns). Fewer rows than _ROWS are slow.
+_PRODUCT_FLOPS, _SOLVE_FLOPS, _ROWS = 5e8, 4e9, 64
+# Largest sizes at which LAPACK factorises or inverts as a whole. Of the two, only its factorisation
+# keeps its speed while other programs compute (benchmarks/factors.py).
 _WHOLE_FACTOR, _WHOLE_INVERSE = 3000, 1000
+# Columns of a block, and the least rows of a tile.
 _BLOCK, _TILE = 256, 512
 
 _LOOK_UP: ContextVar[Callable[[], None] | None] = ContextVar("look_up", default=None)
 
 
 @contextmanager
-def watched(look_up: Callable[[], None]) -> Iterator[None]:
-    """Call `look_up` between blocks; what it raises ends the work."""
+def watched(look_up: Callable[[], None] | None) -> Iterator[None]:
+    """Call `look_up` between blocks, or nothing if it is None; an exception from it ends the work.
+
+    Parameters
+    ----------
+    look_up : callable or None
+        For example a function that raises when the time budget is spent.
+    """
     token = _LOOK_UP.set(look_up)
     try:
         yield
@@ -43,14 +51,14 @@ def watched(look_up: Callable[[], None]) -> Iterator[None]:
 
 
 def look_up() -> None:
-    """Called between blocks."""
+    """Call the function that `watched` was given, if any."""
     check = _LOOK_UP.get()
     if check is not None:
         check()
 
 
 def _each(items: Iterable[Any], work: Callable[[Any], Any]) -> None:
-    """Do the work for all items, side by side; none may need what another one writes."""
+    """Do the work for all items in parallel; no item may need what another one writes."""
     look_up()
     for _ in map_in_order(work, items):
         look_up()
@@ -61,8 +69,8 @@ def _cut(start: int, stop: int, size: int) -> list[slice]:
 
 
 def matmul(A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
-    """A B, some rows at a time where that takes long."""
-    rows = max(1, int(_FLOPS / (2 * B.numel() + 1)))
+    """A B as a new matrix; large products are shared among the workers by rows of A."""
+    rows = _rows_of_a_task(B)
     if rows >= len(A) or A.is_cuda:
         return A @ B
     out = A.new_empty(len(A), B.shape[1])
@@ -70,18 +78,27 @@ def matmul(A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> Float[Tensor, "n
     return out
 
 
-def addmm_(S: Float[Tensor, "n m"], A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> None:
-    """Add A B to S, some rows at a time where that takes long."""
-    rows = max(1, int(_FLOPS / (2 * B.numel() + 1)))
+def addmm_(
+    S: Float[Tensor, "n m"],
+    A: Float[Tensor, "n k"],
+    B: Float[Tensor, "k m"],
+    alpha: float = 1.0,
+) -> None:
+    """Add alpha A B to S in place; large products are shared among the workers by rows of A."""
+    rows = _rows_of_a_task(B)
     if rows >= len(A) or A.is_cuda:
-        S.addmm_(A, B)
+        S.addmm_(A, B, alpha=alpha)
         return
-    _each(_cut(0, len(A), rows), lambda some: S[some].addmm_(A[some], B))
+    _each(_cut(0, len(A), rows), lambda some: S[some].addmm_(A[some], B, alpha=alpha))
+
+
+def _rows_of_a_task(B: Float[Tensor, "k m"]) -> int:
+    return max(_ROWS, int(_PRODUCT_FLOPS / (2 * B.numel() + 1)))
 
 
 def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-    """L^-1 B for a lower triangle, some columns at a time where that takes long."""
-    columns = max(16, int(_FLOPS / max(1, L.numel())))
+    """L^-1 B for a lower triangle; large solves are shared among the workers by columns of B."""
+    columns = max(16, int(_SOLVE_FLOPS / max(1, L.numel())))
     if columns >= B.shape[1] or L.is_cuda:
         return torch.linalg.solve_triangular(L, B, upper=False)
     out = B.new_empty(B.shape[1], len(B)).mT
@@ -94,9 +111,10 @@ def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[
 
 
 def cholesky_(A: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Int[Tensor, ""]]:
-    """The lower factor written over A, which LAPACK wants by columns, and its `info`.
+    """Write the lower Cholesky factor over A, and return it with LAPACK's `info` (0 for success).
 
-    Blocks are taken from the left: after each, what it explains leaves the tiles to its right.
+    LAPACK works in place if A is stored by columns. Blocks of columns are factorised from left to
+    right, and the product of each block with itself is subtracted from the tiles to its right.
     """
     info = torch.empty((), dtype=torch.int32, device=A.device)
     if len(A) <= _WHOLE_FACTOR or A.is_cuda:
@@ -110,26 +128,26 @@ def cholesky_(A: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Int[Tensor
         rows = _cut(own.stop, len(A), size)
 
         def below(some: slice, own: slice = own, corner: Tensor = corner) -> None:
-            # From the right, as both lie in memory.
+            # Solved from the right, because of the order in which both are stored.
             part = A[some, own]
             part.copy_(torch.linalg.solve_triangular(corner.mT, part, upper=True, left=False))
 
-        def leave(tile: tuple[slice, slice], own: slice = own) -> None:
+        def subtract(tile: tuple[slice, slice], own: slice = own) -> None:
             A[tile].addmm_(A[tile[0], own], A[tile[1], own].mT, alpha=-1)
 
         _each(rows, below)
-        _each([(some, right) for k, right in enumerate(rows) for some in rows[k:]], leave)
+        _each([(some, right) for k, right in enumerate(rows) for some in rows[k:]], subtract)
     return A, info
 
 
 def cholesky_inverse(L: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """(L L')^-1: the inverse of L, then its product with itself, in one new matrix."""
+    """(L L')^-1 from the inverse of L and its product with itself, within one new matrix."""
     if len(L) <= _WHOLE_INVERSE or L.is_cuda:
         return torch.cholesky_inverse(L)
     n, cut = len(L), _cut(0, len(L), _BLOCK)
     out = torch.zeros(n, n, dtype=L.dtype, device=L.device)
     for own in cut:
-        # Rows of L^-1: -L_ii^-1 (L_i,<i  X_<i), of the rows above.
+        # With X = L^-1, block row i of X is -L_ii^-1 L_i,<i X_<i, from the block rows above it.
         eye = torch.eye(own.stop - own.start, dtype=L.dtype, device=L.device)
         (corner,) = map_in_order(partial(solve_triangular, L[own, own]), [eye])
 
@@ -140,7 +158,7 @@ def cholesky_inverse(L: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         _each(cut[: own.start // _BLOCK], row)
         out[own, own] = corner
     for own in cut:
-        # Rows further down are still the factor's inverse; those above are finished.
+        # Block rows from this one on still hold L^-1; those above hold the result.
         right = out[own.start :, own].clone()
 
         def product(some: slice, own: slice = own, right: Tensor = right) -> None:

@@ -1,4 +1,4 @@
-"""The log marginal likelihood of H, and estimators of its gradient."""
+"""The log marginal likelihood, and exact and stochastic estimators of its gradient."""
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._exact import ExactGradient

@@ -1,4 +1,4 @@
-"""The interface of a gradient estimator and what it returns."""
+"""The interface of a gradient estimator, its result and its state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class GradientEstimate:
     grad : Tensor of shape (p,)
         (An estimate of) the gradient of the log marginal likelihood, float64.
     value : float or None
-        The log marginal likelihood where the method knows it.
+        The log marginal likelihood; None if the method does not compute it.
     solution : Solution or None
-        What the linear solver said; None for direct methods.
+        The result of the linear solver; None for direct methods.
     jitter : float
-        What had to be added to the diagonal of H.
+        The number that was added to the diagonal of H.
     """
 
     grad: Float[Tensor, " p"]
@@ -38,26 +38,27 @@ class GradientEstimate:
 
 @dataclass(frozen=True)
 class GradientState:
-    """What an estimator carries from step to step.
+    """The state that an estimator passes from one step to the next.
 
     Attributes
     ----------
     generator : torch.Generator
-        Where probes, truncation points and random pivots are drawn from; seed 0 if not given.
+        Draws probes, truncation points and random pivots; seed 0 by default.
     probes : Any
-        Frozen randomness; None before the first step.
+        Frozen random numbers; None before the first step.
     samples : PathwiseProbes or None
-        The same, where the probes are prior samples that predictions may go on from.
+        The probes, if they are prior samples that predictions can use.
     previous : Tensor of shape (n, t + s) or None
-        The last solutions, from which the next solve starts when warm starting.
+        The last solutions, from which the next solve starts if warm starts are on.
     targets : Tensor of shape (n, t + s) or None
         The last right-hand sides.
     preconditioner : tuple or None
-        A built preconditioner and the hyperparameters that it was built at.
+        A built preconditioner, and the hyperparameters at which it was built.
     extra : dict
-        What else an estimator keeps.
+        Further items of a particular estimator.
     seconds_left : float or None
-        Time that the next step's solve may take; None without a budget.
+        Time limit of the next solve; None without a limit. A series that is truncated at random has
+        no time limit, which would make it biased.
     """
 
     generator: Generator = field(default_factory=lambda: Generator().manual_seed(0))
@@ -71,9 +72,9 @@ class GradientState:
 
 
 class GradientEstimator(BaseEstimator, ABC):
-    """Configuration of a way to estimate the gradient of the log marginal likelihood.
+    """Settings of a method that estimates the gradient of the log marginal likelihood.
 
-    Objects are immutable in use; everything that changes is in the state.
+    The settings do not change during training; everything that changes is part of the state.
 
     Attributes
     ----------
@@ -90,8 +91,8 @@ class GradientEstimator(BaseEstimator, ABC):
         theta: Float[Tensor, " p"],
         state: GradientState,
     ) -> tuple[GradientEstimate, GradientState]:
-        """The gradient at theta and the state for the next step."""
+        """The estimate at theta, and the state for the next step."""
 
     def on_subset(self) -> GradientEstimator | None:
-        """What trains exactly on a few of the rows; None is `ExactGradient` with its defaults."""
+        """The estimator for training on a subset of rows; None means a default `ExactGradient`."""
         return None

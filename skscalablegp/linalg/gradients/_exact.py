@@ -11,12 +11,16 @@ from ._problem import GPProblem
 
 
 class ExactGradient(GradientEstimator):
-    """Value and gradient from one Cholesky factorisation; O(n^3) time, two n x n matrices.
+    """The exact value and gradient, from one Cholesky factorisation.
 
     Parameters
     ----------
     max_jitter : float, default=1e-3
         Largest multiple of H's mean diagonal entry that may be added to its diagonal.
+
+    Notes
+    -----
+    O(n^3) time and two n x n matrices.
     """
 
     exact = True

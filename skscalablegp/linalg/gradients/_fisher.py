@@ -1,4 +1,4 @@
-"""The Fisher information of the hyperparameters, from a few rows."""
+"""The Fisher information of the hyperparameters, from a subset of the rows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from torch import Generator, Tensor
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 
-# Of a log hyperparameter, for differences that are good to eight digits.
+# Step of the central differences in a log hyperparameter, which gives about eight digits.
 _STEP = 1e-4
 
 
 def fisher_information(
     problem: GPProblem, theta: Float64[Tensor, " p"], n_rows: int, generator: Generator
 ) -> Float64[Tensor, "p p"]:
-    """n / m times 1/2 tr(H^-1 dH_k H^-1 dH_l) of m random rows: the metric of natural steps.
+    """Estimate the Fisher information 1/2 tr(H^-1 dH_k H^-1 dH_l) from m random rows.
 
-    It needs no targets, is never indefinite, and hardly depends on which rows are drawn: a metric,
-    not a gradient, so that an error changes how long steps are, never where they end.
+    The value for the m rows is multiplied by n / m and by the number of targets. The matrix does
+    not depend on the targets and is positive semi-definite. As the metric of natural gradient
+    steps it need not be exact: an error changes the length and direction of steps, but not the
+    point to which they converge.
 
     Parameters
     ----------
@@ -27,20 +29,24 @@ def fisher_information(
     theta : Tensor of shape (p,)
         Log hyperparameters.
     n_rows : int
-        m, at most n.
+        The number of rows m, at most n.
     generator : torch.Generator
-        Which rows.
+        Draws the rows.
+
+    Returns
+    -------
+    information : Tensor of shape (p, p)
 
     Notes
     -----
-    O(p m^3); derivatives of H are central differences, so that any kernel will do.
+    O(p m^3). The derivatives of H are central differences, which any kernel allows.
     """
     n, t = problem.Y.shape
     rows = torch.randperm(n, generator=generator)[: min(n, n_rows)].to(problem.X.device)
     part = problem.subset(rows).to(torch.float64)
 
     def dense(at: Tensor) -> Tensor:
-        return part.operator(at).to_dense().clone()
+        return part.operator(at).to_dense()
 
     factor, _ = cholesky_with_jitter(dense(theta))
     whitened = []

@@ -1,4 +1,4 @@
-"""Gradients from one batch of linear solves: Hutchinson's estimator and the pathwise one."""
+"""Gradients from linear solves: Hutchinson's estimator and the pathwise estimator."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from ..solvers import (
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._problem import GPProblem
 
-# A step of Adam moves log hyperparameters by 0.1: every second one builds a preconditioner.
+# Adam moves log hyperparameters by up to 0.1 a step, so that it builds a preconditioner at every
+# second step.
 REFRESH = 0.2
 
 
 class _IterativeGradient(GradientEstimator):
-    """What both estimators share: one solve for [Y, probes] and one bilinear form.
+    """The common part of both estimators: a solve for [Y, probes] and a bilinear form.
 
-    Subclasses describe the parameters.
+    The subclasses document the parameters.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class _IterativeGradient(GradientEstimator):
     def draw(
         self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
     ) -> Any:
-        """The randomness of one step, or of all steps when warm starting."""
+        """The random numbers of one step, or of all steps if warm starts are on."""
 
     @abstractmethod
     def right_hand_sides(
@@ -63,10 +64,10 @@ class _IterativeGradient(GradientEstimator):
 
     @abstractmethod
     def trace_pairs(self, probes: Any, solved: Float[Tensor, "n s"]) -> tuple[Tensor, Tensor]:
-        """Left and right factors whose mean bilinear form estimates tr(H^-1 dH)."""
+        """Left and right factors, whose mean bilinear form with dH estimates tr(H^-1 dH)."""
 
     def samples(self, probes: Any) -> PathwiseProbes | None:
-        """The probes, where predictions may go on from them."""
+        """The probes, if predictions can use them."""
         return None
 
     def estimate(
@@ -80,7 +81,6 @@ class _IterativeGradient(GradientEstimator):
         before = operator.epochs
         chosen = preconditioner_for(self.solver, self.preconditioner)
         built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
-        build = operator.epochs - before
         frozen = self.solver_warm_start and state.probes is not None
         probes = state.probes if frozen else self.draw(problem, state.generator, built[0])
         B = torch.cat([problem.Y, self.right_hand_sides(problem, operator, probes)], 1)
@@ -97,8 +97,8 @@ class _IterativeGradient(GradientEstimator):
         )
         t = problem.Y.shape[1]
         stats = {**solution.stats, "n_targets": t}
-        solution = replace(solution, epochs=solution.epochs + build, stats=stats)
-        # 1/2 sum_t v_t' dH v_t - t/2 mean_j left_j' dH right_j as one bilinear form.
+        solution = replace(solution, epochs=operator.epochs - before, stats=stats)
+        # The sum of 1/2 v_t' dH v_t and -t/2 mean_j left_j' dH right_j, as one bilinear form.
         left, right = self.trace_pairs(probes, solution.value[:, t:])
         V = solution.value[:, :t]
         grad = 0.5 * operator.bilinear_grad(
@@ -115,7 +115,7 @@ class _IterativeGradient(GradientEstimator):
         return GradientEstimate(grad, None, solution), state
 
     def stopping(self, n_targets: int) -> Any:
-        """Targets and probes to tolerance, or the budget."""
+        """Stop when targets and probes reach the tolerance, or the budget is spent."""
         to_tolerance = RelativeResidual(self.solver_tol, columns=slice(0, n_targets), reduce="max")
         if self.n_probes:
             to_tolerance = to_tolerance & RelativeResidual(
@@ -132,31 +132,35 @@ class StandardGradient(_IterativeGradient):
     solver : str or solver object, default="cg"
         Solves H [V_y, V_1..V_s] = [Y, b_1..b_s].
     preconditioner : "auto", str, object or None, default="auto"
-        Its entries of H are counted. "auto" is the solver object's own, and for CG by name randomly
-        pivoted Cholesky of rank 200; None is none at all. Solvers that use none ignore it.
+        The preconditioner of the solver, whose entries of H count towards the epochs. "auto" means
+        that of a solver object, and for CG by name randomly pivoted Cholesky of rank 200. None
+        means no preconditioner. Solvers that use no preconditioner ignore it.
     n_probes : int, default=64
-        Right-hand sides of the trace estimate; the gradient's noise falls with its square root.
+        Number of probes s of the trace estimate. The standard deviation of the gradient falls with
+        the square root of it.
     solver_tol : float, default=0.01
-        Relative residual of the targets, and mean relative residual of the probes, at which a solve
-        ends (Lin et al. 2024, section 2).
+        A solve ends when the relative residuals of the targets, and the mean relative residual of
+        the probes, are at most this large (Lin et al. 2024, section 2).
     solver_max_epochs : float, default=1000
         Budget of one solve in epochs (n^2 kernel entries).
     solver_warm_start : bool, default=True
-        Freeze the probes and start each solve from the previous solution.
+        Whether to keep the probes for all steps and to start each solve from the last solution.
     refresh : float, default=0.2
-        Movement of a log hyperparameter at which the preconditioner is built anew; an older one is
-        still a preconditioner. 0 builds it for every step.
+        The preconditioner is built anew when a log hyperparameter has moved this far. An older one
+        is still valid, but less effective. 0 builds it at every step.
     probes : {"normal", "preconditioned"}, default="normal"
-        z = u ~ N(0, I), the paper's, or z ~ N(0, P) and u = P^-1 z with the preconditioner P of the
-        step at which they are drawn. The nearer P is to H, the smaller is the variance, down to
-        that of exact pathwise probes: on pol (1,500 rows, rank 200, 32 probes) their noise at the
-        optimum costs 1.2 nats in the place of 1.7, pathwise ones from a Cholesky factor .3, and
-        from 1,000 Fourier pairs 4.8.
+        With "normal", z = u ~ N(0, I) as in the paper. With "preconditioned", z ~ N(0, P) and
+        u = P^-1 z for the preconditioner P of the step at which z is drawn; without a
+        preconditioner P is the identity, and both are the same. The closer P is to H, the smaller
+        is the variance, down to that of exact pathwise probes. At the optimum for 1,500 rows of
+        pol, with 32 probes and rank 200, the noise of the gradient costs 1.7 nats with "normal",
+        1.2 with "preconditioned", .3 with pathwise probes from a Cholesky factor, and 4.8 with
+        pathwise probes from 1,000 Fourier pairs.
 
     Notes
     -----
-    Lin et al. (2024), equation 5. The distance of a cold start, z' H^-1 z, grows with 1 / noise,
-    which is what the pathwise estimator avoids.
+    Lin et al. (2024), equation 5. The squared distance of zero, the first guess of a cold start,
+    from the solution is z' H^-1 z and grows with 1 / noise. The pathwise estimator avoids this.
     """
 
     def __init__(
@@ -176,7 +180,7 @@ class StandardGradient(_IterativeGradient):
     def draw(self, problem, generator, preconditioner=None):
         if self.probes not in ("normal", "preconditioned"):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
-        if self.probes == "preconditioned" and preconditioner is not None:
+        if self.probes == "preconditioned":
             z = preconditioner.sample(self.n_probes, generator)
             return z, preconditioner.solve(z)
         z = _normal(problem, (len(problem.X), self.n_probes), generator)
@@ -191,14 +195,16 @@ class StandardGradient(_IterativeGradient):
 
 @dataclass(frozen=True)
 class PathwiseProbes:
-    """Frozen randomness of prior samples xi = Phi_theta(X) w + sqrt(noise) eps.
+    """The frozen random numbers of prior samples xi = Phi_theta(X) w + sqrt(noise) eps.
 
     Attributes
     ----------
     features : PriorFeatures or None
-        Frozen frequencies; None for exact prior samples, where w has n rows.
+        The features Phi with frozen frequencies; None for exact prior samples.
     weights : Tensor of shape (q, s)
+        The weights w; they have n rows for exact prior samples.
     noise : Tensor of shape (n, s)
+        The standard normal numbers eps.
     """
 
     features: PriorFeatures | None
@@ -209,19 +215,19 @@ class PathwiseProbes:
 class PathwiseGradient(_IterativeGradient):
     """The pathwise estimator: tr(H^-1 dH) = E zhat' dH zhat, zhat = H^-1 xi, xi ~ N(0, H).
 
-    The solved probes are what posterior samples are made of, so that prediction needs no further
-    solve, and a cold start is at distance tr(I) = n whatever the noise (Lin et al. 2024, section
-    3).
+    Posterior samples are computed from the solved probes, so that predictions need no further
+    solve. The expected squared distance of a cold start from the solution is tr(I) = n for any
+    noise (Lin et al. 2024, section 3).
 
     Parameters
     ----------
     solver, preconditioner, n_probes, solver_tol, solver_max_epochs, solver_warm_start, refresh
         As in `StandardGradient`.
     n_pairs : int, default=1000
-        Pairs of random sines and cosines of the prior samples.
+        Number of pairs of random sines and cosines of the prior samples.
     prior : {"fourier", "exact"}, default="fourier"
-        "exact" takes a Cholesky factor of K at each step: O(n^3), for tests and for kernels without
-        a spectral density.
+        "exact" draws prior samples with a Cholesky factor of K at each step, in O(n^3). It serves
+        tests, and kernels without a spectral density.
     """
 
     def __init__(
@@ -276,9 +282,9 @@ def refreshed(
     generator: Generator,
     refresh: float,
 ) -> tuple[Preconditioner, Tensor]:
-    """The preconditioner of an earlier step, or a new one where theta has moved by `refresh`.
+    """The preconditioner of an earlier step, or a new one if theta has moved by `refresh`.
 
-    One of full rank solves the system by itself: it is always made anew.
+    A preconditioner of full rank solves the system by itself, and is therefore always built anew.
     """
     if kept is not None and kept[0].rank < operator.shape[0]:
         if float((operator.theta - kept[1]).abs().max()) < refresh:
@@ -288,6 +294,6 @@ def refreshed(
 
 
 def _normal(problem: GPProblem, shape: tuple[int, int], generator: Generator) -> Tensor:
-    """Standard normals on the problem's device; drawn where the generator lives."""
+    """Standard normal numbers on the problem's device, drawn on that of the generator."""
     draw = torch.randn(shape, generator=generator, dtype=problem.X.dtype, device=generator.device)
     return draw.to(problem.X.device)

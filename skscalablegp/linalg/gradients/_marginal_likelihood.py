@@ -14,13 +14,13 @@ from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._problem import GPProblem
 
-# A factorisation of so many takes a hundredth of a second of one core.
+# Up to this number of rows operations run in one thread. A factorisation then takes about 10 ms.
 _FEW_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class ExactEvaluation:
-    """Everything that one factorisation gives.
+    """The results of one factorisation.
 
     Attributes
     ----------
@@ -29,11 +29,11 @@ class ExactEvaluation:
     grad : Tensor of shape (p,) or None
         Its gradient in theta, float64.
     factor : Tensor of shape (n, n)
-        Lower Cholesky factor of H (+ jitter). Overwritten by the problem's next evaluation.
+        Lower Cholesky factor of H (+ jitter). The problem's next evaluation overwrites it.
     weights : Tensor of shape (n, t)
         H^-1 Y.
     jitter : float
-        What had to be added to the diagonal, 0 when nothing.
+        The number that was added to the diagonal, usually 0.
     """
 
     value: float
@@ -51,8 +51,8 @@ def exact_marginal_likelihood(
 ) -> ExactEvaluation:
     r"""log p(Y) = -1/2 tr(Y' H^-1 Y) - t/2 log|H| - n t/2 log(2 pi), by Cholesky.
 
-    The gradient is 1/2 sum_ij W_ij dH_ij with W = V V' - t H^-1, V = H^-1 Y: n^3 flops in all and
-    two n x n matrices (Rasmussen and Williams 2006, equations 2.30 and 5.9).
+    The gradient is 1/2 sum_ij W_ij dH_ij with W = V V' - t H^-1 and V = H^-1 Y (Rasmussen and
+    Williams 2006, equations 2.30 and 5.9).
 
     Parameters
     ----------
@@ -60,6 +60,7 @@ def exact_marginal_likelihood(
     theta : Tensor of shape (p,)
         Log hyperparameters.
     eval_gradient : bool, default=True
+        Whether to compute the gradient.
     max_jitter : float, default=1e-3
         As in `cholesky_with_jitter`.
 
@@ -67,8 +68,12 @@ def exact_marginal_likelihood(
     ------
     torch.linalg.LinAlgError
         If H is not positive definite even with the largest jitter.
+
+    Notes
+    -----
+    n^3 operations and two n x n matrices.
     """
-    # Of few rows no operation is worth threads that wait for one another; tiles go to workers.
+    # Tiles of the kernel are shared among the workers in any case.
     with one_thread(len(problem.Y) <= _FEW_ROWS):
         operator = problem.operator(theta)
         L, jitter = cholesky_with_jitter(

@@ -1,4 +1,4 @@
-"""What is being fitted: rows, targets, known noise and the kernel's form, without any theta."""
+"""The data and the kernel of a regression, without hyperparameters."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class GPProblem:
     X : Tensor of shape (n, d)
         Rows; their dtype and device are those of all products.
     Y : Tensor of shape (n, t)
-        Targets as the model sees them (centred and scaled where asked).
+        Targets in the units of the model, after any centring and scaling.
     extra_noise : Tensor of shape (n,) or None
         Known noise variances in the units of Y squared.
     keep : bool
-        Whether operators keep H instead of evaluating tiles at each product.
+        Whether operators store H rather than evaluate tiles at each product.
+    workspace : Workspace
+        The buffer that all operators of the problem share, so that only the last one is valid.
     """
 
     kernel: TorchKernel
@@ -38,13 +40,13 @@ class GPProblem:
     workspace: Workspace = field(default_factory=Workspace, repr=False)
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
-        """H at these hyperparameters; shares one buffer with the operators before it."""
+        """H at these hyperparameters; it replaces the problem's former operators."""
         return KernelOperator(
             self.kernel, theta, self.X, self.extra_noise, keep=self.keep, workspace=self.workspace
         )
 
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:
-        """The same regression on some of the rows."""
+        """The same regression on a subset of the rows."""
         noise = None if self.extra_noise is None else self.extra_noise[idx]
         return replace(self, X=self.X[idx], Y=self.Y[idx], extra_noise=noise, workspace=Workspace())
 

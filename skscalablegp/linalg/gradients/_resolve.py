@@ -1,4 +1,4 @@
-"""The table of the names of gradient estimators."""
+"""The names of the gradient estimators, and the checks of their settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ def _check_truncation(name: str, value: Any) -> None:
         )
 
 
-# What an object's numbers may be, before anything compares them.
+def _check_prior(name: str, value: Any) -> None:
+    if value not in ("fourier", "exact"):
+        raise ValueError(f"{name} must be 'fourier' or 'exact'; got {value!r}.")
+
+
+# The checks of settings, by name.
 _RULES: dict[str, Callable[[str, Any], Any]] = {
     "n_probes": partial(check_integer, least=0),
     "n_draws": check_integer,
@@ -36,23 +41,24 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "solver_max_epochs": check_number,
     "refresh": check_number,
     "truncation": _check_truncation,
+    "prior": _check_prior,
 }
 
 
 def resolve_gradient(gradient: Any, **settings: Any) -> GradientEstimator:
-    """A name from the table becomes an estimator; objects come back as they are.
+    """Return the estimator that a name stands for; objects are returned unchanged.
 
     Parameters
     ----------
     gradient : str or GradientEstimator
-        What a user may write.
     **settings
-        Parameters of an estimator by name, such as ``n_probes=32``.
+        Parameters for an estimator that is given by name, such as ``n_probes=32``.
 
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones.
+        For an unknown name, in which case the message lists the known ones, and for settings with
+        wrong values.
     """
     others = "an object such as PathwiseGradient(n_probes=32), or, in an estimator, 'auto'"
     made = named("gradient", gradient, GRADIENTS, others, **settings)

@@ -1,4 +1,4 @@
-"""The gradient from conjugate gradients that are cut short at random, without a bias."""
+"""Unbiased gradients from conjugate gradients that are truncated at random."""
 
 from __future__ import annotations
 
@@ -26,51 +26,52 @@ from ._problem import GPProblem
 
 PROBES = ("rademacher", "normal", "preconditioned")
 
-# Where estimates of H^-1 y are further apart, later steps begin to cut later: by so much.
+# If the relative distance of two estimates of H^-1 y exceeds FAR_APART, the smallest truncation
+# point of the next steps is multiplied by LATER.
 FAR_APART, LATER = 0.1, 1.5
 
-# A series that is left with a smaller relative residual was solved rather than cut.
+# A series that ends with a smaller relative residual counts as solved, not as truncated.
 SOLVED = 1e-3
 
 
 class TruncatedGradient(GradientEstimator):
-    """Russian-roulette conjugate gradients: unbiased at the price of a few CG steps.
+    """Russian-roulette conjugate gradients, with unbiased gradients from a few steps of CG.
 
     The gradient 1/2 y' H^-1 dH H^-1 y - 1/2 tr(H^-1 dH) needs two independent estimates of H^-1 y,
-    for the two factors of the quadratic form, and one of H^-1 z for probes with E[z z'] = I.
-    One CG run on [y, z_1..z_s] serves all three: its increments are summed with three sets of
-    weights, from three independent truncation points.
+    for the two factors of the quadratic form, and one of H^-1 z for probes with E[z z'] = I. One CG
+    run on [y, z_1..z_s] gives all three. Its increments are summed with three sets of weights,
+    which belong to three independent truncation points.
 
     Parameters
     ----------
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or TruncationDistribution, \
             default="exponential"
-        Of the number of CG steps. "fixed" gives plain truncated CG, whose bias is the one that is
-        avoided here.
+        Distribution of the number of CG steps. "fixed" gives plain truncated CG with its bias.
     preconditioner : str, object or None, default=None
-        Of the CG run; it makes increments fall faster, which lowers the variance.
+        Preconditioner of the CG run. With it increments fall faster, which lowers the variance.
     refresh : float, default=0.2
-        Movement of a log hyperparameter at which the preconditioner is built anew. An older one
-        costs variance, never a bias.
+        The preconditioner is built anew when a log hyperparameter has moved this far. An older one
+        raises the variance, but causes no bias.
     n_probes : int, default=10
-        Right-hand sides of the trace estimate.
+        Number of probes s of the trace estimate.
     probes : {"rademacher", "normal", "preconditioned"}, default="rademacher"
-        Random signs have a smaller variance than standard normals, and normals of the covariance P
-        of a preconditioner a smaller one still, the more so the better P is.
+        Random signs have a smaller variance than standard normal numbers. Normal numbers with the
+        covariance P of the preconditioner have a smaller variance still if P is close to H.
     n_draws : int, default=1
-        Truncation points that each factor of the quadratic form is averaged over, one from each of
-        so many equal parts of the distribution. More cost iterations only where they are later.
+        Number of truncation points over which each factor of the quadratic form is averaged, one
+        from each of `n_draws` equally probable parts of the distribution. The cost is that of the
+        latest one.
     reorthogonalize : bool, default=False
-        Keep CG's residuals orthogonal, for ill-conditioned problems in single precision. It takes
-        O(n s) memory and O(n s j) operations more in step j.
+        Whether to keep CG's residuals orthogonal, which ill-conditioned problems need in float32.
+        It takes the memory of all residuals, and O(n s j) further operations in step j.
 
     Notes
     -----
-    Potapczynski et al. (2021), section 4.1. max(J) epochs; the probes leave the run at their own J.
+    Potapczynski et al. (2021), section 4.1. max(J) epochs; the probes take part up to their own J.
     ``state.extra["orthogonality_loss"]`` is the largest inner product so far of CG residuals that
-    theory has orthogonal (see `WeightedSolve`); where it is not small, rounding has spoiled the
-    series, and with it the unbiasedness. ``state.extra["cut_steps"]`` counts the estimates that
-    left a column with a relative residual above 1e-3, and so did cut a series.
+    are orthogonal in exact arithmetic (see `WeightedSolve`). If it is not small, rounding has
+    changed the series, and the gradient is biased. ``state.extra["cut_steps"]`` counts the
+    estimates that left a column with a relative residual above 1e-3, and so did truncate a series.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class TruncatedGradient(GradientEstimator):
         keep_settings(self, locals())
 
     def bound(self, n: int, start: int = 1) -> Truncation:
-        """The distribution of the number of steps for n rows; wrong settings fail here.
+        """The distribution of the number of steps for n rows; checks the settings.
 
-        Where it leaves open what the first one is, that is `start` at the earliest.
+        If the settings leave the smallest number of steps open, it is at least `start`.
         """
         if self.probes not in PROBES:
             raise ValueError(f"probes must be one of {PROBES}; got {self.probes!r}.")
@@ -148,9 +149,9 @@ class TruncatedGradient(GradientEstimator):
         )
         apart = float((left - right).norm() / (left + right).norm().clamp_min(1e-300)) * 2
         if apart > FAR_APART:
-            start = min(n, math.ceil(LATER * truncation.low))
+            start = min(truncation.high, math.ceil(LATER * truncation.low))
         loss = max(result.orthogonality_loss, state.extra.get("orthogonality_loss", 0.0))
-        # Ending early is the plan here, not a failure to reach a tolerance.
+        # There is no tolerance to be reached: the run ends early by design.
         status = Status.BREAKDOWN if result.broken else Status.CONVERGED
         solution = Solution(
             torch.cat([left, solved], 1),

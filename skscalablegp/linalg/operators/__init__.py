@@ -1,4 +1,4 @@
-"""H = K + noise as an object: products, rows, blocks and hyperparameter gradients."""
+"""Operators for H = K + noise: products, rows, blocks and gradients in the hyperparameters."""
 
 from ._base import LinearOperator, slope
 from ._bound import bind

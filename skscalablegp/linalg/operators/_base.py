@@ -10,24 +10,24 @@ from torch import Tensor
 
 
 def slope(value: Float[Tensor, ""], theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-    """The gradient of a value that need not depend on theta."""
+    """The gradient in theta of a value, which need not depend on theta."""
     if not value.requires_grad:
         return torch.zeros_like(theta)
     return torch.autograd.grad(value, theta, materialize_grads=True)[0]
 
 
 class LinearOperator(ABC):
-    """H = K(theta) + diag(noise), seen only through products and a few of its entries.
+    """H = K(theta) + diag(noise), accessed only through products and some of its entries.
 
-    Every access is counted in epochs: ``n**2`` entries of H make one. Budgets and benchmarks read
-    the count, so a solver cannot forget to report work.
+    The operator counts every access in epochs; one epoch is the evaluation of ``n**2`` entries of
+    H. Budgets and benchmarks use this count, which solvers therefore need not keep.
 
     Attributes
     ----------
     noise : Tensor of shape (n,)
-        The diagonal part of H that is not K.
+        The variances that are added to the diagonal of K.
     epochs : float
-        Entries of H evaluated so far, divided by ``n**2``.
+        The number of entries of H evaluated so far, divided by ``n**2``.
     """
 
     noise: Tensor
@@ -47,7 +47,7 @@ class LinearOperator(ABC):
 
     @abstractmethod
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-        """H V, one epoch."""
+        """H V in the precision of V, which may exceed that of the operator; one epoch."""
 
     @abstractmethod
     def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
@@ -59,7 +59,7 @@ class LinearOperator(ABC):
 
     @abstractmethod
     def diag(self) -> Float[Tensor, " n"]:
-        """The diagonal of H, noise included; not counted."""
+        """The diagonal of H, including the noise; not counted."""
 
     @abstractmethod
     def bilinear_grad(
@@ -67,7 +67,7 @@ class LinearOperator(ABC):
     ) -> Float[Tensor, " p"]:
         """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, float64, one epoch.
 
-        Without `right`, `left` is a symmetric n x n matrix W and the function is ``sum(W * H)``.
+        Without `right`, `left` is a symmetric n x n matrix W, and the function is ``sum(W * H)``.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A kernel at fixed hyperparameters, evaluated and differentiated tile by tile."""
+"""A kernel at fixed hyperparameters, evaluated and differentiated in tiles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._base import slope
 
 
 class BoundKernel(ABC):
-    """What an operator needs of a kernel whose theta is fixed.
+    """A kernel with fixed theta, in the form that operators use.
 
-    ``prepare`` does the work that is linear in n once (scaling, centring, squared norms); ``tile``
-    and ``tile_grad`` do the work per entry. A prepared table is sliced like an array.
+    ``prepare`` does the work that is linear in n once (scaling, centring, squared norms), while
+    ``tile`` and ``tile_grad`` do the work for each entry. Prepared rows are sliced like an array.
     """
 
     def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"]):
@@ -27,24 +27,24 @@ class BoundKernel(ABC):
         self.theta = theta
 
     def diag(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """The noise-free diagonal of k(X, X)."""
+        """The diagonal of k(X, X) without noise."""
         return self.kernel.diag(self.theta, X)
 
     @abstractmethod
     def prepare(self, X: Float[Tensor, "n d"]) -> Any:
-        """Rows in the form that ``tile`` takes; O(n d)."""
+        """Rows in the form that ``tile`` expects; O(n d)."""
 
     @abstractmethod
     def tile(self, left: Any, right: Any) -> Float[Tensor, "a b"]:
-        """k(left, right) without noise, a new tensor."""
+        """k(left, right) without noise, as a new tensor."""
 
     @abstractmethod
     def tile_grad(self, left: Any, right: Any, W: Float[Tensor, "a b"]) -> Float[Tensor, " p"]:
-        """The gradient in theta of ``sum(W * k(left, right))``, float64; W may be overwritten."""
+        """The gradient in theta of ``sum(W * k(left, right))``, float64; may overwrite W."""
 
 
 class AutodiffKernel(BoundKernel):
-    """Any kernel, differentiated automatically: a tile's graph lives no longer than the tile."""
+    """Any kernel, differentiated automatically, with one small graph for each tile."""
 
     def prepare(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return X
@@ -60,10 +60,10 @@ class AutodiffKernel(BoundKernel):
 
 
 class StationaryRows:
-    """Scaled rows of each kernel with their squared norms folded in.
+    """The scaled rows of each kernel, extended by their squared norms.
 
-    For scaled rows a and b, ``[a, |a|^2, 1] . [-2 b, 1, |b|^2] = |a - b|^2``: one matrix product
-    gives squared distances without a second pass over the tile.
+    For scaled rows a and b, ``[a, |a|^2, 1] . [-2 b, 1, |b|^2] = |a - b|^2``, so that one matrix
+    product gives all squared distances of a tile.
     """
 
     __slots__ = ("left", "right", "size")
@@ -83,27 +83,27 @@ class StationaryRows:
         return StationaryRows(left, right, size)
 
 
-# |a|^2 + |b|^2 - 2 a'b is off by about eps |a|^2, which near rows feel as a wrong value and a wrong
-# slope. Past this mean |a|^2 single precision forms distances in double and rounds the result: a
-# matrix product of a few columns, against exp over the whole tile.
+# |a|^2 + |b|^2 - 2 a'b has an error of about eps |a|^2, which spoils values and slopes for rows
+# that are close to each other. If the mean |a|^2 exceeds this limit, distances are computed in
+# float64 and rounded to float32. That costs a product of few columns, less than exp over the tile.
 _SINGLE_PRECISION_NORM = 32.0
 
-# Length scales from the centre at which coordinates end: every profile is zero there, and squares
-# stay finite in single precision.
+# Scaled coordinates are clipped to this value. Every profile is zero there, and the squares are
+# finite in float32.
 _FAR = 1e15
 
-# A product of more kernels is cheaper as autograd has it, which raises powers of one of them.
+# Products of more kernels are faster by autograd, which computes powers of a kernel as powers.
 _MAX_FACTORS = 3
 
 
 class StationaryKernel(BoundKernel):
     """Sums of products of constants and profiles of scaled distances, in closed form.
 
-    With a^2 = u the squared distance in units of the length scale times the profile's factor,
-    dk/dlog(l_j) = h(u) (a_j)^2 with the slope h = -2 dk/du; the sum over a tile against weights W
-    needs G = W h, its row and column sums, and one product G B, whatever the number of columns. A
-    kernel that is multiplied by others has W times their values for W. A tile costs one matrix
-    product and about five passes a kernel.
+    Let u = a^2 be the squared distance in units of the length scale, times the factor of the
+    profile. Then dk/dlog(l_j) = h(u) (a_j)^2 with the slope h = -2 dk/du. Its sum over a tile with
+    weights W needs G = W h, the row and column sums of G, and one product G B, for any number of
+    columns. If the kernel is one factor of a product, W is multiplied by the values of the other
+    factors. A tile costs one matrix product and about five passes for each kernel.
     """
 
     def __init__(
@@ -119,16 +119,16 @@ class StationaryKernel(BoundKernel):
         self.leaves = list(dict.fromkeys(leaf for term in terms for leaf in term.leaves))
         self.scales = [self._scale(leaf, spread) for leaf in self.leaves]
         self.shapes = [[float(s.value(theta)) for s in leaf.shape] for leaf in self.leaves]
-        # Constants, what their product is, and the places of the leaves.
+        # The constants of each term, their product, and the positions of its leaves.
         self.terms = [
             (t.constants, float(t.amplitude(theta)), [self.leaves.index(leaf) for leaf in t.leaves])
             for t in terms
         ]
 
     def _scale(self, leaf: Stationary, spread: Tensor) -> Float[Tensor, " size"]:
-        """What rows are multiplied by; its precision is that of the distances."""
+        """The factors on the columns of a row, in the precision in which distances are computed."""
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta).to(spread.device)
-        # A function with a kink at zero feels an error in |a|^2 there as its square root.
+        # Near a kink at zero, an error in |a|^2 changes the value by the root of that error.
         limit = 0.0 if leaf.profile.kink else _SINGLE_PRECISION_NORM
         seen = spread[list(leaf.seen_columns(len(spread)))].double()
         mean_norm = float((scale.square() * seen).sum())
@@ -162,21 +162,21 @@ class StationaryKernel(BoundKernel):
         return self.center.new_zeros(len(left), len(right)) if total is None else total
 
     def _apart(self, i: int, left: StationaryRows, right: StationaryRows) -> Tensor:
-        """What the profile takes: squared scaled distances, or with a kink their roots."""
+        """The argument of the profile: scaled distances for one with a kink, else their squares."""
         squared = torch.mm(left.left[i], right.right[i].T)
-        # Rounding may leave them below zero, never truly.
+        # Negative values are rounding errors.
         squared = squared.to(self.center.dtype).clamp_min_(0)
         return squared.sqrt_() if self.leaves[i].profile.kink else squared
 
     def _value_and_slope(self, i: int, left: StationaryRows, right: StationaryRows) -> tuple:
-        """k, -2 dk/du and the derivatives by shape."""
+        """k, -2 dk/du and the derivatives in the shape parameters."""
         a, profile = self._apart(i, left, right), self.leaves[i].profile
         if not profile.kink:
             k, slope, *by_shape = profile.value_and_slope(a, *self.shapes[i])
             return k, slope, by_shape
         k, slope, *by_shape = profile.value_and_slope(a.clone(), *self.shapes[i])
-        # -2 dk/du = -dk/da / a, whose pole is cancelled by a vanishing difference: below the
-        # resolution of the distance itself both are left out.
+        # -2 dk/du = -dk/da / a has a pole at 0, but is multiplied by a difference that vanishes
+        # there. Distances below their own rounding error contribute nothing.
         slope.div_(a).masked_fill_(a < torch.finfo(a.dtype).eps ** 0.5, 0.0)
         return k, slope, by_shape
 
@@ -212,7 +212,7 @@ class StationaryKernel(BoundKernel):
 
 
 def _product(tiles: list[Tensor]) -> Tensor:
-    """Their product, as a new tensor unless there is only one."""
+    """The product of the tiles, as a new tensor unless there is only one."""
     return reduce(torch.mul, tiles)
 
 
@@ -221,7 +221,7 @@ def _dot(A: Tensor, B: Tensor) -> Tensor:
 
 
 def _squared_difference_sums(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, " d"]:
-    """sum_ij G_ij (A_ik - B_jk)^2 for every column k; rows carry [values, norm, 1]."""
+    """sum_ij G_ij (A_ik - B_jk)^2 for every column k; rows are [values, norm, 1]."""
     d = A.shape[1] - 2
     G = G.to(B.dtype)
     GB = torch.mm(G, B)
@@ -233,7 +233,7 @@ def _squared_difference_sums(A: Tensor, B: Tensor, G: Tensor) -> Float[Tensor, "
 
 
 def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> BoundKernel:
-    """The fastest bound form that the kernel allows.
+    """The fastest form of a kernel at these hyperparameters.
 
     Parameters
     ----------
@@ -242,13 +242,13 @@ def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"
     theta : Tensor of shape (p,)
         Log hyperparameters, float64.
     X : Tensor of shape (n, d)
-        The training rows: their mean is subtracted from every row before squared norms are formed,
-        and their dtype and device are those of the products.
+        The training rows. Their mean is subtracted from all rows before squared norms are computed,
+        and their dtype and device are those of the tiles.
     """
     terms = kernel.stationary_terms()
     if terms is None or any(len(term.leaves) > _MAX_FACTORS for term in terms):
         return AutodiffKernel(kernel, theta)
-    # Where there are no rows, as in a prior, both are zero.
+    # Both are zero if there are no rows, as for a prior.
     center = X.mean(0).nan_to_num()
     spread = (X - center).square().mean(0).nan_to_num()
     return StationaryKernel(kernel, theta, terms, center, spread)

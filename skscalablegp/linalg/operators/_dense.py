@@ -1,4 +1,4 @@
-"""An operator around a matrix that exists already."""
+"""An operator for a matrix that is given as a whole."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ._base import LinearOperator
 
 
 class DenseOperator(LinearOperator):
-    """A given symmetric positive definite matrix; for small problems and as an oracle.
+    """A given symmetric positive definite matrix, for small problems and tests.
 
     Parameters
     ----------
     H : Tensor of shape (n, n)
-        The whole matrix, noise included.
+        The whole matrix, including the noise.
     noise : Tensor of shape (n,), optional
-        Which part of the diagonal is noise; zero by default.
+        The part of the diagonal that is noise; zero by default.
     derivatives : Tensor of shape (p, n, n), optional
-        dH/dtheta; none by default, which makes every gradient empty.
+        dH/dtheta. By default there are none, and gradients are empty.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DenseOperator(LinearOperator):
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         self._count(self.H.numel())
-        return self.H @ V
+        return self.H.to(V.dtype) @ V
 
     def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
         self._count(len(idx) * self.shape[0])

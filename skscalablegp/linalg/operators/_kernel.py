@@ -1,4 +1,4 @@
-"""The regularised kernel matrix H = K(theta) + diag(noise), kept or evaluated tile by tile."""
+"""The regularised kernel matrix H = K(theta) + diag(noise), stored or evaluated in tiles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..parallel import map_in_order
 from ._base import LinearOperator, slope
 from ._bound import BoundKernel, bind
 
-# Two float32 tiles of this shape fit the level-2 cache of two cores; measured with
-# benchmarks/products.py against 256 to 2048.
+# Two float32 tiles of this size fit the level-2 cache of two cores. Sizes from 256 to 2048 were
+# compared with benchmarks/products.py.
 _CPU_TILE = 512
 _GPU_TILE = 8192
 
@@ -33,14 +33,14 @@ def _ranges(n: int, step: int) -> list[slice]:
 
 
 def _cells(a: int, b: int, device: torch.device) -> Iterable[tuple[slice, slice]]:
-    """Tiles of an a x b matrix; those of few rows are longer."""
+    """Tiles of an a x b matrix; if there are few rows, tiles have more columns."""
     tile = tile_size(device)
     height = max(1, min(a, tile))
     return product(_ranges(a, height), _ranges(b, tile * tile // height))
 
 
 def _add(out: Tensor, part: Tensor) -> None:
-    """Add in place; where workers are at work, without the threads that torch would wake."""
+    """Add in place; on the CPU without torch's threads, which would compete with the workers."""
     if out.device.type == "cpu":
         np.add(out.numpy(), part.numpy(), out=out.numpy())
     else:
@@ -48,7 +48,7 @@ def _add(out: Tensor, part: Tensor) -> None:
 
 
 class Workspace:
-    """One reusable n x n buffer, so that a training run allocates the kernel matrix once."""
+    """A reusable n x n buffer, so that training allocates the kernel matrix only once."""
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
@@ -60,7 +60,7 @@ class Workspace:
         return self._buffer
 
     def release(self) -> None:
-        """Give the buffer back."""
+        """Release the memory of the buffer."""
         self._buffer = None
 
 
@@ -70,24 +70,28 @@ class KernelOperator(LinearOperator):
     Parameters
     ----------
     kernel : TorchKernel
-        A compiled kernel; its white-noise part goes to the diagonal.
+        A compiled kernel, whose white noise becomes part of the diagonal.
     theta : Tensor of shape (p,)
         Log hyperparameters, float64.
     X : Tensor of shape (n, d)
-        Rows; their dtype and device are those of every product.
+        Rows, whose dtype and device are those of the operator.
     extra_noise : Tensor of shape (n,) or None
-        Known noise variances added to the diagonal, in the units of the (normalised) target.
+        Known noise variances that are added to the diagonal, in the units of the (standardised)
+        target.
     keep : bool, default=False
-        Keep H (n**2 numbers) at the first product instead of evaluating tiles at every product.
+        Whether to store H (n**2 numbers) at the first product, rather than to evaluate tiles at
+        every product.
     workspace : Workspace, optional
-        Where the kept matrix lives; an operator that shares it invalidates the one before.
+        Holds the stored matrix. When another operator uses the same workspace, this operator must
+        no longer be used.
 
     Notes
     -----
-    A product costs n**2 / 2 kernel entries when tiled, since each off-diagonal tile serves both
-    halves, and none when H is kept; both count as one epoch. Memory beyond the data: a few tiles
-    for each core, or H. Cores work on tiles side by side, and what tiles add up to is added in
-    their order, so that results do not depend on the number of cores.
+    Without storage a product evaluates n**2 / 2 kernel entries, since each off-diagonal tile serves
+    both halves of H; with storage it evaluates none. Both count as one epoch. Beyond the data an
+    operator takes the memory of H, or of a few tiles for each core. The cores work on different
+    tiles, whose results are added in a fixed order, so that sums do not depend on the number of
+    cores.
     """
 
     def __init__(
@@ -115,19 +119,21 @@ class KernelOperator(LinearOperator):
         self._workspace = workspace or Workspace()
         self._H: Tensor | None = None
         self._slices = _ranges(len(X), tile_size(X.device))
-        # Other people's NumPy code need not be safe in threads, and holds the interpreter's lock.
+        # A user's own NumPy kernel may not be thread-safe, and holds the interpreter's lock anyway.
         alone = X.device.type != "cpu" or kernel.numpy_code
         self._map = map if alone else map_in_order
 
     def _tiles(self, work: Callable[[slice, slice], Any]) -> Iterator[tuple[slice, slice, Any]]:
-        """Pairs of row ranges on and above the diagonal, each with what `work` gives for it."""
+        """Pairs of row ranges on and above the diagonal, each with the result of `work` for it."""
         pairs = combinations_with_replacement(self._slices, 2)
         return self._map(lambda pair: (*pair, work(*pair)), pairs)
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         self._count(self.shape[0] ** 2)
+        if V.dtype != self.dtype:
+            return self._in(V.dtype).matmul(V)
         if self._keep:
-            # V' H is a fifth faster than H V where the columns of V are no multiple of a vector.
+            # V' H is a fifth faster than H V if the number of columns is not that of a vector unit.
             H, VT = self._kept(), V.T.contiguous()
             parts = self._map(lambda right: torch.mm(VT, H[:, right]), self._slices)
             return torch.cat([VT[:, :0], *parts], 1).T.contiguous()
@@ -143,15 +149,21 @@ class KernelOperator(LinearOperator):
                 _add(out[right], below)
         return out
 
+    def _in(self, dtype: torch.dtype) -> KernelOperator:
+        """The same operator in another precision, without storage."""
+        extra = self.extra_noise
+        extra = None if extra is None else extra.to(dtype)
+        return KernelOperator(self.kernel, self.theta, self.X.to(dtype), extra)
+
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
-        """One noise-free tile; on the diagonal k(x, x) is set, not recovered from a difference."""
+        """A noise-free tile; its entries k(x, x) are exact, not computed from a zero distance."""
         tile = self.bound.tile(*self._pair(left, right))
         if left == right:
             tile.diagonal().copy_(self._diag[left])
         return tile
 
     def _pair(self, left: slice, right: slice) -> tuple[Any, Any]:
-        """The rows of a tile; one object on the diagonal, where a kernel may save work."""
+        """The rows of a tile; on the diagonal the same object twice, which may save work."""
         rows = self._rows[left]
         return rows, rows if left == right else self._rows[right]
 
@@ -164,7 +176,7 @@ class KernelOperator(LinearOperator):
         return out
 
     def _between(self, left: Any, right: Any) -> Float[Tensor, "a b"]:
-        """k(left, right) without noise, as a new matrix; tiles of few rows are longer."""
+        """k(left, right) without noise, as a new matrix."""
         out = torch.empty(len(left), len(right), dtype=self.dtype, device=self.device)
 
         def write(cell: tuple[slice, slice]) -> None:
@@ -179,7 +191,7 @@ class KernelOperator(LinearOperator):
         if self._H is not None:
             return self._H[idx[:, None], idx]
         chosen = self._rows[idx]
-        # A repeated index repeats the diagonal entry, noise included.
+        # A repeated index repeats the diagonal entry, including the noise.
         out = self._between(chosen, chosen)
         return torch.where(idx[:, None] == idx, (self._diag + self.noise)[idx], out)
 
@@ -199,10 +211,15 @@ class KernelOperator(LinearOperator):
         Returns
         -------
         grad : Tensor of shape (p,)
-            float64, one entry for each free log hyperparameter. Costs about one product with 2 s
-            columns; counted as one epoch.
+            One entry for each free log hyperparameter, float64.
+
+        Notes
+        -----
+        The cost is about that of a product with 2 s columns, and counts as one epoch.
         """
         self._count(self.shape[0] ** 2)
+        left = left.to(self.dtype)
+        right = None if right is None else right.to(self.dtype)
         if right is None:
             weights, diagonal = (lambda i, j: left[i, j] * 2), left.diagonal()
         else:
@@ -222,7 +239,7 @@ class KernelOperator(LinearOperator):
         return grad.cpu() + self._diagonal_grad(diagonal)
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
-        """The diagonal's share: as in `_tile`, not through a difference that is only nearly 0."""
+        """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
         with torch.enable_grad():
             theta = self.theta.clone().requires_grad_(True)
             diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
@@ -240,11 +257,11 @@ class KernelOperator(LinearOperator):
         return self._H
 
     def leave_workspace(self) -> None:
-        """From now on keep H in a buffer of its own: the shared one holds a factor of it."""
+        """Store H in a new buffer from now on, because the shared one holds a factor of H."""
         self._workspace, self._H = Workspace(), None
 
     def release_dense(self) -> Float[Tensor, "n n"]:
-        """H in the shared buffer, for a factorisation in place; one epoch. Ends `keep`."""
+        """H in the shared buffer, to be overwritten by its factor; one epoch. Ends `keep`."""
         self._count(self.shape[0] ** 2)
         H = self._kept()
         self._H, self._keep = None, False
@@ -262,17 +279,17 @@ class KernelOperator(LinearOperator):
         return out
 
     def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
-        """k(X, training rows) as an object, for predictions."""
+        """k(X, training rows) as an operator, for predictions."""
         return CrossOperator(self, X)
 
 
 class CrossOperator:
-    """k(X, training rows), noise-free, m x n; never stored unless asked for.
+    """The m x n matrix k(X, training rows) without noise, evaluated in tiles.
 
     Parameters
     ----------
     operator : KernelOperator
-        Owner of the training rows and the kernel.
+        Holds the training rows and the kernel.
     X : Tensor of shape (m, d)
         New rows.
     """
@@ -284,8 +301,9 @@ class CrossOperator:
         self.shape = (len(X), operator.shape[0])
 
     def matmul(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "m s"]:
-        """k(X, training rows) V in tiles; O(m n d) time and a few tiles of memory."""
+        """k(X, training rows) V in O(m n d) time and the memory of a few tiles."""
         op = self._operator
+        V = V.to(op.dtype)
 
         def share(cell: tuple[slice, slice]) -> tuple[slice, Tensor]:
             left, right = cell
@@ -297,7 +315,7 @@ class CrossOperator:
         return out
 
     def to_dense(self) -> Float[Tensor, "m n"]:
-        """The whole m x n block."""
+        """The whole m x n matrix."""
         return self._operator._between(self._rows, self._operator._rows)
 
     def prior_diag(self) -> Float[Tensor, " m"]:
@@ -306,7 +324,7 @@ class CrossOperator:
             return self._operator.bound.diag(self.X).to(self._operator.dtype)
 
     def prior_noise(self) -> Float[Tensor, " m"]:
-        """What the kernel's white noise adds to the new rows' diagonal."""
+        """The variance of the kernel's white noise at the new rows."""
         op = self._operator
         with torch.no_grad():
             return op.kernel.noise(op.theta, self.X).to(op.dtype)

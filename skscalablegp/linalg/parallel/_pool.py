@@ -249,21 +249,25 @@ def _set_threads_here(count: int) -> None:
     """Set torch's number of threads for the calling thread only.
 
     ``torch.set_num_threads`` also changes the number that threads get which start later. A helper
-    thread therefore reads that number first and sets it again afterwards.
+    thread therefore reads that number first, and sets it again at once. Only a thread whose first
+    call of torch falls in between gets the wrong number.
     """
+    read, changed = threading.Event(), threading.Event()
+
+    def restore() -> None:
+        theirs = torch.get_num_threads()
+        read.set()
+        changed.wait()
+        torch.set_num_threads(theirs)
+
     with _LOCK:
-        theirs = _in_new_thread(torch.get_num_threads)
-        # The first call in a thread adopts the shared number; afterwards the thread has its own.
-        torch.get_num_threads()
+        helper = threading.Thread(target=restore)
+        helper.start()
         try:
+            read.wait()
+            # The first call in a thread adopts the shared number; from then on it has its own.
+            torch.get_num_threads()
             torch.set_num_threads(count)
         finally:
-            _in_new_thread(lambda: torch.set_num_threads(theirs))
-
-
-def _in_new_thread(function: Callable[[], T]) -> T:
-    found = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
+            changed.set()
+            helper.join()

@@ -1,6 +1,6 @@
 """Approximations of H that are cheap to invert."""
 
-from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
+from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky

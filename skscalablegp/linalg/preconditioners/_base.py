@@ -1,4 +1,4 @@
-"""What every preconditioner and every configuration of one can do."""
+"""The interfaces of a preconditioner and of its settings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..operators import LinearOperator
 
 
 class Preconditioner(ABC):
-    """A symmetric positive definite P close to H, built once and then frozen.
+    """A symmetric positive definite matrix P close to H, which does not change once it is built.
 
     Attributes
     ----------
     rank : int
-        The rank of what P adds to a diagonal matrix.
+        The rank of P minus its diagonal part.
     """
 
     rank: int
@@ -27,7 +27,7 @@ class Preconditioner(ABC):
     def build(
         self, operator: LinearOperator, generator: torch.Generator | None = None
     ) -> Preconditioner:
-        """Itself: a built one serves wherever settings do."""
+        """Return itself, so that a built preconditioner can stand in the place of settings."""
         return self
 
     @abstractmethod
@@ -44,33 +44,35 @@ class Preconditioner(ABC):
 
 
 class PreconditionerConfig(BaseEstimator, ABC):
-    """The settings of a preconditioner; ``build`` makes one for an operator."""
+    """The settings of a preconditioner; ``build`` makes the preconditioner of an operator."""
 
     @abstractmethod
     def build(
         self, operator: LinearOperator, generator: torch.Generator | None = None
     ) -> Preconditioner:
-        """Look at a few entries of the operator (counted there) and build P.
+        """Build P from some entries of the operator, which the operator counts.
 
         Parameters
         ----------
         operator : LinearOperator
             The matrix to approximate.
         generator : torch.Generator, optional
-            Randomness for the methods that need some; a ``random_state`` in the settings goes
-            before it. With neither, the seed is 0: a solve is then still reproducible.
+            Randomness for the methods that need it. A ``random_state`` in the settings takes
+            precedence. With neither, the seed is 0, so that solves are reproducible.
         """
 
 
 class IdentityPreconditioner(Preconditioner):
-    """P = I, which makes preconditioned methods the plain ones.
+    """P = I, with which a preconditioned method is the plain method.
 
     Parameters
     ----------
     n : int
         Number of rows.
-    dtype, device
-        Of what ``sample`` draws.
+    dtype : torch.dtype, default=torch.float64
+        Precision of the draws of ``sample``.
+    device : torch.device or str, default="cpu"
+        Device of the draws of ``sample``.
     """
 
     rank = 0
@@ -102,13 +104,13 @@ def randn(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Float[Tensor, "n s"]:
-    """Standard normal numbers drawn where the generator lives, then moved to the device."""
+    """Standard normal numbers, drawn on the generator's device and moved to the given one."""
     source = device if generator is None else generator.device
     return torch.randn(n, s, generator=generator, dtype=dtype, device=source).to(device)
 
 
-def pick_generator(random_state, generator: torch.Generator | None) -> torch.Generator:
-    """The settings' own seed if there is one, else the caller's generator, else seed 0."""
+def pick_generator(random_state, generator: torch.Generator | None = None) -> torch.Generator:
+    """A generator with the settings' own seed, else the caller's generator, else one of seed 0."""
     if random_state is None:
         return torch.Generator().manual_seed(0) if generator is None else generator
     seed = int(check_random_state(random_state).randint(2**31 - 1))

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
+from ..blocks import matmul
 from ..operators import LinearOperator
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue
@@ -19,16 +20,17 @@ from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue
 
 @dataclass(eq=False)
 class ADASAPState(RowState):
-    """State of `ADASAP`; ``scale`` multiplies its step sizes.
+    """State of `ADASAP`, in which ``scale`` multiplies the step sizes.
 
     Attributes
     ----------
     leader, leader_R : Tensor of shape (n, s)
-        Nesterov's second sequence, which takes long steps, and its residual.
+        The second sequence of Nesterov's method, which takes longer steps, and its residual.
     mixing, memory, stride : float
-        alpha, beta and gamma of the recursion; a stride of 0 has them computed at the next step.
+        alpha, beta and gamma of the recursion. With a stride of 0 the next step computes them.
     ratio : float
-        What "auto" found: noise / (noise + smallest eigenvalue kept); 0 before the first step.
+        The estimate of noise / (noise + smallest eigenvalue kept) that strength="auto" uses; 0
+        before the first step.
     """
 
     leader: Tensor = None
@@ -45,24 +47,26 @@ class ADASAP(RowSolver):
     Parameters
     ----------
     block_size : int, default=1000
-        Rows of a block, capped at n; cut from random orders of all rows.
+        Rows of a block, at most n. Blocks are cut from random orders of all rows.
     rank : int or None, default=100
-        Rank of the Nystrom approximation of a block. None, or a rank of at least the block size:
-        blocks are solved exactly, by Cholesky, which costs b^3 / 3 a step and needs fewer epochs.
+        Rank of the Nystrom approximation of a block. With None, or a rank of at least the block
+        size, blocks are solved exactly by Cholesky, which costs b^3 / 3 operations a step and needs
+        fewer epochs.
     strength : float or "auto", default="auto"
-        mu of the recursion, the expected contraction of one step without momentum. "auto" is
-        ``(b / n) * noise / (noise + smallest eigenvalue kept)``, from the first block.
+        The parameter mu of the recursion, which is the expected contraction of one step without
+        momentum. "auto" takes ``(b / n) * noise / (noise + smallest eigenvalue kept)`` of the first
+        block.
     random_state : int, RandomState instance or None, default=None
-        Seed of blocks and sketches; None is seed 0, so that solves repeat.
+        Seed of blocks and sketches. None means seed 0, so that solves are repeatable.
 
     Notes
     -----
     Rathore, Frangella, Yang, Derezinski and Udell (2025), Have ASkotch: fast methods for
-    large-scale, memory-constrained kernel ridge regression; with nu = n / b. Steps have b non-zero
-    rows, so the rows that are read anyway keep the residuals of both sequences up to date, which
-    replaces estimates of progress. A step reads b rows, b / n epochs and O(b n s) operations, and
-    O(b^2 rank) for the block; four blocks of n x s numbers beside B and x. Preconditioners are not
-    used.
+    large-scale, memory-constrained kernel ridge regression, with nu = n / b. A step changes b rows
+    of the solution, so that the b rows of H which it reads suffice to update the residuals of both
+    sequences; no estimate of progress is needed. A step takes b / n epochs, O(b n s) operations,
+    and O(b^2 rank) for the block. Four blocks of n x s numbers beside B and x. Preconditioners are
+    not used.
     """
 
     _state_class = ADASAPState
@@ -94,16 +98,16 @@ class ADASAP(RowSolver):
         x.lerp_(leader, state.mixing)
         R.lerp_(leader_R, state.mixing)
         delta = solve_block(R[idx]).mul_(state.scale)
-        H_delta = rows.mT @ delta
+        H_delta = matmul(rows.mT, delta)
         leader.lerp_(x, 1 - state.memory).index_add_(0, idx, delta, alpha=state.stride)
         leader_R.lerp_(R, 1 - state.memory).sub_(H_delta, alpha=state.stride)
         x.index_add_(0, idx, delta)
         R -= H_delta
 
     def _pace(self, state: ADASAPState, share: float, ratio: float) -> None:
-        """alpha, beta and gamma from mu and nu."""
+        """Compute alpha, beta and gamma from mu and nu."""
         mu = share * ratio if self.strength == "auto" else float(self.strength)
-        # nu = n / b is what works for almost all matrices, not a bound: divergence says so
+        # nu = n / b works for almost all matrices, but is no bound; divergence raises it.
         mu, nu = min(mu, share), 4.0 ** state.stats["n_halvings"] / share
         state.memory = 1 - (mu / nu) ** 0.5
         state.stride = 1 / (mu * nu) ** 0.5
@@ -118,7 +122,7 @@ class ADASAP(RowSolver):
         idx: Int[Tensor, " b"],
         block: Float[Tensor, "b b"],
     ) -> tuple[Callable[[Tensor], Tensor], Tensor | float]:
-        """R -> (an approximate inverse of the block) R, and noise / (noise + what is left out)."""
+        """A function that approximately solves the block, and noise / (noise + what it omits)."""
         floor = 10 * torch.finfo(block.dtype).eps * block.diagonal().double().mean()
         noise = torch.maximum(operator.noise[idx].double().min(), floor)
         noise = noise.clamp_min(torch.finfo(block.dtype).tiny)
@@ -141,12 +145,12 @@ class ADASAP(RowSolver):
     def check(self, operator: LinearOperator, state: ADASAPState) -> ADASAPState:
         drifted = state.R.clone()
         super().check(operator, state)
-        # the two sequences keep their distance; what rounding did is taken off both
+        # The correction for rounding is the same for both sequences, whose difference is kept.
         state.leader_R += state.R - drifted
         return state
 
     def _restart(self, state: ADASAPState) -> None:
-        """Equal sequences, and a stride to be halved for every divergence so far."""
+        """Make both sequences equal; the stride is computed anew, halved for each divergence."""
         state.leader, state.leader_R = state.x.clone(), state.R.clone()
         state.stride, state.scale = 0.0, 0.5 ** max(state.stats["n_halvings"] - 10, 0)
 
@@ -156,7 +160,7 @@ def _nystrom(
 ) -> tuple[Float[Tensor, "b k"], Float[Tensor, " k"]]:
     """Eigenpairs of the Nystrom approximation of ``block - noise I`` from a Gaussian sketch.
 
-    Stabilised by a shift as in algorithm 2.1 of Frangella, Tropp and Udell (2023).
+    A shift stabilises it, as in algorithm 2.1 of Frangella, Tropp and Udell (2023).
     """
     sketch = torch.randn(len(block), rank, generator=generator, dtype=torch.float64)
     sketch, _ = torch.linalg.qr(sketch.to(block.device))
@@ -171,7 +175,7 @@ def _nystrom(
 
 
 def _shrunk(V: Tensor, U: Tensor, shrink: Tensor, ridge: Tensor | None = None) -> Tensor:
-    """(I - U diag(shrink) U') V, divided by the ridge."""
+    """(I - U diag(shrink) U') V, divided by the ridge if there is one."""
     left = V - U @ (shrink[:, None] * (U.mT @ V))
     return left if ridge is None else left / ridge
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
+from ..blocks import addmm_
 from ..operators import LinearOperator
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, n_blocks
@@ -22,17 +23,17 @@ class APState(RowState):
     Attributes
     ----------
     factors : dict of int to Tensor
-        Cholesky factors of the blocks visited so far, as far as the budget goes.
+        Cholesky factors of the blocks visited so far, as many as fit the memory.
     weights : Tensor of shape (s,)
-        1 / |b|^2, the largest 1, so that every column counts alike.
+        1 / |b|^2, scaled to a largest value of 1, so that all columns count equally.
     owner : Tensor of shape (n,)
         The block of each row.
     spans : list of slice
-        The rows of each block, which follow one another.
+        The rows of each block, which are contiguous.
     chosen : int
-        The block of the step under way.
+        The block of the current step.
     room : float
-        Bytes left for factors.
+        Bytes that are left for factors.
     """
 
     factors: dict = field(default_factory=dict)
@@ -44,26 +45,27 @@ class APState(RowState):
 
 
 class AP(RowSolver):
-    """Alternating projections: solve the block with the largest residual exactly, and repeat.
+    """Alternating projections: each step solves the block with the largest residual exactly.
 
     Parameters
     ----------
     block_size : int, default=1000
-        Rows of a block; capped at n, where one step is a Cholesky solve. The blocks are contiguous
-        and of nearly equal size.
+        Rows of a block, at most n. The blocks are contiguous and of nearly equal size; a single
+        block makes the step a Cholesky solve.
     factor_memory : float, default=1e9
-        Bytes that cached Cholesky factors may take (``n * block_size`` numbers hold all of them);
-        the other blocks are factorised at every visit.
+        Bytes for the Cholesky factors that are kept; all of them take ``n * block_size`` numbers.
+        The other blocks are factorised at every visit.
     max_jitter : float, default=1e-3
-        Largest multiple of a block's mean diagonal entry that may be added to its diagonal. What
-        was added is reported as ``jitter`` in the statistics.
+        Largest multiple of a block's mean diagonal entry that may be added to its diagonal. The
+        statistics report the largest addition as ``jitter``.
 
     Notes
     -----
     Algorithm 2 of Lin et al. (2024), after Wu et al. (2024). A step reads the b rows of one block,
-    b / n epochs, and takes O(b n s) operations; b^3 / 3 more at a block's first visit. Two blocks
-    of n x s numbers beside B and x, and the factors. The residual is updated, never estimated; the
-    true one is computed before success is declared. Preconditioners are not used.
+    b / n epochs, and takes O(b n s) operations, and b^3 / 3 more at the first visit to a block. Two
+    blocks of n x s numbers beside B and x, and the factors. The residual is updated, never
+    estimated, and the true one is computed before success is declared. Preconditioners are not
+    used.
     """
 
     _state_class = APState
@@ -83,7 +85,7 @@ class AP(RowSolver):
         state.blocks = list(rows.tensor_split(n_blocks(n, self.block_size)))
         squares = state.b_norms.square()
         weights = torch.where(squares > 0, 1 / squares, 0.0)
-        # scaled, since 1 / |b|^2 may be out of float32's range
+        # Scaled, because 1 / |b|^2 may exceed the range of float32.
         state.weights = (weights / weights.max()).to(state.R)
         sizes = torch.tensor([len(block) for block in state.blocks])
         ends = [0, *sizes.cumsum(0).tolist()]
@@ -111,7 +113,7 @@ class AP(RowSolver):
         factor = self._factor(state, rows[:, span])
         delta = torch.cholesky_solve(state.R[span], factor)
         state.x[span] += delta
-        state.R.addmm_(rows.mT, delta, alpha=-1)
+        addmm_(state.R, rows.mT, delta, alpha=-1)
 
     def _factor(self, state: APState, block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
         if state.chosen in state.factors:
@@ -125,4 +127,4 @@ class AP(RowSolver):
         return factor
 
     def _restart(self, state: APState) -> None:
-        """There is no momentum."""
+        """Do nothing, since there is no momentum."""

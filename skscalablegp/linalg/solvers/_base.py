@@ -1,4 +1,4 @@
-"""What a solver is: settings, a state, and one step."""
+"""The interface of a solver: settings, a state and a step."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..preconditioners import Preconditioner, resolve_preconditioner
 
 
 class Column(IntEnum):
-    """How one right-hand side is doing; only ACTIVE ones can still improve."""
+    """The condition of one right-hand side; only ACTIVE ones can still improve."""
 
     ACTIVE = 0
-    SETTLED = 1  # at machine precision, or zero
-    STAGNATED = 2  # the true residual stopped falling above the tolerance
-    BROKEN = 3  # a non-positive or non-finite curvature was met
+    SETTLED = 1  # solved to machine precision, or zero
+    STAGNATED = 2  # the true residual no longer falls, and is above the tolerance
+    BROKEN = 3  # a curvature that is not positive, or not finite, was met
 
 
 @dataclass(eq=False)
 class SolverState:
-    """Where a solve stands; steps change it in place and return it.
+    """The state of a solve, which steps change in place and return.
 
-    What decides how a solve goes on, one number for each right-hand side, lives on the CPU, so that
-    a step waits for a GPU once.
+    The numbers that decide how a solve goes on, one for each right-hand side, are kept on the CPU,
+    so that a step waits for a GPU only once.
 
     Attributes
     ----------
     B : Tensor of shape (n, s)
-        Right-hand sides; never written to.
+        Right-hand sides, which are never written to.
     x : Tensor of shape (n, s)
-        Best solution so far: usable at any time, also after an interruption.
+        The solution so far. It is usable at any time, also after an interruption.
     b_norms : Tensor of shape (s,)
         Norms of the right-hand sides, float64, on the CPU.
     residual_norms : Tensor of shape (s,)
@@ -46,9 +46,9 @@ class SolverState:
     iteration : int
         Steps taken.
     exact : bool
-        Whether ``residual_norms`` was computed as B - H x for this x.
+        Whether ``residual_norms`` was computed from B - H x for this x, rather than updated.
     stats : dict
-        Counters that end up in ``Solution.stats``.
+        Counters that become part of ``Solution.stats``.
     """
 
     B: Float[Tensor, "n s"]
@@ -63,17 +63,17 @@ class SolverState:
 
 @dataclass(eq=False)
 class UpdatedState(SolverState):
-    """State of a solver that updates the residual, which rounding then parts from the true one.
+    """State of a solver that updates the residual, so that rounding makes it drift from the truth.
 
     Attributes
     ----------
     R : Tensor of shape (n, s)
-        B - H x, as updated.
+        The updated residual, an approximation of B - H x.
     best_norms, strikes : Tensor of shape (s,)
-        Smallest true residual seen, and how often in a row rounding kept it from falling; on the
-        CPU.
+        The smallest true residual so far, and the number of successive checks at which rounding
+        kept the residual from falling; on the CPU.
     intact : bool
-        False while a step is under way: after an interruption the next step starts afresh from x.
+        False during a step. After an interruption the next step therefore starts afresh from x.
     """
 
     R: Tensor = None
@@ -83,20 +83,19 @@ class UpdatedState(SolverState):
 
 
 class Solver(NamedSettings, ABC):
-    """Settings of an iterative (or direct) method for H V = B with many right-hand sides.
+    """Settings of an iterative or direct method for H V = B with many right-hand sides.
 
-    A new solver is a subclass with ``init`` and ``step``; an object of it works everywhere, and a
-    row in the table of `resolve_solver` gives it a name.
+    A new solver is a subclass with ``init`` and ``step``. Its objects work wherever a solver is
+    accepted, and an entry in the table of `resolve_solver` gives it a name.
 
     Attributes
     ----------
     direct : bool
-        Whether a step factorises H, so that training may do the same.
+        Whether a step factorises H, in which case training may factorise H as well.
     reads_rows : bool
-        Whether a step reads a few rows of H: made for loose tolerances.
+        Whether a step reads only some rows of H. Such methods suit loose tolerances.
     takes_preconditioner : bool
-        Whether a built preconditioner changes its steps; then ``preconditioner`` is one of its
-        settings.
+        Whether the method uses a preconditioner; if so, ``preconditioner`` is one of its settings.
     """
 
     _named = {"preconditioner": resolve_preconditioner}
@@ -117,14 +116,14 @@ class Solver(NamedSettings, ABC):
 
     @abstractmethod
     def step(self, operator: LinearOperator, state: SolverState) -> SolverState:
-        """One iteration, in place."""
+        """Do one iteration in place."""
 
     def needs_check(self, state: SolverState) -> bool:
         """Whether ``residual_norms`` must be recomputed before success is declared."""
         return not state.exact
 
     def check(self, operator: LinearOperator, state: SolverState) -> SolverState:
-        """Put the true residuals into the state; one epoch."""
+        """Compute the true residuals for the state, at the cost of one epoch."""
         state.residual_norms = relative_norms(true_residual(operator, state), state.b_norms)
         state.exact = True
         return state
@@ -133,7 +132,7 @@ class Solver(NamedSettings, ABC):
 def start(
     B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
 ) -> tuple[Float[Tensor, "n s"], Float[Tensor, " s"]]:
-    """A writable first guess, zero where B is zero or x0 is not finite, and the norms of B."""
+    """A new first guess, zero in columns where B is zero or x0 is not finite; the norms of B."""
     b_norms = column_norms(B)
     if x0 is None:
         return torch.zeros_like(B), b_norms.cpu()
@@ -146,9 +145,10 @@ def start(
 def begin(
     operator: LinearOperator, B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
 ) -> dict:
-    """The fields of an `UpdatedState` before the first step; one epoch for a warm start."""
+    """The fields of an `UpdatedState` before the first step; a warm start costs one epoch."""
     x, b_norms = start(B, x0)
     R = B.clone() if x0 is None else operator.matmul(x).neg_().add_(B)
+    R = R.to(operator.dtype)
     norms = relative_norms(R, b_norms)
     return {
         "B": B,
@@ -165,16 +165,21 @@ def begin(
 def replace_residual(
     operator: LinearOperator, state: UpdatedState
 ) -> tuple[Float[Tensor, " s"], Bool[Tensor, " s"]]:
-    """Put B - H x in the place of the updated residual and judge what rounding did; one epoch.
+    """Replace the updated residual by B - H x, and judge the effect of rounding; one epoch.
 
-    Returns its norms, and whether the two were far apart.
+    Returns
+    -------
+    norms : Tensor of shape (s,)
+        Relative norms of B - H x.
+    drifted : Tensor of shape (s,)
+        Whether the updated residual had drifted far from it.
     """
     R = true_residual(operator, state)
     both = torch.stack([column_norms(R), column_norms(state.R.sub_(R))]).cpu()
     norms, apart = (_relative(lengths, state.b_norms) for lengths in both)
     drifted = apart > 0.1 * norms
     held_up = drifted & (norms > 0.9 * state.best_norms)
-    state.R = R
+    state.R = R.to(state.R.dtype)
     state.strikes = torch.where(held_up, state.strikes + 1, 0)
     state.best_norms = torch.minimum(state.best_norms, norms)
     return norms, drifted
@@ -186,7 +191,7 @@ def record(
     stuck: Bool[Tensor, " *s"],
     exact: bool = False,
 ) -> None:
-    """Store residual norms and what they say about each column; broken columns keep theirs."""
+    """Store residual norms and the condition of each column; broken columns stay as they are."""
     broken = state.columns == Column.BROKEN
     state.residual_norms = torch.where(broken, state.residual_norms, norms)
     columns = torch.where((state.strikes >= 3) | stuck, Column.STAGNATED, Column.ACTIVE)
@@ -196,7 +201,7 @@ def record(
 
 
 def give_up(state: SolverState) -> SolverState:
-    """No column can improve: the matrix is not positive definite as far as one can see."""
+    """Mark all columns as broken, since the matrix seems not to be positive definite."""
     state.columns = torch.full_like(state.columns, Column.BROKEN)
     return state
 
@@ -206,12 +211,12 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def column_norms(V: Float[Tensor, "n s"]) -> Float[Tensor, " s"]:
-    """Norms of the columns, summed in float64."""
+    """The norm of every column, summed in float64."""
     return torch.linalg.vector_norm(V, dim=0, dtype=torch.float64)
 
 
 def relative_norms(R: Float[Tensor, "n s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
-    """|r| / |b| for every column, 0 where b is 0; on the CPU."""
+    """|r| / |b| for every column on the CPU, 0 where b is 0."""
     return _relative(column_norms(R).cpu(), b_norms)
 
 
@@ -222,10 +227,10 @@ def _relative(lengths: Float[Tensor, " s"], b_norms: Float[Tensor, " s"]) -> Flo
 def column_dots(
     left: Float[Tensor, "n s"], right: Float[Tensor, "n s"], out: Float[Tensor, "n s"] | None = None
 ) -> Float[Tensor, " s"]:
-    """left[:, c]' right[:, c] for every column, summed in float64; ``out`` is scratch space."""
+    """left[:, c]' right[:, c] for every column c, summed in float64; `out` is scratch space."""
     return torch.mul(left, right, out=out).sum(0, dtype=torch.float64)
 
 
 def true_residual(operator: LinearOperator, state: SolverState) -> Float[Tensor, "n s"]:
-    """B - H x as a new tensor, one epoch."""
+    """B - H x as a new tensor in the precision of x, one epoch."""
     return operator.matmul(state.x).neg_().add_(state.B)

@@ -1,4 +1,4 @@
-"""Conjugate gradients that share one Krylov space among all right-hand sides."""
+"""Conjugate gradients in one Krylov space for all right-hand sides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._cg import CG, CGState, _refresh
 
 
 class BlockCG(CG):
-    """Block conjugate gradients: every column moves along the directions of all columns.
+    """Block conjugate gradients, in which every column moves along the directions of all columns.
 
     Parameters
     ----------
@@ -21,15 +21,17 @@ class BlockCG(CG):
         As in `CG`.
     residual_refresh : "auto", int or None, default="auto"
         As in `CG`.
+    residual_dtype : {"same", "float64"}, default="same"
+        As in `CG`.
 
     Notes
     -----
-    O'Leary (1980), The block conjugate gradient algorithm and related methods, with directions
-    made orthonormal at every step (Dubrulle, 2001), so that dependent right-hand sides and columns
-    that have converged do no harm. After k steps each column's error is the smallest in energy norm
-    over the sum of all columns' Krylov spaces: with s probes, k steps see s k directions. One epoch
-    and O(n s^2) further operations a step, five blocks of n x s numbers beside B and x. Its steps
-    give no Lanczos matrices.
+    O'Leary (1980), The block conjugate gradient algorithm and related methods. The directions are
+    made orthonormal at every step (Dubrulle, 2001), so that linearly dependent right-hand sides and
+    converged columns do no harm. After k steps the error of each column is the smallest, in the
+    energy norm, within the sum of the Krylov spaces of all columns, which has up to s k dimensions.
+    One epoch and O(n s^2) further operations a step, and six blocks of n x s numbers beside B and
+    x.
     """
 
     def init(
@@ -55,7 +57,7 @@ class BlockCG(CG):
         if not bool((info == 0) & factor.isfinite().all()):
             return give_up(state)
         alpha = torch.cholesky_solve((D.mT @ state.R).double(), factor).to(D.dtype)
-        state.x.addmm_(D, alpha)
+        state.x += D @ alpha
         state.R.addmm_(HD, alpha, alpha=-1)
         self._judge(operator, state)
         Z = state.preconditioner.solve(state.R)
@@ -69,5 +71,5 @@ class BlockCG(CG):
 
 
 def _orthonormal(V: Float[Tensor, "n s"]) -> Float[Tensor, "n k"]:
-    """An orthonormal basis of the columns, k = min(n, s)."""
+    """An orthonormal basis of the columns' span, with k = min(n, s) columns."""
     return torch.linalg.qr(V)[0]

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..._named import keep_settings
 from ..._validation import check_integer
 from ..operators import LinearOperator
 from ..preconditioners import Preconditioner, build_preconditioner
@@ -23,9 +24,10 @@ from ._base import (
     replace_residual,
 )
 
-# In exact arithmetic n steps solve any system: a residual that has not fallen by a tenth for n
-# steps, or for so many where there are fewer rows, has nothing more to gain.
-_PATIENT_STEPS, _A_TENTH = 250, 0.9
+# A column has stagnated when its residual has not fallen by a tenth for 4 n steps, or for 250 if n
+# is small. In exact arithmetic n steps solve any system, but rounding delays convergence: with a
+# condition number of 1e6 float64 residuals rest for almost 2 n steps before they fall again.
+_PATIENT_STEPS, _PATIENT_ROUNDS, _A_TENTH = 250, 4, 0.9
 
 
 @dataclass(eq=False)
@@ -37,22 +39,22 @@ class CGState(UpdatedState):
     direction : Tensor of shape (n, s)
         The direction of the last step.
     gamma : Tensor of shape (s,)
-        Its step sizes, float64; 0 for columns that are settled or broken.
+        The step sizes of the last step, float64; 0 for columns that are settled or broken.
     beta : Tensor of shape (s,)
-        The share of the last direction in the next: ``d_k = z_k + beta d_{k-1}``, 0 at first.
+        The coefficient of the last direction in ``d_k = z_k + beta d_{k-1}``, 0 at first.
     Z : Tensor of shape (n, s)
         The preconditioned residual.
     rz, rz_previous : Tensor of shape (s,)
         R' Z now and one step ago.
     restart : Tensor of shape (s,)
-        Columns whose next direction forgets the last one; on the CPU.
+        Columns whose next direction is Z alone; on the CPU.
     lowest, since_lower : Tensor of shape (s,)
-        The residual that the last fall by a tenth led to, and the steps since. True residuals are
-        looked at where they are computed now and then, else the updated ones.
+        The residual after the last fall by a tenth, and the number of steps since then. These are
+        true residuals if the solver computes them regularly, and updated ones otherwise.
     patience : float
-        Steps without such a fall after which a column has stagnated.
+        Number of steps without such a fall after which a column has stagnated.
     since_refresh : int
-        Steps since the residual was last computed as B - H x.
+        Number of steps since the residual was last computed as B - H x.
     """
 
     preconditioner: Preconditioner = None
@@ -71,32 +73,40 @@ class CGState(UpdatedState):
 
 
 class CG(Solver):
-    """Preconditioned conjugate gradients, each column with its own step sizes.
+    """Preconditioned conjugate gradients, with separate step sizes for each right-hand side.
 
     Parameters
     ----------
     preconditioner : str, PreconditionerConfig, Preconditioner or None, default=None
-        Built at the start of a solve unless one is handed to it. See
+        Built at the start of a solve, unless the solve is given a built one. See
         `skscalablegp.preconditioners.resolve_preconditioner` for the names.
     residual_refresh : "auto", int or None, default="auto"
-        How often the updated residual is replaced by B - H x, one epoch each time. The updated one
-        drifts below the true one, in float32 far enough to stop too early. "auto": every 25 steps
-        and before success is declared in float32; in float64 only before success is declared, and
-        only if rounding could matter there. An integer: every so many steps and before success.
-        None: never, which keeps the sequence of increments that of plain CG.
+        How often the updated residual is replaced by B - H x, which costs one epoch each time. The
+        updated residual drifts below the true one, in float32 far enough to end a solve too early.
+        "auto" replaces it every 25 steps and before success is declared if products are in float32;
+        if they are in float64, only before success is declared, and only if rounding could matter.
+        An integer replaces it every so many steps and before success is declared. None never does,
+        so that the increments are those of plain conjugate gradients.
+    residual_dtype : {"same", "float64"}, default="same"
+        Precision of the solution and of B - H x. With "float64" on an operator in float32, the
+        directions are still computed in float32, but the solution is accumulated in float64 and the
+        true residual is evaluated in float64. The solve then reaches tolerances that a float32
+        solution cannot represent: the rounding of x alone leaves a relative residual of up to about
+        1e-7 times the condition number of H. A float64 product takes about twice the time of a
+        float32 one.
 
     Notes
     -----
-    Algorithm 1 of Lin et al. (2024) with its line 8 corrected to start from the preconditioned
-    residual. One epoch and O(n s) further operations a step, plus the preconditioner's; five
-    blocks of n x s numbers beside B and x.
+    Algorithm 1 of Lin et al. (2024), with its line 8 corrected to start from the preconditioned
+    residual. The replacement of residuals follows van der Vorst and Ye (2000). One epoch and O(n s)
+    further operations a step, plus those of the preconditioner; five blocks of n x s numbers beside
+    B and x.
     """
 
     takes_preconditioner = True
 
-    def __init__(self, preconditioner=None, residual_refresh="auto"):
-        self.preconditioner = preconditioner
-        self.residual_refresh = residual_refresh
+    def __init__(self, preconditioner=None, residual_refresh="auto", residual_dtype="same"):
+        keep_settings(self, locals())
 
     def init(
         self,
@@ -105,7 +115,13 @@ class CG(Solver):
         x0: Float[Tensor, "n s"] | None = None,
         preconditioner: Preconditioner | None = None,
     ) -> CGState:
-        self._interval(operator.dtype)  # a wrong setting should fail before work starts
+        self._interval(operator.dtype)  # Wrong settings fail before the work starts.
+        if self.residual_dtype not in ("same", "float64"):
+            raise ValueError(
+                f"residual_dtype must be 'same' or 'float64'; got {self.residual_dtype!r}."
+            )
+        if self.residual_dtype == "float64":
+            B = B.double()
         chosen = self.preconditioner if preconditioner is None else preconditioner
         built = build_preconditioner(chosen, operator)
         fields = begin(operator, B, x0)
@@ -115,14 +131,16 @@ class CG(Solver):
             **fields,
             preconditioner=built,
             trace=float(operator.diag().sum(dtype=torch.float64)),
-            direction=torch.zeros_like(B),
+            direction=torch.zeros_like(fields["R"]),
             gamma=zeros,
             rz_previous=zeros,
             restart=norms < 0,
             lowest=norms,
             since_lower=torch.zeros_like(norms, dtype=torch.long),
-            # a sequence of plain increments is never judged
-            patience=float("inf") if self.residual_refresh is None else max(len(B), _PATIENT_STEPS),
+            # A sequence of plain increments is not judged.
+            patience=float("inf")
+            if self.residual_refresh is None
+            else max(_PATIENT_ROUNDS * len(B), _PATIENT_STEPS),
             stats={"n_refreshes": 0, "preconditioner_rank": built.rank},
         )
         return _prepare(state)
@@ -140,7 +158,7 @@ class CG(Solver):
         moving = moving.to(D.device, non_blocking=True)
         sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
         _retire(state, HD, moving & ~sound)
-        # r'd instead of r'z: the same until rounding or a refresh; it never increases the error
+        # r'd equals r'z up to rounding and refreshes, but with r'd no step increases the error.
         slope = column_dots(state.R, D)
         gamma = torch.where(moving & sound, slope / curvature, 0.0)
         step = gamma.to(D.dtype)
@@ -152,11 +170,11 @@ class CG(Solver):
         return _prepare(state, HD)
 
     def _judge(self, operator: LinearOperator, state: CGState) -> None:
-        """Count a step; the residual that it leaves is computed now and then, else believed."""
+        """Count a step and judge its residual, which is computed afresh every so many steps."""
         state.iteration += 1
         state.since_refresh += 1
         state.since_lower += 1
-        interval = self._interval(state.x.dtype)
+        interval = self._interval(state.R.dtype)
         if interval is not None and state.since_refresh >= interval:
             _refresh(operator, state)
             return
@@ -167,9 +185,9 @@ class CG(Solver):
     def needs_check(self, state: CGState) -> bool:
         if state.exact or self.residual_refresh is None:
             return False
-        if self.residual_refresh != "auto" or state.x.dtype != torch.float64:
+        if self.residual_refresh != "auto" or state.R.dtype != torch.float64:
             return True
-        # the drift is below eps |H| |x| a step, and |H| below its trace
+        # The drift is at most eps |H| |x| a step, and |H| is at most the trace of H.
         drift = state.since_refresh * torch.finfo(state.x.dtype).eps * state.trace
         bound = drift * column_norms(state.x).cpu()
         return bool((bound > 0.1 * state.residual_norms * state.b_norms).any())
@@ -189,7 +207,7 @@ class CG(Solver):
 
 
 def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGState:
-    """What the next direction is made of: Z = P^-1 R and beta = (r'z) / (r'z one step ago)."""
+    """Compute the parts of the next direction, Z = P^-1 R and beta = r'z / (r'z one step ago)."""
     state.Z = state.preconditioner.solve(state.R)
     state.rz = column_dots(state.R, state.Z, scratch)
     restart = state.restart.to(state.rz.device, non_blocking=True)
@@ -200,9 +218,10 @@ def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGS
 
 
 def _refresh(operator: LinearOperator, state: CGState) -> CGState:
-    """Replace the updated residual by B - H x; one epoch.
+    """Replace the updated residual by B - H x, at the cost of one epoch.
 
-    Directions are kept where the two agree (van der Vorst and Ye, 2000) and restarted elsewhere.
+    Columns in which the two agree keep their directions (van der Vorst and Ye, 2000); the others
+    start again from Z.
     """
     norms, state.restart = replace_residual(operator, state)
     record(state, norms, _stuck(state, norms, looked=True), exact=True)
@@ -212,7 +231,7 @@ def _refresh(operator: LinearOperator, state: CGState) -> CGState:
 
 
 def _stuck(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> Bool[Tensor, " s"]:
-    """Columns that have not fallen by a tenth for too long."""
+    """The columns whose residuals have not fallen by a tenth for too long."""
     if looked:
         lower = norms < _A_TENTH * state.lowest
         state.lowest = torch.where(lower, norms, state.lowest)
@@ -221,7 +240,7 @@ def _stuck(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> Bool[Ten
 
 
 def _retire(state: CGState, HD: Float[Tensor, "n s"], broken: Bool[Tensor, " s"]) -> None:
-    """Clear the columns that broke down, so that no 0 * inf reaches x."""
+    """Set broken columns to zero, so that a product of zero and infinity never reaches x."""
     if bool(broken.any()):
         state.columns = torch.where(broken.cpu(), Column.BROKEN, state.columns)
         for block in (state.direction, state.R, HD):

@@ -1,4 +1,4 @@
-"""The direct method, with jitter that grows in steps and is reported."""
+"""The direct method, with a jitter that grows in steps and is reported."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class CholeskyState(SolverState):
     Attributes
     ----------
     L : Tensor of shape (n, n) or None
-        Lower factor of H + jitter I, None before the first step or if there is none.
+        Lower factor of H + jitter I; None before the first step, or if there is no factor.
     jitter : float
-        What was added to the diagonal.
+        Number added to the diagonal.
     R : Tensor of shape (n, s)
         B - H x.
     """
@@ -36,7 +36,7 @@ class CholeskyState(SolverState):
 
 
 class Cholesky(Solver):
-    """Factor H once; further steps refine the solution with the same factor.
+    """Factorise H in the first step; further steps refine the solution with the same factor.
 
     Parameters
     ----------
@@ -45,9 +45,10 @@ class Cholesky(Solver):
 
     Notes
     -----
-    First step: O(n^3) operations, n x n memory, two epochs (the matrix, and the true residual,
-    which tells what jitter and rounding did). Each further one is a step of iterative refinement:
-    O(n^2 s) and one epoch. A warm start and a preconditioner are not needed and not used.
+    The first step takes O(n^3) operations, n x n numbers, and two epochs: one for the matrix and
+    one for the true residual, which shows the effects of jitter and rounding. Each further step is
+    one of iterative refinement, with O(n^2 s) operations and one epoch. Warm starts and
+    preconditioners are not needed and not used.
     """
 
     direct = True
@@ -100,18 +101,18 @@ def cholesky_with_jitter(
     max_jitter: float = 1e-3,
     rebuild: Callable[[], Float[Tensor, "n n"]] | None = None,
 ) -> tuple[Float[Tensor, "n n"], float]:
-    """L with L L' = H + jitter I, and the jitter: 0 if possible, else the first step that works.
+    """The factor L of H + jitter I = L L', and the jitter, which is 0 if H itself has a factor.
 
     Parameters
     ----------
     H : Tensor of shape (n, n)
-        Symmetric; read only, unless ``rebuild`` is given.
-    max_jitter : float
-        Largest jitter as a fraction of the mean diagonal entry. The steps start at 10 eps of it
-        and grow tenfold.
+        Symmetric; not written to, unless ``rebuild`` is given.
+    max_jitter : float, default=1e-3
+        Largest jitter as a fraction of the mean diagonal entry. After 0 the first attempt is ten
+        times the relative rounding, and each further one is ten times the last.
     rebuild : callable, optional
-        Makes H anew. With it the factor is written over H, which halves the memory, and H is made
-        again for every further attempt.
+        Returns H again. If it is given, the factor is written over H, which halves the memory, and
+        H is rebuilt for every further attempt.
 
     Returns
     -------
@@ -122,7 +123,7 @@ def cholesky_with_jitter(
     Raises
     ------
     torch.linalg.LinAlgError
-        When the largest jitter is not enough.
+        If there is no factor even with the largest jitter.
     """
     check_number("max_jitter", max_jitter, example=1e-3)
     mean = H.diagonal().mean(dtype=torch.float64)
@@ -130,7 +131,7 @@ def cholesky_with_jitter(
     while True:
         target = H if rebuild is not None else H.clone()
         target.diagonal().add_(fraction * mean)
-        # LAPACK wants columns: H' is H read by columns, so nothing is copied
+        # LAPACK stores matrices by columns. H' is H stored by columns, so that nothing is copied.
         L, info = cholesky_(target.mT if target.is_contiguous() else target)
         if bool((info == 0) & L.diagonal().isfinite().all()):
             return L, float(fraction * mean) if fraction else 0.0

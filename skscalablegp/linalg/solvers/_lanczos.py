@@ -1,4 +1,4 @@
-"""Lanczos tridiagonalisation of blocks of independent vectors, and log|H| from it."""
+"""Lanczos tridiagonalisation from several start vectors at once, and log|H| from it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ._base import column_dots
 
 @dataclass(frozen=True, eq=False)
 class Lanczos:
-    """Q_c' H Q_c = T_c for every start vector c, with columns of Q_c orthonormal.
+    """Q_c' H Q_c = T_c for every start vector c, with orthonormal columns of Q_c.
 
-    With a preconditioner T belongs to P^-1/2 H P^-1/2 and the basis holds P^1/2 Q, orthonormal in
-    the inner product of P^-1.
+    With a preconditioner, T belongs to P^-1/2 H P^-1/2, and the basis holds P^1/2 Q, which is
+    orthonormal in the inner product of P^-1.
 
     Attributes
     ----------
     diagonal : Tensor of shape (s, k)
-        Diagonals of T, float64. Once a column's Krylov space is exhausted, 1 follows.
+        Diagonals of T, float64; 1 in the rows after the Krylov space of a vector is exhausted.
     off_diagonal : Tensor of shape (s, k - 1)
-        Off-diagonals of T, float64, zero from where the Krylov space is exhausted.
+        Off-diagonals of T, float64; 0 from where the Krylov space is exhausted.
     basis : Tensor of shape (s, k, n)
-        Transposed bases; zero rows once the space is exhausted.
+        Transposed bases; 0 in the rows after the Krylov space is exhausted.
     """
 
     diagonal: Float[Tensor, "s k"]
@@ -37,7 +37,7 @@ class Lanczos:
     basis: Float[Tensor, "s k n"]
 
     def matrix(self) -> Float[Tensor, "s k k"]:
-        """The tridiagonal matrices T in full."""
+        """The tridiagonal matrices T as full matrices."""
         T = torch.diag_embed(self.diagonal)
         off = self.off_diagonal
         return T + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
@@ -50,23 +50,24 @@ def lanczos(
     *,
     preconditioner: Any = None,
 ) -> Lanczos:
-    """Tridiagonalise H from every column of V, all columns in one product a step.
+    """Tridiagonalise H from every column of V, with one product a step for all columns.
 
     Parameters
     ----------
     operator : LinearOperator
-        H; anything with ``matmul`` and ``shape`` will do.
+        H. Any object with ``matmul`` and ``shape`` is accepted.
     V : Tensor of shape (n, s)
         Start vectors.
     n_steps : int
-        k, capped at n.
+        The number of steps k, at most n.
     preconditioner : Preconditioner, optional
-        Work with P^-1/2 H P^-1/2 from P^-1/2 V, without a square root; only ``solve`` is called.
+        Tridiagonalise P^-1/2 H P^-1/2 from P^-1/2 V instead. No square root is computed, and only
+        the method ``solve`` is called.
 
     Notes
     -----
-    k epochs. Every vector is made orthogonal to all former ones, twice: O(n s k^2) operations and
-    O(n s k) memory, twice that with a preconditioner.
+    k epochs. Every vector is made orthogonal to all former ones, twice, which takes O(n s k^2)
+    operations and O(n s k) memory, and twice that memory with a preconditioner.
     """
     n, s = V.shape
     k = min(check_integer("n_steps", n_steps, example=30), n)
@@ -105,7 +106,7 @@ def lanczos(
 def _orthogonalize(
     W: Float[Tensor, "n s"], basis: Float[Tensor, "s j n"], dual: Float[Tensor, "s j n"]
 ) -> None:
-    """W -= basis' (dual W) for every column, twice, which is enough."""
+    """Subtract basis' (dual W) from W for every column, twice, which suffices."""
     columns = W.mT.unsqueeze(2)
     for _ in range(2):
         coefficients = torch.bmm(dual, columns)
@@ -114,23 +115,25 @@ def _orthogonalize(
 
 
 def quadrature_log(lanczos: Lanczos) -> Float[Tensor, " s"]:
-    """e1' log(T) e1 for every column: log quadrature with respect to the start vector."""
+    """e1' log(T) e1 for every start vector: Gauss quadrature of the logarithm."""
     values, vectors = torch.linalg.eigh(lanczos.matrix())
     weights = vectors[:, 0].square()
     return (weights * values.clamp_min(torch.finfo(values.dtype).tiny).log()).sum(1)
 
 
 def radau(lanczos: Lanczos, lower: float) -> Lanczos:
-    """The last diagonal entry changed so that `lower` is an eigenvalue of every T.
+    """Change the last diagonal entries so that `lower` is an eigenvalue of every T.
 
-    For the logarithm this rule falls short where `quadrature_log` exceeds (Golub and Meurant, 2010,
-    section 6.2), for spectra above `lower`: the truth is between the two.
+    This turns Gauss quadrature into Gauss-Radau quadrature with a node at `lower`. If no eigenvalue
+    of the matrix is below `lower`, its value for the logarithm is at most the true one, while
+    `quadrature_log` of the unchanged T is at least the true one (Golub and Meurant, 2010, section
+    6.2). A T of one row is returned unchanged.
     """
     k = lanczos.diagonal.shape[1]
     if k < 2:
         return lanczos
     T = lanczos.matrix()[:, :-1, :-1]
-    # Rounding may leave an eigenvalue just below the bound.
+    # Rounding may leave an eigenvalue of T slightly below `lower`.
     at = torch.linalg.eigvalsh(T)[:, 0].mul(1 - 1e-6).clamp_max(lower)
     off = lanczos.off_diagonal[:, -1]
     b = torch.zeros_like(T[:, :, 0])
@@ -150,37 +153,40 @@ def stochastic_log_det(
     preconditioner: Preconditioner | None = None,
     lower: float | None = None,
 ) -> tuple[float, float]:
-    """log|H| by stochastic Lanczos quadrature, with its error.
+    """Estimate log|H| by stochastic Lanczos quadrature, together with the error of the estimate.
 
-    log|H| = log|P| + n E[u' log(P^-1/2 H P^-1/2) u], u uniform on the sphere; with z ~ N(0, P) the
-    direction of P^-1/2 z is such a u. Scaling by n instead of |P^-1/2 z|^2 removes the variance of
-    the length, so that the error vanishes as P approaches H.
+    log|H| = log|P| + n E[u' log(P^-1/2 H P^-1/2) u] for u uniform on the sphere. For z ~ N(0, P)
+    the direction of P^-1/2 z is such a u. Each term is scaled by n rather than by |P^-1/2 z|^2,
+    which avoids the variance of that length, so that the error vanishes as P approaches H.
 
     Parameters
     ----------
     operator : LinearOperator
         H.
-    n_probes : int
-        s. With one probe the standard error is nan.
-    n_steps : int
-        k, capped at n. What k leaves out is a bias, which the error holds where `lower` is given.
+    n_probes : int, default=16
+        Number of probes s. With a single probe the error is nan.
+    n_steps : int, default=30
+        Number of Lanczos steps k, at most n. Fewer than n steps leave a bias, which the error
+        includes if `lower` is given.
     generator : torch.Generator, optional
-        Randomness of the probes; seed 0 if not given.
+        Draws the probes; seed 0 by default.
     preconditioner : Preconditioner, optional
         P, the identity by default.
     lower : float, optional
-        A bound of the eigenvalues of P^-1/2 H P^-1/2 from below: 1 where P is made of a part of K
-        and the whole noise. The estimate is then the middle of what Gauss's and Radau's rules give,
-        and half their distance is added to the standard error.
+        A lower bound on the eigenvalues of P^-1/2 H P^-1/2. It is 1 if P consists of a part of K
+        and the whole noise. The estimate is then the midpoint between the results of Gauss and
+        Gauss-Radau quadrature, and half their distance is added to the standard error.
 
     Returns
     -------
-    estimate, error : float
-        The standard error over the probes, plus the bias that is possible.
+    estimate : float
+    error : float
+        The standard error of the mean over the probes, plus the largest possible bias if `lower`
+        is given.
 
     Notes
     -----
-    k epochs and O(n s k^2) further operations; eigenproblems of size k in float64.
+    k epochs, O(n s k^2) further operations, and s eigenproblems of size k in float64.
     """
     n = operator.shape[0]
     check_integer("n_probes", n_probes, example=16)
@@ -190,7 +196,8 @@ def stochastic_log_det(
     probes = P.sample(n_probes, generator)
     found, bias = lanczos(operator, probes, n_steps, preconditioner=preconditioner), 0.0
     terms = n * quadrature_log(found)
-    if lower is not None:
+    # With n steps Gauss quadrature is exact.
+    if lower is not None and found.diagonal.shape[1] < n:
         below = n * quadrature_log(radau(found, lower))
         terms, bias = (terms + below) / 2, float((terms - below).mean().abs()) / 2
     error = float(terms.std() / n_probes**0.5) if n_probes > 1 else float("nan")

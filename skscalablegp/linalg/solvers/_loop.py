@@ -1,9 +1,10 @@
-"""The one loop around every solver."""
+"""The loop that runs every solver."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..blocks import watched
 from ..operators import LinearOperator
 from ..parallel import one_thread
 from ..preconditioners import Preconditioner
@@ -29,12 +31,12 @@ def solve(
     preconditioner: Preconditioner | None = None,
     callback: Callable[[SolverState], object] | None = None,
 ) -> Solution:
-    """Solve H V = B until a stopping rule holds or no column can improve any more.
+    """Solve H V = B until a stopping rule holds or no column can improve further.
 
     Parameters
     ----------
     operator : LinearOperator
-        H; its own count of epochs is what budgets are held against.
+        H. Budgets refer to the epochs that the operator counts.
     B : Tensor of shape (n, s)
         Right-hand sides.
     solver : Solver
@@ -42,19 +44,24 @@ def solve(
     stopping : StoppingRule
         For example ``RelativeResidual(0.01) | MaxEpochs(50)``.
     x0 : Tensor of shape (n, s), optional
-        Warm start; not written to. Its initial residual costs one epoch.
+        First guess for a warm start, which is not written to. Its residual costs one epoch.
     preconditioner : Preconditioner, optional
-        A built one, to share among solves; otherwise the solver builds what its settings name.
+        A built preconditioner, which several solves may share. By default the solver builds the one
+        that its settings name.
     callback : callable, optional
-        Called with the state after every step. The state is updated in place, and its ``x`` and
-        every later step stay right after an interruption (KeyboardInterrupt passes through).
-        Columns of a size whose square the precision cannot hold appear there in units of a power
-        of two.
+        Called with the state after every step. The state is updated in place. Its ``x`` is usable,
+        and later steps are correct, also after a KeyboardInterrupt, which is not caught here. Very
+        large and very small columns appear in the state divided by a power of two.
 
     Returns
     -------
     Solution
-        With a status; failing is never an exception.
+        With a status that says why the solve ended; a failure is not an exception.
+
+    Raises
+    ------
+    ValueError
+        For a B of the wrong shape.
     """
     if B.ndim != 2 or B.shape[0] != operator.shape[0]:
         raise ValueError(
@@ -66,8 +73,9 @@ def solve(
     units = _units(B)
     if units is not None:
         B, x0 = B / units, None if x0 is None else x0.to(B) / units
-    # Operations between products are small.
-    with one_thread(not solver.direct):
+    # Other operations than products are small, and the time is checked between steps. A direct
+    # solver has one long step, which needs all threads and must notice the end of a time budget.
+    with one_thread(not solver.direct), nullcontext() if solver.direct else watched(None):
         state = solver.init(operator, B, x0, preconditioner)
         first = state.residual_norms.clone()
         while True:
@@ -87,7 +95,8 @@ def solve(
             if callback is not None:
                 callback(state)
     residuals = progress.residual_norms
-    # Within a budget the residual of conjugate gradients may rise while their error falls.
+    # The residual of conjugate gradients may rise while their error falls, so that a solve that
+    # ended for its budget keeps its last solution.
     if status in (Status.STAGNATED, Status.BREAKDOWN):
         residuals = _no_worse_than(first, x0, state, residuals)
     if units is not None:
@@ -97,9 +106,9 @@ def solve(
 
 
 def _units(B: Float[Tensor, "n s"]) -> Float[Tensor, " s"] | None:
-    """Powers of two for columns whose squared norm would leave the precision's range, else None.
+    """Powers of two to divide B's columns by if squared norms would overflow or vanish, else None.
 
-    Far from the data k(x, X) is tiny: its products with itself would be zero, and the solve broken.
+    Far from the data k(x, X) is tiny. Its squared norm would be zero, and the solve would fail.
     """
     norms = column_norms(B)
     largest = torch.finfo(B.dtype).max ** 0.25
@@ -117,7 +126,7 @@ def _no_worse_than(
     state: SolverState,
     residuals: Float[Tensor, " s"],
 ) -> Float[Tensor, " s"]:
-    """Put columns that a failed solve left worse than they began back to their beginning."""
+    """Reset the columns that a failed solve left with a larger residual than they began with."""
     worse = ~(residuals <= first)
     if not bool(worse.any()):
         return residuals
@@ -129,7 +138,7 @@ def _no_worse_than(
 def _verdict(
     stopping: StoppingRule, progress: Progress, columns: Int[Tensor, " s"]
 ) -> Status | None:
-    """The rule's answer, or the reason why no further step can change it."""
+    """The rule's answer, or the reason why no further step can change that answer."""
     status = stopping.check(progress)
     stuck = columns != Column.ACTIVE
     if status is not None or not bool(stuck.any()):

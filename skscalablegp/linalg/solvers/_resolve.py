@@ -18,10 +18,10 @@ from ._cholesky import Cholesky
 from ._sdd import SDD
 from ._sgd import SGD
 
-# Rank of the preconditioner of a solver by name: its cost is linear in n, its gain is not.
+# Rank of the default preconditioner. Its cost is linear in n, whereas it saves products with H.
 _AUTO_RANK = 200
 
-# one row for each solver: the name and how to make it with its defaults
+# The name of each solver, and how to make it with its defaults.
 SOLVERS = {
     "cg": CG,
     "block_cg": BlockCG,
@@ -34,12 +34,16 @@ SOLVERS = {
 
 
 def resolve_solver(solver) -> Solver:
-    """A name from the table becomes a solver; objects come back as they are.
+    """Return the solver that a name stands for; objects are returned unchanged.
 
     Parameters
     ----------
     solver : str or Solver
-        What a user may write.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name; the message lists the known ones.
     """
     made = "CG(preconditioner=PivotedCholesky(rank=200))"
     others = f"an object such as {made}, or, in an estimator, 'auto'"
@@ -49,19 +53,20 @@ def resolve_solver(solver) -> Solver:
 def preconditioner_for(
     solver: str | Solver, preconditioner="auto"
 ) -> PreconditionerConfig | Preconditioner | None:
-    """The settings that a solver is preconditioned with, None for none at all.
+    """The settings of a solver's preconditioner, or None for no preconditioner.
 
     Parameters
     ----------
     solver : str or Solver
-        One that takes no preconditioner gets none.
+        The result is None for solvers that use no preconditioner.
     preconditioner : "auto", str, PreconditionerConfig, Preconditioner or None, default="auto"
-        "auto" is the solver object's own, and for a solver by name randomly pivoted Cholesky of
-        rank 200: at equal rank random pivots need fewer iterations than greedy ones.
+        "auto" means the preconditioner that a solver object has, and for a solver by name randomly
+        pivoted Cholesky of rank 200. At equal rank random pivots need fewer iterations than greedy
+        ones.
     """
     method = resolve_solver(solver)
     auto = isinstance(preconditioner, str) and preconditioner == "auto"
-    # an unknown name is an error also where nothing comes of it
+    # An unknown name is an error also for solvers that use no preconditioner.
     chosen = None if auto else resolve_preconditioner(preconditioner)
     if not method.takes_preconditioner:
         return None

@@ -1,4 +1,4 @@
-"""What solvers share that see H through a few of its rows at a time."""
+"""The common parts of the solvers that read a few rows of H at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from math import ceil
 
 import torch
 from jaxtyping import Float, Int
-from sklearn.utils import check_random_state
 from torch import Generator, Tensor
 
 from ..operators import LinearOperator
-from ..preconditioners import Preconditioner
+from ..preconditioners import Preconditioner, pick_generator
 from ._base import (
     Solver,
     UpdatedState,
@@ -25,40 +24,40 @@ from ._base import (
     true_residual,
 )
 
-# A residual so many times the first one (or |b|) is divergence: residuals of methods that
-# minimise the energy norm may well rise for a while.
+# A solve diverges when its residual exceeds 100 times the first one (or |b|). The factor is large
+# because methods that minimise the energy norm may let the residual rise for a while.
 _DIVERGED = 100.0
-# So many epochs and steps without a better solution, at a residual so much larger, are as well.
+# It also diverges when no better solution was found for 30 epochs and 200 steps, and the residual
+# is twice that of the best one.
 _PATIENT_EPOCHS, _PATIENT_STEPS, _WORSE = 30, 200, 2.0
-# So many epochs without a residual that is smaller by so much: nothing is gained.
+# It has stagnated when the residual has not fallen by a thousandth for 200 epochs.
 _STALE, _LOWER = 200, 1e-3
-# Step sizes below 2**-30 of the first one say that the matrix is to blame.
+# If steps of 2**-30 of the first size still diverge, the matrix is not positive definite.
 _MAX_HALVINGS = 30
 
 
 @dataclass(eq=False)
 class RowState(UpdatedState):
-    """State of a `RowSolver`; `SGD` estimates the residual.
+    """State of a `RowSolver`, whose residual is exact up to rounding (only `SGD` estimates it).
 
     Attributes
     ----------
     blocks : list of Tensor
-        Rows of the steps ahead, or all blocks of a fixed partition.
+        Rows of the next steps, or all blocks of a fixed partition.
     block_size : int
-        Most rows of a step.
+        Largest number of rows of a step.
     generator : torch.Generator
         Draws the rows.
     scale : float
-        The step size, or the factor on the method's own steps: halved at each divergence.
+        The step size, or a factor on the method's own steps; halved at each divergence.
     safe, safe_norm : Tensor of shape (n, s), float
-        The best solution of the last looks (one an epoch) and its mean relative residual.
+        The best solution found by the checks after each epoch, and its mean relative residual.
     limit : float
-        A mean relative residual above it is divergence.
+        The solve has diverged if the mean relative residual exceeds this limit.
     since_look, since_better : int
-        Rows read since the last look, and since one that found a better solution.
+        Rows read since the last check, and since the last check that found a better solution.
     lowest, since_lower : float, int
-        The mean relative residual that the last fall worth the name led to, and the rows read
-        since.
+        The mean relative residual after the last substantial fall, and the rows read since then.
     """
 
     blocks: list = None
@@ -75,10 +74,10 @@ class RowState(UpdatedState):
 
 
 class RowSolver(Solver):
-    """A method whose step reads a block of b rows: b / n epochs, b n s operations.
+    """A method whose step reads a block of b rows, in b / n epochs and O(b n s) operations.
 
-    Subclasses make their state in ``_begin``, choose rows in ``_choose``, move in ``_advance`` and
-    forget momentum in ``_restart``.
+    Subclasses complete the state in ``_begin``, choose rows in ``_choose``, change the solution in
+    ``_advance`` and discard momentum in ``_restart``.
     """
 
     reads_rows = True
@@ -134,7 +133,7 @@ class RowSolver(Solver):
         _record(state, norms, exact=True)
         return state
 
-    # whether steps can be too long
+    # Whether a step can be too long.
     _can_diverge = True
 
     @abstractmethod
@@ -157,17 +156,17 @@ class RowSolver(Solver):
         idx: Int[Tensor, " b"],
         rows: Float[Tensor, "b n"],
     ) -> None:
-        """Move x and R."""
+        """Change x and R by one step."""
 
     @abstractmethod
     def _restart(self, state: RowState) -> None:
-        """Forget momentum: x and R are all that is known."""
+        """Discard momentum, so that x and R alone determine the next step."""
 
     def _norms(self, state: RowState) -> Float[Tensor, " s"]:
         return relative_norms(state.R, state.b_norms)
 
     def _look(self, operator: LinearOperator, state: RowState, b: int) -> None:
-        """Once an epoch: keep the solution if it is the best so far."""
+        """Once an epoch, keep the solution if it is the best so far, and judge progress."""
         state.since_look += b
         if state.since_look < len(state.x):
             return
@@ -189,7 +188,7 @@ class RowSolver(Solver):
             self._go_back(operator, state)
 
     def _retreat(self, operator: LinearOperator, state: RowState) -> None:
-        """Back to the best solution with half the step."""
+        """Return to the best solution and halve the step size."""
         state.stats["n_halvings"] += 1
         state.scale *= 0.5
         self._go_back(operator, state)
@@ -197,7 +196,7 @@ class RowSolver(Solver):
             give_up(state)
 
     def _go_back(self, operator: LinearOperator, state: RowState) -> None:
-        """To the best solution; one epoch for its residual."""
+        """Return to the best solution and compute its residual, at the cost of one epoch."""
         state.since_look = state.since_better = 0
         state.x.copy_(state.safe)
         state.R = true_residual(operator, state)
@@ -210,18 +209,17 @@ class RowSolver(Solver):
 
 
 def n_blocks(n: int, block_size: int) -> int:
-    """How many blocks of at most ``block_size`` rows make n."""
+    """The number of blocks of at most ``block_size`` rows that n rows need."""
     return max(1, ceil(n / block_size))
 
 
 def draw_rows(state: RowState, block_size: int, random_state) -> None:
-    """Have steps take the blocks of random orders; drawn on the CPU, None is seed 0."""
-    seed = 0 if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
-    state.generator, state.block_size = Generator().manual_seed(seed), block_size
+    """Let steps take blocks from random orders, drawn on the CPU; None means seed 0."""
+    state.generator, state.block_size = pick_generator(random_state), block_size
 
 
 def next_rows(state: RowState) -> Int[Tensor, " b"]:
-    """The next block of a random order of all rows, drawn anew when it is used up."""
+    """The next block of a random order of all rows; a new order is drawn when one is used up."""
     if not state.blocks:
         n = len(state.x)
         order = torch.randperm(n, generator=state.generator).to(state.x.device)
@@ -236,7 +234,20 @@ def largest_eigenvalue(
     generator: Generator,
     n_iter: int = 30,
 ) -> Float[Tensor, ""]:
-    """Of a symmetric matrix in modulus, by power iteration; float64, a slight underestimate."""
+    """The largest eigenvalue by modulus of a symmetric matrix, slightly underestimated, in float64.
+
+    Parameters
+    ----------
+    image : callable
+        Multiplies the matrix by a vector.
+    size : int
+        Number of rows of the matrix.
+    device : torch.device
+    generator : torch.Generator
+        Draws the vector that the power iteration starts from.
+    n_iter : int, default=30
+        Number of iterations.
+    """
     v = torch.randn(size, 1, generator=generator, dtype=torch.float64).to(device)
     value = v.norm()
     for _ in range(n_iter):

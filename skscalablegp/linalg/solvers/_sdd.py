@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_number
+from ..blocks import addmm_
 from ..operators import LinearOperator
 from ._rows import RowSolver, RowState, draw_rows
 from ._sgd import check_descent, first_step
@@ -17,14 +18,14 @@ from ._sgd import check_descent, first_step
 
 @dataclass(eq=False)
 class SDDState(RowState):
-    """State of `SDD`; ``x`` is the average and ``scale`` the step size.
+    """State of `SDD`, in which ``x`` is the average and ``scale`` the step size.
 
     Attributes
     ----------
     iterate, iterate_R : Tensor of shape (n, s)
-        What is averaged, and its residual.
+        The iterate that is averaged, and its residual.
     velocity, H_velocity : Tensor of shape (n, s)
-        The last step, and H times it.
+        The last step, and its product with H.
     """
 
     iterate: Tensor = None
@@ -39,24 +40,24 @@ class SDD(RowSolver):
     Parameters
     ----------
     batch_size : int, default=500
-        Coordinates of a step, capped at n; cut from random orders of all rows.
+        Coordinates of a step, at most n. Batches are cut from random orders of all rows.
     momentum : float, default=0.9
-        Share of the last step that is repeated; the gradient is taken where it leads.
+        Fraction of the last step that is repeated. The gradient is evaluated after that part.
     step_size : float or "auto", default="auto"
         As in `SGD`.
     averaging_epochs : float, default=2.0
-        Memory of the average in epochs; 0 takes the last iterate.
+        Number of epochs that the moving average extends over; 0 returns the last iterate.
     random_state : int, RandomState instance or None, default=None
-        Seed of the batches; None is seed 0, so that solves repeat.
+        Seed of the batches. None means seed 0, so that solves are repeatable.
 
     Notes
     -----
     Algorithm 1 of Lin, Padhy, Antoran, Tripp, Terenin, Szepesvari, Hernandez-Lobato and Janz
-    (2024), Stochastic gradient descent for Gaussian processes done right. Steps have b non-zero
-    rows before momentum, so the rows that give the gradient (H is symmetric) also give H times the
-    step: the residuals of iterate and average are known at no further cost. A step reads b rows,
-    b / n epochs and O(b n s) operations; six blocks of n x s numbers beside B and x.
-    Preconditioners are not used.
+    (2024), Stochastic gradient descent for Gaussian processes done right. Apart from momentum a
+    step changes b rows of the solution. Since H is symmetric, the rows that give the gradient also
+    give the product of H with the step, so that the residuals of the iterate and of the average are
+    known at no further cost. A step takes b / n epochs and O(b n s) operations; six blocks of n x s
+    numbers beside B and x. Preconditioners are not used.
     """
 
     _state_class = SDDState
@@ -91,7 +92,7 @@ class SDD(RowSolver):
         rho, V, HV = self.momentum, state.velocity, state.H_velocity
         ahead = state.iterate_R[idx] - rho * HV[idx]
         V.mul_(rho).index_add_(0, idx, ahead, alpha=state.scale)
-        HV.addmm_(rows.mT, ahead, beta=rho, alpha=state.scale)
+        addmm_(HV.mul_(rho), rows.mT, ahead, alpha=state.scale)
         state.iterate += V
         state.iterate_R -= HV
         rate = min(1.0, len(idx) / (len(V) * max(self.averaging_epochs, 1e-12)))
@@ -99,7 +100,7 @@ class SDD(RowSolver):
         state.R.lerp_(state.iterate_R, rate)
 
     def check(self, operator: LinearOperator, state: SDDState) -> SDDState:
-        """Also restarts the iterate from the average, whose residual is now known afresh."""
+        """Compute the true residual of the average, and restart the iterate from the average."""
         super().check(operator, state)
         self._restart(state)
         return state

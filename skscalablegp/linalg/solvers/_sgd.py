@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
+from ..blocks import addmm_
 from ..operators import LinearOperator
 from ._base import give_up, relative_norms
 from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue, next_rows
@@ -17,15 +18,16 @@ from ._rows import RowSolver, RowState, draw_rows, largest_eigenvalue, next_rows
 
 @dataclass(eq=False)
 class SGDState(RowState):
-    """State of `SGD`; ``scale`` is the step size.
+    """State of `SGD`, in which ``scale`` is the step size.
 
     Attributes
     ----------
     momentum : Tensor of shape (n, s)
+        The last step.
     floor : Tensor of shape (s,)
-        Residuals found by the last check that failed; none below is reported for an epoch.
+        The true residuals at the last check. For an epoch after it, no smaller ones are reported.
     since_check : int
-        Rows visited since then.
+        Rows visited since the last check.
     """
 
     momentum: Tensor = None
@@ -39,23 +41,24 @@ class SGD(RowSolver):
     Parameters
     ----------
     batch_size : int, default=500
-        Rows of a batch, capped at n. Batches are cut from random orders of all rows.
+        Rows of a batch, at most n. Batches are cut from random orders of all rows.
     momentum : float, default=0.9
-        Share of the last step that is repeated.
+        Fraction of the last step that is repeated.
     step_size : float or "auto", default="auto"
-        What a batch's residual is multiplied with (the paper's learning rate over the batch size).
-        "auto": about one over the largest eigenvalue of a batch's block of H, by power iteration.
-        A step size that diverges is halved, and the halvings are counted in the statistics.
+        Factor on the residual of a batch (the paper's learning rate divided by the batch size).
+        "auto" takes about one over the largest eigenvalue of a batch's block of H, which power
+        iteration estimates. A step size that diverges is halved, and the statistics count this.
     random_state : int, RandomState instance or None, default=None
-        Seed of the batches; None is seed 0, so that solves repeat.
+        Seed of the batches. None means seed 0, so that solves are repeatable.
 
     Notes
     -----
-    Algorithm 3 of Lin et al. (2024), with the residual stored as B - H x: it starts from that of
-    the warm start, and each batch replaces its own rows by minus its gradient. The estimate lags;
-    success is declared by a true residual only (one epoch), and after a check that failed none
-    smaller than it is reported for an epoch. A step reads b rows, b / n epochs and O(b n s)
-    operations; three blocks of n x s numbers beside B and x. Preconditioners are not used.
+    Algorithm 3 of Lin et al. (2024). The residual B - H x is stored; it is that of the first guess
+    at first, and each batch replaces its own rows by minus its gradient. This estimate lags behind.
+    Success is therefore declared by a true residual only, which costs one epoch, and for an epoch
+    after a check that failed no smaller residual is reported than the check found. A step takes
+    b / n epochs and O(b n s) operations; three blocks of n x s numbers beside B and x.
+    Preconditioners are not used.
     """
 
     _state_class = SGDState
@@ -79,7 +82,8 @@ class SGD(RowSolver):
         idx: Int[Tensor, " b"],
         rows: Float[Tensor, "b n"],
     ) -> None:
-        residual = state.B[idx].addmm_(rows, state.x, alpha=-1)
+        residual = state.B[idx]
+        addmm_(residual, rows, state.x, alpha=-1)
         state.momentum.mul_(self.momentum).index_add_(0, idx, residual, alpha=state.scale)
         state.x += state.momentum
         state.R[idx] = residual
@@ -94,7 +98,7 @@ class SGD(RowSolver):
     def check(self, operator: LinearOperator, state: SGDState) -> SGDState:
         super().check(operator, state)
         state.floor, state.since_check = state.residual_norms, 0
-        # an estimate is far from the true residual without any rounding
+        # The estimate differs from the true residual for other reasons than rounding.
         state.strikes = torch.zeros_like(state.strikes)
         return state
 
@@ -103,7 +107,7 @@ class SGD(RowSolver):
 
 
 def check_descent(solver: RowSolver) -> None:
-    """The settings of every method that follows gradients of batches."""
+    """Check the settings that the methods with gradients of batches share."""
     check_integer("batch_size", solver.batch_size)
     check_number("momentum", solver.momentum, below=1)
     check_number("step_size", solver.step_size, positive=True, other=("auto",))
@@ -117,9 +121,10 @@ def first_step(
 ) -> float:
     """The given step size, or one from the largest eigenvalue of a random block of H.
 
-    Below two over it, a step on the block's own rows lowers the energy norm of the error. The part
-    of that eigenvalue that does not grow with the block varies from batch to batch, and plain
-    momentum sums it up: it is what half the block would have left at size zero.
+    With step sizes below two over that eigenvalue, a step on the rows of the block lowers the
+    energy norm of the error. Part of the eigenvalue does not grow with the size of the block; it
+    differs between batches, and momentum without a look-ahead adds it up. That part is estimated by
+    linear extrapolation from the whole block and half of it to a block of size zero.
     """
     state.stats["step_size"] = step_size
     if step_size != "auto":

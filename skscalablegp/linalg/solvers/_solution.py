@@ -1,4 +1,4 @@
-"""What a solve hands back; failing is data here, not an exception."""
+"""The result of a solve; a failure is a status here, not an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Status(Enum):
-    """Why a solve stopped; ``remedy`` says what to try."""
+    """The reason why a solve ended; ``remedy`` says what to change."""
 
     CONVERGED = "converged"
     MAX_EPOCHS = "max_epochs"
@@ -21,7 +21,7 @@ class Status(Enum):
 
     @property
     def remedy(self) -> str:
-        """One sentence on what to change, empty for CONVERGED."""
+        """A sentence on what to change; empty for CONVERGED."""
         return _REMEDIES[self]
 
 
@@ -49,7 +49,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SolveSummary:
-    """What is kept of a solve once its vectors are gone.
+    """The status, largest relative residual and cost of a solve, without its vectors.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class SolveSummary:
         Largest relative residual.
     epochs : float
     own_remedy : str
-        What to change where the usual advice for the status does not apply.
+        Advice that replaces the usual remedy for the status, if that does not apply.
     """
 
     status: Status
@@ -74,24 +74,24 @@ class SolveSummary:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The answer to H V = B and how it was reached.
+    """The solution V of H V = B, and how it was reached.
 
     Attributes
     ----------
     value : Tensor of shape (n, s)
-        V.
+        V, in the operator's precision, or in float64 if the solver accumulates it in float64.
     status : Status
-        Why the solve stopped.
+        The reason why the solve ended.
     residuals : Tensor of shape (s,)
         Relative residual of every column, float64.
     epochs : float
-        Entries of H evaluated by this solve, divided by n^2; everything is counted: initial
-        residuals, preconditioner builds and checks.
+        Entries of H evaluated by this solve, divided by n^2, including those for first residuals,
+        preconditioners and checks.
     n_iter : int
-        Steps taken.
+        Number of steps.
     stats : dict
-        ``seconds``, ``residuals_exact`` (whether the residuals were computed as B - H V rather
-        than updated), and what the solver adds, such as ``jitter`` or ``n_refreshes``.
+        ``seconds``, ``residuals_exact`` (whether the residuals were computed from B - H V rather
+        than updated), and the solver's own statistics, such as ``jitter`` or ``n_refreshes``.
     """
 
     value: Float[Tensor, "n s"]

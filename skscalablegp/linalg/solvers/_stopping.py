@@ -1,4 +1,4 @@
-"""When to stop a solve: small frozen rules that compose with ``|`` and ``&``."""
+"""Stopping rules of a solve: small frozen objects that compose with ``|`` and ``&``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._solution import Status
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """What a rule may look at.
+    """The numbers that a stopping rule may use.
 
     Attributes
     ----------
     residual_norms : Tensor of shape (s,)
         Relative residual of every column, float64, on the CPU.
     iteration : int
-        Steps taken.
+        Number of steps taken.
     epochs : float
         Entries of H evaluated since the solve began, divided by n^2.
     seconds : float
@@ -36,11 +36,11 @@ class Progress:
 
 
 class StoppingRule(ABC):
-    """Answers with a status to stop at, or None to go on."""
+    """A rule whose answer is None to go on, or the status of the solve if it should end."""
 
     @abstractmethod
     def check(self, progress: Progress) -> Status | None:
-        """CONVERGED means success, any other status a spent budget."""
+        """The answer at this point; CONVERGED means success, any other status a spent budget."""
 
     def __or__(self, other: StoppingRule) -> AnyOf:
         return AnyOf(self, other)
@@ -51,16 +51,16 @@ class StoppingRule(ABC):
 
 @dataclass(frozen=True)
 class RelativeResidual(StoppingRule):
-    """Success once ``|b - H x| / |b|`` over the chosen columns is small.
+    """Success when ``|b - H x| / |b|`` is small in the chosen columns.
 
     Parameters
     ----------
     tol : float
-        The largest residual that counts as success.
+        The largest relative residual that counts as success.
     columns : slice, int or sequence of int, default=slice(None)
-        Which right-hand sides to look at; with none chosen the rule always holds.
+        The right-hand sides that count. If there are none, the rule always holds.
     reduce : {"max", "mean"}, default="max"
-        How the columns are summed up.
+        Whether the largest or the mean residual of the columns is compared with `tol`.
     """
 
     tol: float
@@ -96,22 +96,22 @@ class _Budget(StoppingRule):
 
 
 class MaxEpochs(_Budget):
-    """Budget: stop at the first look after ``limit`` epochs; the step that crosses is finished."""
+    """A budget of ``limit`` epochs; the step in which it runs out is finished."""
 
     def check(self, progress: Progress) -> Status | None:
-        # the count is a ratio of integers: a step of b / n epochs may land a rounding short
+        # Sums of b / n epochs may fall short of the limit by their rounding.
         return Status.MAX_EPOCHS if progress.epochs >= self.limit * (1 - 1e-12) else None
 
 
 class MaxIterations(_Budget):
-    """Budget: stop after ``limit`` steps."""
+    """A budget of ``limit`` steps."""
 
     def check(self, progress: Progress) -> Status | None:
         return Status.MAX_ITER if progress.iteration >= self.limit else None
 
 
 class MaxSeconds(_Budget):
-    """Budget: stop at the first look after ``limit`` seconds."""
+    """A budget of ``limit`` seconds; the step in which it runs out is finished."""
 
     def check(self, progress: Progress) -> Status | None:
         return Status.MAX_SECONDS if progress.seconds >= self.limit else None
@@ -119,7 +119,7 @@ class MaxSeconds(_Budget):
 
 @dataclass(frozen=True)
 class AnyOf(StoppingRule):
-    """Stop when either rule says so; success goes before a spent budget."""
+    """Stop when either rule does; success takes precedence over a spent budget."""
 
     left: StoppingRule
     right: StoppingRule
@@ -130,7 +130,7 @@ class AnyOf(StoppingRule):
 
 @dataclass(frozen=True)
 class AllOf(StoppingRule):
-    """Stop when both rules say so; success if either of them means success."""
+    """Stop when both rules do, with success if either of them means success."""
 
     left: StoppingRule
     right: StoppingRule

@@ -1,4 +1,4 @@
-"""Series cut at a random term, without bias."""
+"""Unbiased estimates of sums of series that are truncated at a random term."""
 
 from ._cg import WeightedColumns, cg_stream, roulette_cg
 from ._distributions import (

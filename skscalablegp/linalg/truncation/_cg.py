@@ -1,4 +1,4 @@
-"""Conjugate gradients as a stream of increments, weighted as they arrive."""
+"""Conjugate gradients as a stream of increments, which are weighted as they arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..operators import LinearOperator
 from ..preconditioners import IdentityPreconditioner, Preconditioner
-from ..solvers import CG, CGState
+from ..solvers import CG, CGState, Column
 from ._roulette import RouletteSum
 
 
@@ -23,7 +23,9 @@ def cg_stream(
     preconditioner: Preconditioner | None = None,
     reorthogonalize: bool = False,
 ) -> Iterator[CGState]:
-    """The states of one CG run from zero: term j of H^-1 B is ``gamma * direction`` of state j.
+    """The states of one CG run that starts from zero.
+
+    Term j of the series for H^-1 B is ``gamma * direction`` of state j.
 
     Parameters
     ----------
@@ -32,37 +34,40 @@ def cg_stream(
     B : Tensor of shape (n, s)
         Right-hand sides.
     n_steps : int
-        Most terms. The stream ends early when every column is solved to machine precision.
+        Largest number of terms. The stream ends earlier if every column is solved to machine
+        precision.
     preconditioner : Preconditioner, optional
+        The identity by default.
     reorthogonalize : bool, default=False
-        Keep all residuals orthogonal: O(n s) memory and O(n s j) operations more in step j.
+        Whether to keep all residuals orthogonal. This takes the memory of ``n_steps`` residuals and
+        their duals, and O(n s j) further operations in step j.
 
     Yields
     ------
     CGState
-        One and the same object, changed in place.
+        The same object every time, changed in place.
     """
     chosen = preconditioner or IdentityPreconditioner(len(B), B.dtype, B.device)
     if reorthogonalize:
         chosen = _Reorthogonalizer(chosen, n_steps)
-    # A refreshed residual would make the later terms those of another series.
+    # After a refresh of the residual, later terms would belong to another series.
     solver = CG(residual_refresh=None)
     state = solver.init(operator, B, None, chosen)
-    while state.iteration < n_steps and bool((state.columns == 0).any()):
+    while state.iteration < n_steps and bool((state.columns == Column.ACTIVE).any()):
         state = solver.step(operator, state)
         yield state
 
 
 class _Reorthogonalizer(Preconditioner):
-    """P^-1 R after R was made orthogonal, in place, to all residuals before it.
+    """Computes P^-1 R, after it has made R orthogonal to all former residuals, in place.
 
-    CG applies its preconditioner exactly once a step, to the new residual.
+    This works because CG applies its preconditioner exactly once a step, to the new residual.
     """
 
     def __init__(self, inner: Preconditioner, n_steps: int):
         self.inner, self.rank = inner, inner.rank
         self.n_steps, self.used = n_steps, 0
-        # Per column, so that all earlier residuals are removed by two products at once.
+        # Stored by columns of R, so that two products remove all former residuals at once.
         self.basis = self.duals = torch.empty(0)
 
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
@@ -89,12 +94,12 @@ class _Reorthogonalizer(Preconditioner):
 
 @dataclass(frozen=True, eq=False)
 class WeightedColumns:
-    """Which right-hand sides get which weights; the same columns may appear more than once.
+    """Right-hand sides and the weights of their terms; several groups may use the same columns.
 
     Attributes
     ----------
     columns : slice
-        Of B.
+        Columns of B.
     weights : Tensor of shape (k, terms)
         As in `RouletteSum`.
     """
@@ -105,22 +110,22 @@ class WeightedColumns:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSolve:
-    """What `roulette_cg` returns.
+    """The result of `roulette_cg`.
 
     Attributes
     ----------
     values : tuple of Tensor of shape (n, columns)
         One estimate of H^-1 B[:, columns] for each group.
     residuals : Tensor of shape (s,)
-        Relative residuals of the unweighted iterates where each column was left, float64.
+        Relative residuals of the unweighted iterates at the last step of each column, float64.
     n_iter : int
-        Steps of the run.
+        Number of steps.
     orthogonality_loss : float
-        Largest inner product of a residual with the first one (in P^-1), relative to the first's
-        square: 0 in exact arithmetic. Where it is not small, the terms are no longer those of the
-        series while the residual still matters, and unbiasedness is lost.
+        The largest inner product, in P^-1, of a residual with the first one, relative to the first
+        one's square. It is 0 in exact arithmetic. If it is not small, rounding has changed the
+        terms of the series while they still matter, and the estimates are biased.
     broken : bool
-        Whether a column met a non-positive curvature.
+        Whether a curvature that is not positive was met.
     """
 
     values: tuple[Tensor, ...]
@@ -138,22 +143,22 @@ def roulette_cg(
     preconditioner: Preconditioner | None = None,
     reorthogonalize: bool = False,
 ) -> WeightedSolve:
-    """One CG run whose increments are summed with the weights of every group as they arrive.
+    """Sum the increments of one CG run with the weights of every group.
 
     Parameters
     ----------
     operator : LinearOperator
         H.
     B : Tensor of shape (n, s)
-        Right-hand sides; those that need the fewest steps are best put last, since finished ones
-        at the end leave the run.
+        Right-hand sides. Those that need the fewest steps should come last, because only finished
+        columns at the end are dropped from the run.
     groups : list of WeightedColumns
     preconditioner, reorthogonalize
         As in `cg_stream`.
 
     Notes
     -----
-    max(J) epochs; beside CG's blocks one block for each group, and one for the current increment.
+    max(J) epochs. The memory is that of CG, plus a block for each group and for the current term.
     Potapczynski et al. (2021), equation 16.
     """
     sums = [RouletteSum(group.weights.to(B.device)) for group in groups]
@@ -176,7 +181,7 @@ def roulette_cg(
                 total.add(term[:, group.columns])
         residuals[:width] = state.residual_norms
         loss = max(loss, _loss(state, first[:width]))
-        broken = broken or bool((state.columns == 3).any())
+        broken = broken or bool((state.columns == Column.BROKEN).any())
         left = [g.columns.stop for g, total in zip(groups, sums, strict=True) if not total.finished]
         if not left:
             break
@@ -190,13 +195,13 @@ def roulette_cg(
 
 
 def _loss(state: CGState, first: Float64[Tensor, " s"]) -> float:
-    """Largest |r_0' P^-1 r_j| / |r_0|^2, which is 0 in exact arithmetic."""
+    """The largest |r_0' P^-1 r_j| / |r_0|^2, which is 0 in exact arithmetic."""
     product = (state.B * state.Z).sum(0, dtype=torch.float64)
     return float((product.abs() / first.clamp_min(1e-300)).max())
 
 
 def _shrink(state: CGState, width: int) -> None:
-    """Let the columns from `width` on leave the run."""
+    """Drop the columns from `width` on from the run."""
     for name in (f.name for f in fields(state)):
         value = getattr(state, name)
         if isinstance(value, Tensor):

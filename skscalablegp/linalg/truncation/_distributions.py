@@ -1,4 +1,4 @@
-"""Distributions of the number of terms that a series is cut after."""
+"""Distributions of the number of terms after which a series is truncated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 
-# "auto" computes so many terms with weight 1: their increments are the largest.
+# With min_iter="auto" this many terms always get weight 1, because early terms are the largest.
 AUTO_MIN_ITER = 20
 
 
@@ -31,7 +31,7 @@ class Truncation:
     probabilities : Tensor of shape (high - low + 1,)
         P(J = low), ..., P(J = high), float64.
     tails : Tensor of shape (high - low + 1,)
-        P(J >= low), ..., P(J >= high), from a formula rather than as 1 - cdf, which cancels.
+        P(J >= low), ..., P(J >= high), from a formula, since 1 - cdf would lose digits.
     """
 
     low: int
@@ -40,27 +40,37 @@ class Truncation:
     tails: Float64[Tensor, " k"]
 
     def pmf(self, j: Int[Tensor, " *shape"] | int) -> Float64[Tensor, " *shape"]:
-        """P(J = j), 0 outside the support."""
+        """P(J = j), which is 0 outside the support."""
         j = torch.as_tensor(j)
         inside = (j >= self.low) & (j <= self.high)
         value = self.probabilities[(j - self.low).clamp(0, self.high - self.low)]
         return torch.where(inside, value, 0.0)
 
     def survival(self, j: Int[Tensor, " *shape"] | int) -> Float64[Tensor, " *shape"]:
-        """P(J >= j): 1 up to ``low``, 0 beyond ``high``."""
+        """P(J >= j), which is 1 up to ``low`` and 0 beyond ``high``."""
         j = torch.as_tensor(j)
         value = self.tails[(j - self.low).clamp(0, self.high - self.low)]
         return torch.where(j > self.high, 0.0, value)
 
     @property
     def mean(self) -> float:
-        """E[J], which is the expected cost."""
+        """E[J], the expected number of steps."""
         return float((self._values() * self.probabilities).sum())
 
     def sample(
         self, size: int, generator: torch.Generator, stratified: bool = False
     ) -> Int[Tensor, " size"]:
-        """Draws by inversion: independent, or one from each of equal parts; on the CPU."""
+        """Draws by inversion, on the CPU.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        generator : torch.Generator
+        stratified : bool, default=False
+            Whether to take one draw from each of `size` equally probable parts of the distribution,
+            rather than independent draws.
+        """
         u = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device)
         if stratified:
             u = (torch.arange(size, device=u.device) + u) / size
@@ -72,11 +82,11 @@ class Truncation:
 
 
 class TruncationDistribution(BaseEstimator, ABC):
-    """Settings of a distribution of truncation points."""
+    """Settings of a distribution of the truncation point J."""
 
     @property
     def adapts(self) -> bool:
-        """Whether the first term that may be the last is left open."""
+        """Whether the settings leave the smallest J open."""
         params = self.get_params(deep=False)
         return params.get("min_iter") == "auto" and params.get("expected_iter") is None
 
@@ -87,14 +97,14 @@ class TruncationDistribution(BaseEstimator, ABC):
         Parameters
         ----------
         n : int
-            Number of terms; the support ends there at the latest, which keeps costs finite.
+            Number of terms, which is the largest possible J.
         start : int, default=1
-            Where "auto" lets the support begin at the earliest.
+            Lower limit of the smallest J that "auto" chooses.
 
         Raises
         ------
         ValueError
-            For settings that do not fit n; names the parameter and a value that works.
+            For settings that do not fit n. The message names the parameter and a value that works.
         """
 
 
@@ -104,14 +114,15 @@ class ExponentialTruncation(TruncationDistribution):
     Parameters
     ----------
     rate : float, default=0.05
-        Mean and standard deviation of J - min_iter are about 1 / rate.
+        The mean and the standard deviation of J - min_iter are about 1 / rate.
     min_iter : int or "auto", default="auto"
-        Terms that are always computed, with weight exactly 1. "auto" is what `expected_iter` asks
-        for, else 20 or as many as there are.
+        Number of terms that are always computed and have weight 1. "auto" chooses it to meet
+        `expected_iter`. If that is None, it is 20, or the number of terms if there are fewer.
     expected_iter : float or None, default=None
-        E[J], met through `min_iter` as well as an integer can, to within one.
+        The desired E[J], which the choice of `min_iter` meets to within one.
     max_iter : int or None, default=None
-        Largest J; None is the number of terms. Below it terms are never reached and a bias is left.
+        Largest J; None means the number of terms. If it is smaller than the number of terms, later
+        terms are never computed, which leaves a bias.
     """
 
     def __init__(
@@ -142,17 +153,18 @@ class ExponentialTruncation(TruncationDistribution):
         return float(check_number("rate", self.rate, positive=True, example=0.05))
 
     def _with_mean(self, mean: float, start: int, high: int, rate: float) -> Truncation:
-        """The support's beginning by bisection: E[J] grows with it."""
+        """Find the smallest J by bisection, since E[J] grows with it."""
         least = _exponential(start, high, rate).mean
         if mean > high or mean < start:
             raise ValueError(
-                f"expected_iter={self.expected_iter!r} must lie between {start} and {high}, the "
-                f"terms there are: for example expected_iter={(start + high) // 2}."
+                f"expected_iter={self.expected_iter!r} must lie between {start} and the number of "
+                f"terms, {high}: for example expected_iter={(start + high) // 2}."
             )
         if mean < least - 1:
             raise ValueError(
-                f"expected_iter={self.expected_iter!r} is less than E[J]={least:.3g} of the whole "
-                f"support: use {self._steeper(mean - start)}, or expected_iter={math.ceil(least)}."
+                f"expected_iter={self.expected_iter!r} is below {least:.3g}, the smallest E[J] at "
+                f"this rate: use {self._steeper(mean - start)}, or "
+                f"expected_iter={math.ceil(least)}."
             )
         below, above = start, high
         while above - below > 1:
@@ -169,14 +181,14 @@ class ExponentialTruncation(TruncationDistribution):
 
 
 class GeometricTruncation(ExponentialTruncation):
-    """P(J) proportional to (1 - probability)^J on ``min_iter..n``: stop with that probability.
+    """P(J) proportional to (1 - probability)^J on ``min_iter..n``.
 
-    The same family as `ExponentialTruncation`, with rate = -log(1 - probability).
+    This is the family of `ExponentialTruncation` with rate = -log(1 - probability).
 
     Parameters
     ----------
     probability : float, default=0.05
-        Of stopping after each further term, between 0 and 1.
+        Probability of stopping after each further term, between 0 and 1.
     min_iter, expected_iter, max_iter
         As in `ExponentialTruncation`.
     """
@@ -200,14 +212,14 @@ class GeometricTruncation(ExponentialTruncation):
 
 
 class ReciprocalTruncation(TruncationDistribution):
-    """P(J) proportional to 1 / J on ``min_iter..n``: for series that converge slowly.
+    """P(J) proportional to 1 / J on ``min_iter..n``, for series that converge slowly.
 
     Parameters
     ----------
     min_iter : int or "auto", default="auto"
-        Smallest J; "auto" is the first term.
+        Smallest J; "auto" starts with the first term.
     max_iter : int or None, default=None
-        Largest J; None is the number of terms. Without an end the expected cost is infinite.
+        Largest J; None means the number of terms. On an infinite support E[J] would be infinite.
     """
 
     def __init__(self, *, min_iter: Any = "auto", max_iter: Any = None):
@@ -217,18 +229,18 @@ class ReciprocalTruncation(TruncationDistribution):
         high = _highest(self.max_iter, n, start)
         low = _lowest(self.min_iter, start, high)
         weights = 1 / torch.arange(low, high + 1, dtype=torch.float64)
-        # Summed from the small end: sums of positive numbers, nothing cancels.
+        # Sums of positive numbers, the smallest first, so that no digits are lost.
         tails = weights.flip(0).cumsum(0).flip(0)
         return Truncation(low, high, weights / tails[0], tails / tails[0])
 
 
 class FixedTruncation(TruncationDistribution):
-    """J is always the same: plain early stopping, with its bias.
+    """A constant J, which gives the biased sum of plain early stopping.
 
     Parameters
     ----------
     n_iter : int, default=20
-        Terms that are summed, or all where there are fewer.
+        Number of terms that are summed; all of them if there are fewer.
     """
 
     def __init__(self, n_iter: Any = 20):
@@ -241,7 +253,7 @@ class FixedTruncation(TruncationDistribution):
 
 
 def _exponential(low: int, high: int, rate: float) -> Truncation:
-    """Tails q^k (1 - q^(K - k)) / (1 - q^K), q = exp(-rate), each factor without cancellation."""
+    """Tails q^k (1 - q^(K - k)) / (1 - q^K) with q = exp(-rate), computed without cancellation."""
     k = torch.arange(high - low + 1, dtype=torch.float64)
     size = high - low + 1
     whole = math.expm1(-rate * size)
@@ -255,12 +267,12 @@ def _is_auto(value: Any) -> bool:
 
 def _highest(max_iter: Any, n: int, start: int) -> int:
     if n < start:
-        raise ValueError(f"A series of {n} terms has none from {start} on to draw from.")
+        raise ValueError(f"A series of {n} terms cannot be truncated at term {start} or later.")
     if max_iter is None:
         return n
     if isinstance(max_iter, Real) and math.isinf(max_iter):
         raise ValueError(
-            f"max_iter={max_iter!r} makes the expected cost infinite: use None, which is the "
+            f"max_iter={max_iter!r} makes the expected cost infinite: use None, which means the "
             f"number of terms ({n} here)."
         )
     return min(check_integer("max_iter", max_iter, start, example=n), n)
@@ -272,7 +284,7 @@ def _lowest(min_iter: Any, auto: int, high: int) -> int:
     low = check_integer("min_iter", min_iter, example=min(AUTO_MIN_ITER, high), other=("auto",))
     if low > high:
         raise ValueError(
-            f"min_iter={min_iter!r} exceeds the {high} terms there are (rows, or max_iter): use at "
-            f"most min_iter={high}, or min_iter='auto'."
+            f"min_iter={min_iter!r} exceeds the number of terms, which is {high} (the number of "
+            f"rows, or max_iter): use at most min_iter={high}, or min_iter='auto'."
         )
     return low

@@ -1,4 +1,4 @@
-"""The table of the names of truncations."""
+"""The names of the truncation distributions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ TRUNCATIONS = {
 
 
 def resolve_truncation(truncation: Any) -> TruncationDistribution:
-    """A name from the table becomes a distribution; objects come back as they are.
+    """Return the distribution that a name stands for; objects are returned unchanged.
 
     Parameters
     ----------
     truncation : str or TruncationDistribution
-        What a user may write.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Weights that make a sum cut short unbiased, for any stream of increments."""
+"""Weights that make a truncated sum unbiased, for any series of increments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ._distributions import Truncation
 def roulette_weights(
     truncation: Truncation, draws: Int[Tensor, " k"]
 ) -> Float64[Tensor, "k terms"]:
-    """Russian roulette: term j has weight 1 / P(J >= j) up to J, then 0.
+    """Weights of Russian roulette: 1 / P(J >= j) for the terms j up to J, and 0 for later ones.
 
-    Terms up to the support's beginning have weight exactly 1, so that nothing but the tail of the
-    sum is random. E[sum_j w_j d_j] = sum_j d_j for any terms that do not depend on J.
+    Terms before the support of J have weight exactly 1, so that only the tail of the sum is random.
+    E[sum_j w_j d_j] = sum_j d_j for any terms d_j that do not depend on J.
 
     Parameters
     ----------
     truncation : Truncation
+        The distribution of J.
     draws : Tensor of shape (k,)
-        One J for each estimate.
+        A draw of J for each estimate.
 
     Returns
     -------
@@ -35,14 +36,14 @@ def roulette_weights(
 
 
 class RouletteSum:
-    """Weighted sums of terms that arrive one by one; any terms, any number of estimates at once.
+    """Weighted sums of terms that arrive one by one, for several estimates at once.
 
     Parameters
     ----------
     weights : Tensor of shape (k, terms)
-        For example of `roulette_weights`. Term j is multiplied by ``weights[:, j]`` along its last
-        axis, so k is 1, the length of that axis, or, for terms whose last axis is 1, the number of
-        independent estimates.
+        For example from `roulette_weights`. Term j is multiplied by ``weights[:, j]`` along its
+        last axis. So k is 1, or the length of that axis, or the number of independent estimates if
+        the last axis of the terms has length 1.
     """
 
     def __init__(self, weights: Float[Tensor, "k terms"]):
@@ -53,11 +54,11 @@ class RouletteSum:
 
     @property
     def finished(self) -> bool:
-        """Whether all further weights are 0."""
+        """Whether all remaining weights are 0."""
         return self._used >= self._last
 
     def add(self, term: Float[Tensor, " *shape"]) -> None:
-        """The next term of the sum."""
+        """Add the next term."""
         if self.finished:
             return
         weight = self.weights[:, self._used].to(term)
@@ -71,17 +72,17 @@ class RouletteSum:
 def single_sample(
     base: Tensor, increment: Callable[[int], Tensor], truncation: Truncation, draw: int
 ) -> Tensor:
-    """base + d_J / P(J = J): one importance-weighted term in the place of the whole sum.
+    """base + d_j / P(J = j) for a draw j, an estimate of a sum from a single term.
 
     Parameters
     ----------
     base : Tensor
-        What the sum begins with: everything below the support.
+        The sum of all terms before the support of J.
     increment : callable
-        ``increment(j)`` is d_j.
+        ``increment(j)`` returns the term d_j.
     truncation : Truncation
-        Its support has every term whose sum is estimated.
+        The distribution of J. Its support contains every term that is not part of `base`.
     draw : int
-        J.
+        The draw j.
     """
     return base + increment(draw) / float(truncation.pmf(draw))

@@ -325,6 +325,27 @@ def test_names_stand_for_estimators():
         resolve_gradient("best")
 
 
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [
+        (PathwiseGradient(prior="cholesky"), "prior"),
+        (PathwiseGradient(n_pairs=0), "n_pairs"),
+        (StandardGradient(solver_tol=-1.0), "solver_tol"),
+    ],
+)
+def test_wrong_settings_say_which(estimator, name):
+    with pytest.raises(ValueError, match=f"{name} must be .*got"):
+        resolve_gradient(estimator)
+
+
+def test_all_epochs_of_an_estimate_are_counted():
+    ours = problem(n=80)
+    estimator = PathwiseGradient(Cholesky(), n_probes=2, prior="exact")
+    estimate, _ = estimator.estimate(ours, ours.kernel.theta0, GradientState())
+    # The prior's factor, and the factor and the residual of the solve.
+    assert estimate.solution.epochs == 3
+
+
 def test_what_trains_on_a_subset():
     own = ExactGradient(max_jitter=1e-5)
     assert own.on_subset() is own

@@ -12,7 +12,7 @@ from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.truncation import WeightedColumns, roulette_cg, roulette_weights
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import Status
-from skscalablegp.truncation import ExponentialTruncation, FixedTruncation
+from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 N, N_DRAWS = 30, 10_000
 RANDOM, FIXED = ExponentialTruncation(0.2, min_iter=2), FixedTruncation(3)
@@ -155,3 +155,16 @@ def test_cuts_come_later_where_two_estimates_differ():
             _, state = estimator.estimate(ours, hard, state)
         first.append(estimator.bound(80, state.extra["first_cut"]).low)
     assert first[0] > first[1] == 20
+
+
+@pytest.mark.parametrize(
+    "law", [ExponentialTruncation(max_iter=30), ReciprocalTruncation(max_iter=9)]
+)
+def test_cuts_come_no_later_than_the_largest_one(law):
+    ours, state = problem(n=80), GradientState(generator(1))
+    hard = ours.kernel.theta0 + torch.tensor([3.0, 0, 0, -5.0], dtype=torch.float64)
+    estimator = TruncatedGradient(law, n_probes=2)
+    for _ in range(8):
+        _, state = estimator.estimate(ours, hard, state)
+    bound = estimator.bound(80, state.extra["first_cut"])
+    assert bound.low == bound.high == law.max_iter

@@ -224,6 +224,21 @@ def test_every_bit_is_the_same_with_any_number_of_workers(
         assert all(map(torch.equal, results(count), alone))
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_products_have_the_precision_of_their_vectors(keep):
+    X, V = normal(50, 3).float(), normal(50, 4)
+    kernel = STATIONARY["sum"] + W(0.1)
+    noise = torch.full((50,), 0.3)
+    compiled = compile_kernel(kernel, 3)
+    op = KernelOperator(compiled, compiled.theta0, X, noise, keep=keep)
+    op.matmul(V.float())
+    exact = torch.from_numpy(kernel(X.double().numpy())) @ V + noise.double()[:, None] * V
+    before = op.epochs
+    torch.testing.assert_close(op.matmul(V), exact, rtol=1e-12, atol=1e-12)
+    assert op.epochs == before + 1
+    assert op.matmul(V.float()).dtype == op.cross(X[:5]).matmul(V).dtype == torch.float32
+
+
 def test_other_peoples_numpy_code_runs_in_the_callers_thread(small_tiles, set_workers):
     class Own(RBF):
         def __call__(self, *args, **kwargs):

@@ -148,6 +148,30 @@ def test_float32_that_cannot_reach_the_tolerance_says_so():
     assert float(problem.relative_residuals(solution.value).max()) < 0.1
 
 
+@pytest.mark.parametrize("kind", [CG, BlockCG])
+def test_float64_residuals_solve_ill_conditioned_problems_in_float32(kind):
+    problem = spectrum_problem(1e6, n=300)
+    operator, stopping = problem.operator(torch.float32), RelativeResidual(1e-6) | MaxEpochs(3000)
+    stored = Problem("stored", operator.H.double(), problem.noise, problem.B.float().double())
+    P = PivotedCholesky(100).build(operator)
+    precise, plain = kind(P, residual_dtype="float64"), kind(P)
+    solution = solve(operator, problem.B, precise, stopping=stopping)
+    assert solution.converged and solution.value.dtype == torch.float64
+    assert float(stored.relative_residuals(solution.value).max()) <= 1.01e-6
+    warm = solve(operator, problem.B, precise, stopping=stopping, x0=solution.value)
+    assert warm.converged and warm.epochs <= 2
+    # Nothing in float32 comes near, not even the true solution, rounded.
+    assert float(stored.relative_residuals(solution.value.float()).max()) > 1e-4
+    assert not solve(operator, problem.B, plain, stopping=stopping).converged
+
+
+def test_a_residual_that_rests_for_long_has_not_stagnated():
+    problem = spectrum_problem(1e6, n=300, s=1)
+    stopping = RelativeResidual(1e-6) | MaxEpochs(10_000)
+    solution = solve(problem.operator(), problem.B, CG(), stopping=stopping)
+    assert solution.converged and solution.n_iter > 1000
+
+
 def test_float64_pays_for_a_check_only_where_rounding_could_matter():
     problem = kernel_problem(n=100)
     easy = solve(problem.operator(), problem.B, CG(), stopping=RelativeResidual(1e-2))
@@ -206,6 +230,12 @@ def test_wrong_refresh_says_so(value):
     problem = kernel_problem(n=5)
     with pytest.raises(ValueError, match="residual_refresh must be .*25; got"):
         solve(problem.operator(), problem.B, solver, stopping=MaxIterations(1))
+
+
+def test_wrong_precision_says_so():
+    problem = kernel_problem(n=5)
+    with pytest.raises(ValueError, match="residual_dtype must be 'same' or 'float64'; got 'half'"):
+        solve(problem.operator(), problem.B, CG(residual_dtype="half"), stopping=MaxIterations(1))
 
 
 def test_names():

@@ -6,6 +6,7 @@ from oracles import generator, kernel_problem, normal, spectrum_problem, z_score
 
 from skscalablegp.linalg.operators import DenseOperator
 from skscalablegp.linalg.solvers import lanczos, stochastic_log_det
+from skscalablegp.linalg.solvers._lanczos import quadrature_log, radau
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 
 
@@ -64,6 +65,49 @@ def test_log_det_is_unbiased(config):
     assert abs(z_score(estimates, truth)) < 3.5
     # the reported error is the spread over seeds
     assert torch.tensor(errors).mean().item() == pytest.approx(float(estimates.std()), rel=0.5)
+
+
+@pytest.mark.parametrize("config", [None, PivotedCholesky(8)])
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_gauss_and_radau_bracket_the_logarithm(k, config):
+    """Of every probe, against the eigenvectors of P^-1/2 H P^-1/2."""
+    n, s, noise = 50, 6, 0.05
+    problem = kernel_problem(n=n, noise=noise)
+    operator = problem.operator()
+    eye = torch.eye(n, dtype=torch.float64)
+    P = None if config is None else config.build(operator)
+    lower, inverse, log_det = (noise, eye, 0.0) if P is None else (1.0, P.solve(eye), P.log_det())
+    values, vectors = torch.linalg.eigh(inverse)
+    root = vectors @ torch.diag(values.sqrt()) @ vectors.T
+    values, vectors = torch.linalg.eigh(root @ problem.H @ root)
+    assert float(values[0]) > lower * (1 - 1e-9)
+    Z = normal(n, s, seed=3) if P is None else P.sample(s, generator(3))
+    weights = (vectors.T @ root @ Z).square()
+    weights /= weights.sum(0)
+    truth = values.log() @ weights
+
+    gauss = lanczos(operator, Z, k, preconditioner=P)
+    below = radau(gauss, lower)
+    over, under = quadrature_log(gauss), quadrature_log(below)
+    assert (under < truth).all() and (truth < over).all()
+    # The rule has its node at the bound, and is exact for polynomials of degree 2 k - 2.
+    T = below.matrix()
+    at = torch.full((s,), lower, dtype=torch.float64)
+    torch.testing.assert_close(torch.linalg.eigvalsh(T)[:, 0], at, rtol=1e-5, atol=0)
+    for degree in range(2 * k - 1):
+        moments = torch.linalg.matrix_power(T, degree)[:, 0, 0]
+        torch.testing.assert_close(moments, values**degree @ weights, rtol=1e-8, atol=0)
+
+    estimate, error = stochastic_log_det(operator, s, k, generator(3), P, lower)
+    middle, half = n * (over + under) / 2, n * float((over - under).mean()) / 2
+    assert estimate == pytest.approx(log_det + float(middle.mean()), rel=1e-9)
+    assert error == pytest.approx(float(middle.std()) / s**0.5 + half, rel=1e-9)
+
+
+def test_all_steps_leave_no_bias():
+    operator = kernel_problem(n=15, noise=0.05).operator()
+    with_bound = stochastic_log_det(operator, 4, 15, generator(), lower=0.05)
+    assert with_bound == stochastic_log_det(operator, 4, 15, generator())
 
 
 def test_error_falls_with_the_preconditioner():

@@ -134,7 +134,10 @@ def test_defaults_adapt_to_short_series(n):
         (ReciprocalTruncation(max_iter=0), "max_iter must be an integer of at least 1"),
         (ReciprocalTruncation(max_iter=math.inf), r"max_iter=inf .* infinite.*None.*50"),
         (ReciprocalTruncation(min_iter=9, max_iter=8), "at most min_iter=8"),
-        (ExponentialTruncation(expected_iter=60), "expected_iter=60 must lie between 1 and 50"),
+        (
+            ExponentialTruncation(expected_iter=60),
+            "expected_iter=60 must lie between 1 and the number of terms, 50",
+        ),
         (ExponentialTruncation(expected_iter="a"), "expected_iter must be a number.*got 'a'"),
         (ExponentialTruncation(expected_iter=3), "expected_iter=3 .* use rate=.* expected_iter="),
         (ExponentialTruncation(expected_iter=30, min_iter=3), "min_iter='auto'"),
