@@ -148,7 +148,7 @@ def figure1(rank, control, repeats=150):
     X = torch.as_tensor(X, dtype=torch.float32)
     mu = torch.as_tensor(rng.standard_normal((2, m // 2, 1)), dtype=torch.float32)
     p = torch.as_tensor(rng.permutation(n)[: max(rank, 1)])
-    support = SupportRows.at(compiled, theta, X[p], X[p, :1], X[p[:1]], X[p[:1], :1])
+    support = SupportRows(compiled, theta, X[p], X[p, :1], X[p[:1]], X[p[:1], :1])
     a = basis.part(np.arange(basis.n_blocks)).evaluate(theta, X[p]) @ mu.reshape(-1, 1)
     site = Site(Gaussian(), noise, 1 / noise)
     values, gradients, square = [], [], torch.zeros(b, 1)

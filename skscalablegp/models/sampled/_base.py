@@ -1,4 +1,4 @@
-"""What the quadruply stochastic estimators share: from a table to a posterior."""
+"""Training of the quadruply stochastic estimators, from a table to a posterior."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from ._site import Site, noise_of
 from ._start import Start, first_rows, trained_start
 from ._steps import train_steps
 
-# Rows that the typical curvature of a likelihood comes from.
+# Number of rows for the typical curvature of a likelihood.
 _CURVATURE_ROWS = 1000
 # Newton steps of the exact process on the start's rows.
 _PROCESS_STEPS = 30
-# Of the time budget: what these need, or the weights.
+# Share of the time budget for the last stage.
 _LAST_SHARE = 0.2
-# Of the noise (one over a likelihood's curvature): what chosen functions may leave open of a row.
+# Share of the noise (one over a likelihood's curvature) that the remaining variance of a row, given
+# the chosen functions, may have.
 _LEFT_OPEN = 1e-2
 _TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_steps}
 
 
 class QSGPMixin:
-    """Training and fitted attributes; a subclass reads tables and answers predictions."""
+    """Training and fitted attributes. Subclasses read tables and make predictions."""
 
     def _train(
         self,
@@ -49,7 +50,7 @@ class QSGPMixin:
         grows: bool = False,
         noise_variance: Any = None,
     ) -> None:
-        """Plan, exact start, and training to the end, on (n, t) targets.
+        """Plan, start from an exact fit, and train on (n, t) targets.
 
         Parameters
         ----------
@@ -58,11 +59,12 @@ class QSGPMixin:
         likelihood : Likelihood
         normalize_y : bool
         past : ExactModel, SampledModel or None
-            What the fit goes on from.
+            The model that training continues from.
         n_seen : int, default=0
-            Other rows that the past has seen.
+            Number of other rows that this model has seen.
         grows : bool, default=False
-            Whether these are the first rows of a stream, for all of which functions are chosen.
+            Whether these are the first rows of a stream, so that functions are not chosen for them
+            alone.
         noise_variance : float, array-like of shape (n,), or None
             Known noise of the rows, in squared units of the target.
         """
@@ -85,7 +87,7 @@ class QSGPMixin:
 
         trained = Trained(None, "converged", 0)
         if past is None:
-            # The basis first: it is then the same for any number of rows.
+            # The basis is drawn first, so that it does not depend on the number of rows.
             seed = int(run.random_state.randint(2**31 - 1))
 
             def process(start: Start) -> ExactModel:
@@ -93,7 +95,7 @@ class QSGPMixin:
                 late = lambda: run.monitor.seconds_left == 0  # noqa: E731
                 return exact_process(start.kernel, likelihood, *rows, late)
 
-            # Random features err by a share of the signal's variance.
+            # The error of random features is proportional to the signal's variance.
             largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
             start = first_rows(settings, likelihood, source, run, largest)
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
@@ -109,7 +111,7 @@ class QSGPMixin:
             kernel, n_iter = start.kernel, start.n_iter
             trained = Trained(None, start.reason, 0)
         else:
-            report_past(run)
+            report_past(settings, run)
             kernel, n_iter = past.functions.kernel, 0
         if not run.stopped:
             fit = Fit(settings, plan, source, likelihood, run, past, n_seen)
@@ -133,7 +135,7 @@ class QSGPMixin:
                 trained = _TRAIN[plan.method](fit, functions, site)
         model = trained.model
         if model is None:
-            # Training ended before it had begun: the start's rows have a model, or the past is one.
+            # Training ended before it began. The model is that of the start's rows, or the past.
             model = run.finish("start's rows", lambda: past or process(start))
         self._keep(model)
         run.ended(
@@ -149,7 +151,7 @@ class QSGPMixin:
     def _noise_of(
         self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
     ) -> np.ndarray | None:
-        """Known noise of the rows in the model's units; classifiers know none."""
+        """Known noise of the rows in the model's units; None for classifiers."""
         return None
 
     def _chosen(
@@ -161,9 +163,9 @@ class QSGPMixin:
         rows, left = pivots(
             compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.monitor.check_time
         )
-        why = "no row's variance is left open by more than a hundredth of the noise"
+        why = "given these, no row's variance is above a hundredth of the noise"
         if left > tol:
-            why = f"as many as {len(X):,} rows allow in some seconds"
+            why = f"as many as some seconds allow for {len(X):,} rows"
         run.chose("n_components", len(rows), why)
         run.chose("n_dense", len(rows), "solved exactly")
         return Functions.at(kernel, X[rows].cpu().numpy())
@@ -171,7 +173,7 @@ class QSGPMixin:
     def _points(
         self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
     ) -> np.ndarray | None:
-        """Points of a kernel basis in the model's units, where the settings say which."""
+        """Points of a kernel basis in the model's units; None where the settings name none."""
         if isinstance(self.basis, str) and self.basis != "rows":
             return None
         if isinstance(self.basis, str):
@@ -185,12 +187,12 @@ class QSGPMixin:
     def _check_growing(self) -> None:
         if isinstance(self.basis, str) and self.basis == "rows":
             raise ValueError(
-                'partial_fit cannot add to basis="rows", whose functions are the rows: use '
-                'basis="fourier", or an array of points.'
+                f'{type(self).__name__}.partial_fit cannot add rows to basis="rows", whose '
+                'functions are the rows themselves: use basis="fourier", or an array of points.'
             )
 
     def _past(self, X: np.ndarray, t: int) -> Any:
-        """What `fit` goes on from, if it is to and this table can."""
+        """The model that `fit` continues from with warm_start; None for a table that differs."""
         if not (self.warm_start and "_state" in vars(self)):
             return None
         state, points = self._state, self._state.functions.points
@@ -202,7 +204,7 @@ class QSGPMixin:
         if fourier != (points is None):
             return None
         if isinstance(self.basis, str) and not fourier:
-            # Functions at the rows of another table are not those of this one.
+            # Functions at the rows of another table do not suit this one.
             rows = self._scaling.inputs(X, torch.float64, torch.device("cpu")).numpy()
             unknown = {point.tobytes() for point in points} - {row.tobytes() for row in rows}
             if unknown or not (pivots or len(rows) == len(points)):
@@ -230,7 +232,7 @@ def scaling_of(
     kernel: Any,
     shared: bool = False,
 ) -> Scaling:
-    """Units of the model; one pass over the data. Codes of categories stay as they are."""
+    """Units of the model, from one pass over the data; codes of categories keep theirs."""
     d = X.shape[1]
     mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
     coded = [] if kernel is None else compile_kernel(kernel, d).coded

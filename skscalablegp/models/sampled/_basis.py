@@ -1,4 +1,4 @@
-"""Bases of very many functions, of which only some are evaluated at a time."""
+"""Bases of very many functions, of which a step evaluates a few."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from ...features import PriorFeatures, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel, no_spectral_density
 
-# Units that are drawn together: enough to be one call, few enough for small draws.
+# Number of units that are drawn together, which also is the smallest draw.
 _BLOCK_UNITS = 256
-# Frequencies up to this many numbers are kept; more are drawn again from their seeds when needed.
+# Numbers of frequencies that are kept. More frequencies are drawn again from their seeds.
 _KEPT_NUMBERS = 2**26
 
 
@@ -29,10 +29,10 @@ class BasisPart:
     Attributes
     ----------
     index : Tensor of shape (u,)
-        Which units.
+        The numbers of the units.
     evaluate : callable
-        Hyperparameters and rows (n, d) to the functions of these units, (n, q u), function of a
-        unit first, then unit: O(n q u d).
+        Maps hyperparameters and rows (n, d) to the functions of these units (n, q u), ordered by
+        the function within a unit, then by unit; O(n q u d).
     """
 
     index: Tensor
@@ -79,9 +79,9 @@ class SampledBasis(ABC):
         return torch.as_tensor(np.concatenate(ranges))
 
     def draw(self, n_blocks: int, rng: np.random.Generator) -> tuple[BasisPart, float]:
-        """Blocks without replacement, and by how much their sums are to be scaled up.
+        """Blocks drawn without replacement, and the factor that scales up their sums.
 
-        O(n_blocks) however many there are.
+        O(n_blocks), whatever the number of all blocks.
         """
         n_blocks = min(n_blocks, self.n_blocks)
         blocks = rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False)
@@ -102,20 +102,20 @@ class SampledBasis(ABC):
 class SeededFourier(SampledBasis):
     """Random Fourier features whose frequencies are regenerated from seeds, not stored.
 
-    The frequencies of a block are what `sample_prior_features` draws from the generator with that
-    block's seed, so that ten million features cost no memory but that of their weights. Prior
-    precision is the identity: variances are inside the features.
+    The frequencies of a block are those that `sample_prior_features` draws from a generator with
+    the seed of the block, so that ten million features take only the memory of their weights. The
+    prior precision is the identity, because the features contain the variances.
 
     Parameters
     ----------
     kernel : TorchKernel
         Sums of products, each with at least one stationary kernel and otherwise constants.
     n_units : int
-        Frequencies for each product of the kernel.
+        Number of frequencies for each product of the kernel.
     seed : int
-        Of the whole basis.
+        Seed of the whole basis.
     block_units : int
-        Frequencies of a block.
+        Number of frequencies in a block.
     dtype : torch.dtype
     device : torch.device
 
@@ -136,7 +136,7 @@ class SeededFourier(SampledBasis):
         for term in self.kernel.node.products():
             if not term.leaves or not all(leaf.stationary for leaf in term.leaves):
                 raise no_spectral_density(term.label, "is not a product of stationary kernels")
-        # One frequency, so that a kernel without a sampler is refused before training.
+        # Draw one frequency, so that a kernel without a sampler is refused before training.
         sample_prior_features(self.kernel, self.kernel.n_features, 1, torch.Generator())
 
     @cached_property
@@ -158,7 +158,7 @@ class SeededFourier(SampledBasis):
 
     @cached_property
     def _kept(self) -> PriorFeatures | None:
-        """All frequencies where they are few."""
+        """All frequencies, where they are few."""
         d = self.kernel.n_features
         if self.n_units * d * len(self.kernel.node.products()) > _KEPT_NUMBERS:
             return None
@@ -181,7 +181,7 @@ class SeededFourier(SampledBasis):
 
 @dataclass(frozen=True, eq=False)
 class KernelFunctions(SampledBasis):
-    """k(x, z_i) at given points z_i; a block is one point.
+    """k(x, z_i) at given points z_i; each point is a block.
 
     Parameters
     ----------
@@ -189,7 +189,8 @@ class KernelFunctions(SampledBasis):
     points : Tensor of shape (m, d)
         In the model's units.
     scale : Tensor of shape (m,), optional
-        Factors of the functions: with the roots of prior variances the prior precision is 1.
+        Factors of the functions, such as the roots of prior variances, which make the prior
+        precision 1.
     """
 
     kernel: TorchKernel
@@ -220,18 +221,18 @@ class KernelFunctions(SampledBasis):
 
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """Which functions a model has, as it is kept: nothing here depends on a device.
+    """The functions of a fitted model, independent of a device.
 
     Attributes
     ----------
     kernel : Kernel
-        scikit-learn kernel at the trained hyperparameters.
+        The scikit-learn kernel at the trained hyperparameters.
     points : ndarray of shape (m, d) or None
-        Of kernel functions, in the model's units; None for Fourier features.
+        Points of kernel functions, in the model's units; None for Fourier features.
     n_components : int
         m.
     seed, block : int
-        Of Fourier features: of them all, and frequencies of a block.
+        Seed of Fourier features, and the number of frequencies in a block.
     """
 
     kernel: Any
@@ -242,7 +243,7 @@ class Functions:
 
     @classmethod
     def fourier(cls, kernel: Any, d: int, n_components: int, drawn: int, seed: int) -> Functions:
-        """Random features in blocks that a draw of so many functions can be made of."""
+        """Random features, in blocks that are small enough for draws of `drawn` functions."""
         per_unit = _per_unit(compile_kernel(kernel, d))
         units = max(1, n_components // per_unit)
         block = max(1, min(_BLOCK_UNITS, drawn // per_unit, units))
@@ -250,16 +251,16 @@ class Functions:
 
     @classmethod
     def at(cls, kernel: Any, points: np.ndarray) -> Functions:
-        """Kernel functions."""
+        """Kernel functions at points."""
         return cls(kernel, points, len(points))
 
     def basis(self, d: int, dtype: torch.dtype, device: torch.device) -> SampledBasis:
-        """The functions of d columns, to be evaluated.
+        """The functions of d columns, for evaluation.
 
         Raises
         ------
         NoSpectralDensity
-            With what to use in the place of random features.
+            For a kernel without random features.
         """
         kernel = compile_kernel(self.kernel, d)
         if self.points is not None:
@@ -269,18 +270,18 @@ class Functions:
             return SeededFourier(kernel, units, self.seed, self.block, dtype, device)
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
-                f'{error.cause}, so random Fourier features cannot be drawn: use basis="rows", or '
-                "points as the basis, which take any kernel."
+                f"{error.cause}, so that there are no random Fourier features: use "
+                'basis="rows", or an array of points as the basis, which take any kernel.'
             ) from None
 
 
 def _per_unit(kernel: TorchKernel) -> int:
-    """Fourier features of one frequency: sine and cosine for each product of the kernel."""
+    """Number of Fourier features of one frequency: a sine and a cosine for each product."""
     return 2 * max(1, len(kernel.node.products()))
 
 
 def _mixed(seed: int, block: int) -> int:
-    """The seed of a block: neighbouring numbers become unrelated (splitmix64)."""
+    """The seed of a block; neighbouring blocks have unrelated seeds (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + block * 0xD1B54A32D192ED03 + 1) % 2**64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
@@ -288,18 +289,18 @@ def _mixed(seed: int, block: int) -> int:
 
 
 def _merged(parts: list[PriorFeatures]) -> PriorFeatures:
-    """One map with the frequencies of several, one after the other."""
+    """One map with the frequencies of several, in order."""
     return replace(parts[0], blocks=_mapped(torch.cat, tuple(part.blocks for part in parts)))
 
 
 def _take(features: PriorFeatures, index: Tensor) -> PriorFeatures:
-    """The same map with some of its frequencies."""
+    """The map with some of its frequencies."""
     blocks = _mapped(lambda ts: ts[0].index_select(0, index.to(ts[0].device)), (features.blocks,))
     return replace(features, blocks=blocks)
 
 
 def _mapped(function: Callable[[tuple[Tensor, ...]], Tensor], trees: tuple[Any, ...]) -> Any:
-    """The tensors of trees of one form, put together place by place."""
+    """A tree of the same form, with a function of the tensors at each place."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(trees)

@@ -12,7 +12,7 @@ from ...core import FitRun, GPClassifierBase
 from ...core.likelihoods import Bernoulli
 from ._base import QSGPMixin
 
-# Its latent functions spread widely, for which the quadrature has many nodes.
+# The latent functions have large variances, so that the quadrature needs many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
 # Rows of one evaluation of the basis.
 _ROWS = 1024
@@ -21,12 +21,12 @@ _ROWS = 1024
 class QSGPClassifier(QSGPMixin, GPClassifierBase):
     """Gaussian-process classification by steps whose cost depends on neither rows nor functions.
 
-    The kernel becomes a basis of m functions and variational inference finds a Gaussian belief
-    about their weights under a logistic likelihood, from sampled rows and sampled basis functions.
-    More than two classes are one against the rest, all in one pass over the data: kernel, basis,
-    draws and covariance are shared, each class has its own mean.
+    The kernel becomes a basis of m functions, and variational inference finds a Gaussian
+    distribution of their weights under a logistic likelihood, from sampled rows and sampled basis
+    functions. More than two classes are treated as one against the rest, in one pass over the data:
+    they share the kernel, the basis, the draws and the covariance, and each has its own mean.
 
-    Small tables are solved by full-batch Newton steps instead (`inference_` says so).
+    Small tables are solved by full-batch Newton steps instead, and `inference_` is then "exact".
 
     Parameters
     ----------
@@ -146,18 +146,17 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     n_basis_ : int
         m.
     lower_bound_ : float
-        The ELBO in nats, summed over rows and targets: after steps an estimate, the log evidence
-        where a Gaussian likelihood is solved exactly. NaN after steps for kernel functions, whose
-        bound has a term that would cost O(n^3).
+        The ELBO in nats, summed over rows and classes; after steps an estimate. NaN after steps for
+        kernel functions, whose bound has a term that would cost O(n^3).
     n_iter_ : int
-        Steps of the last call, those of the exact start included.
+        Steps of the last call, including those of the exact start.
     history_ : dict of lists
         stage, iteration, theta, objective (what is maximised), objective_name, residual, epochs and
         seconds of each step of the start and of each score.
     fit_report_ : FitReport
-        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+        How the fit ended, the choices for "auto", ignored parameters and seconds.
     n_samples_seen_ : int
-        Rows, of all calls of `partial_fit` together.
+        Number of rows, of all calls of `partial_fit` together.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -167,14 +166,15 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     See Also
     --------
-    QSGPRegressor : The same for real targets, with the details.
+    QSGPRegressor : The same model for regression, described in more detail.
 
     Notes
     -----
-    The steps follow the gradient of a lower bound of the ELBO (theorem 3 of the paper), in which f
-    is known at the support rows and sampled elsewhere: the better the draws determine f, the
-    tighter it is. The variance of f in it is an unbiased estimate, whose root is off by O(1 / u)
-    for u drawn functions. With m far above n the diagonal covariance is nearly the prior's.
+    The steps follow the gradient of a lower bound of the ELBO (theorem 3 of the paper). In this
+    bound f is known at the support rows and sampled elsewhere, so that it is tighter where the
+    draws determine f better. The variance of f is estimated without bias, and its root with a bias
+    of O(1 / u) for u drawn functions. With m far above n the diagonal covariance is close to the
+    prior's.
 
     References
     ----------
@@ -264,7 +264,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> QSGPClassifier:
-        """Go on with further rows; the first call is `fit`.
+        """Continue with further rows; the first call fits a new model.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         y : array-like of shape (n,)
             Their labels.
         classes : array-like of shape (c,), optional
-            All labels that will ever come; at the first call.
+            All labels of the stream. The first call needs them where its rows lack some.
 
         Returns
         -------
@@ -327,9 +327,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Returns
         -------
         mean : ndarray of shape (r,) or (r, c)
-            Of the second class's function, or of each class's where there are more than two.
+            Mean of the second class's function, or of each class's if there are more than two.
         variance : ndarray of shape (r,)
-            Shared by all of them.
+            Their common variance.
         """
 
         def answer(rows: np.ndarray) -> np.ndarray:

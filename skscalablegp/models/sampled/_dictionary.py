@@ -1,4 +1,4 @@
-"""A dictionary of kernel functions, each with a prior precision of its own."""
+"""A dictionary of kernel functions, each with its own prior precision."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ._basis import KernelFunctions
 from ._site import noise_of
 from ._stepper import QSGPStepper
 
-# Rows of a block of the moments.
+# Number of rows in a block of the moments.
 _ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Dictionary:
-    """k(x, x_i) / k(x_i, x_i) at some rows x_i, and what is believed of their weights.
+    """The functions k(x, x_i) / k(x_i, x_i) at some rows x_i, and the precisions of their weights.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Dictionary:
     source : RowSource
         The table.
     rows : ndarray of shape (m,)
-        Numbers of the rows.
+        The numbers of these rows.
     points : Tensor of shape (m, d)
         The rows, in the model's units.
     amplitude : Tensor of shape (m,)
@@ -38,7 +38,7 @@ class Dictionary:
     precision : ndarray of shape (m,)
         s_i.
     noise : float
-        Where the noise variance starts.
+        Initial noise variance.
     unit : float
         Mean square of the targets.
     """
@@ -54,7 +54,7 @@ class Dictionary:
 
     @classmethod
     def of(cls, kernel: TorchKernel, source: RowSource, rows: np.ndarray) -> Dictionary:
-        """At given rows of a table."""
+        """A dictionary of functions at given rows of a table."""
         unit = float(np.mean([float(Y.square().mean()) for _, Y in source.blocks()])) or 1.0
         points, noise = source.rows(rows)[0], noise_of(kernel, kernel.theta0)
         amplitude = own_values(kernel, points)
@@ -75,14 +75,14 @@ class Dictionary:
         )
 
     def scaled(self, dtype: torch.dtype) -> KernelFunctions:
-        """Functions whose prior precisions are 1."""
+        """The functions, scaled so that their prior precisions are 1."""
         scale = 1 / (self.amplitude.cpu().numpy() * np.sqrt(self.precision))
         return KernelFunctions(self.kernel, self.points.to(dtype), torch.as_tensor(scale).to(dtype))
 
     def after(self, stepper: QSGPStepper, largest: float) -> Dictionary:
-        """The precisions that are the ELBO's optimum for what steps have found; functions drop out.
+        """The dictionary with the best precisions for the weights of a stepper (appendix I.3).
 
-        Appendix I.3.
+        Functions of a precision above `largest` are dropped.
         """
         mean, diagonal = stepper.folded()[0].cpu().numpy(), stepper.diagonal()[0].cpu().numpy()
         second = (np.square(mean).mean(1) + np.square(diagonal)) / self.precision
@@ -93,21 +93,20 @@ class Dictionary:
         return self._kept(keep, new)
 
     def most_relevant(self, most: int) -> Dictionary:
-        """No more functions than `most`; those of the smallest s_i."""
+        """The functions of the smallest s_i, at most `most` of them."""
         if len(self) <= most:
             return self
         keep = np.sort(np.argsort(self.precision, kind="stable")[:most])
         return self._kept(keep, self.precision)
 
     def without(self, rows: np.ndarray) -> Dictionary:
-        """The functions at other rows."""
+        """The functions at all but some rows."""
         return self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
 
     def moments(self, source: RowSource, monitor: Monitor) -> tuple[Tensor, Tensor, float, int]:
-        """Phi'Phi, Phi'Y, the sum of squares of Y, and of how many rows.
+        """Phi'Phi, Phi'Y, the sum of squares of Y, and the number of their rows; O(n m^2).
 
-        O(n m^2), a block of rows at a time; where time is up or an interrupt came, of the first
-        block at least.
+        When the time is up or an interrupt comes, the rows end with the current block.
         """
         m, t, points = len(self), source.Y.shape[1], self.points
         gram = torch.zeros(m, m, dtype=torch.float64, device=points.device)
@@ -128,7 +127,7 @@ class Dictionary:
 
 
 def own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
-    """k(x_i, x_i), by which functions become 1 at their own row; 1 for a function that is 0."""
+    """k(x_i, x_i), the values of the functions at their own rows; 1 where a function is zero."""
     with torch.no_grad():
         values = kernel.diag(kernel.theta0.to(points.device), points).double()
     return torch.where(values > 0, values, torch.ones_like(values))

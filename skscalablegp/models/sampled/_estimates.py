@@ -1,10 +1,10 @@
-"""Estimates of the evidence lower bound and of its gradient from some rows and some functions.
+"""Estimates of the evidence lower bound and of its gradient from sampled rows and functions.
 
 The model is f(x) = sum_i w_i phi_i(x) with w ~ N(0, S^-1) and q(w) = N(mu, C C'). With a Gaussian
-likelihood -2 ELBO = L_mu + L_Sigma + L_const (Evans and Nair 2020, eq. 2), and each is a sum of
-products over rows and over pairs of basis functions: rows and both members of a pair are drawn
-independently of each other, and the products remain unbiased. Were one draw used for both members,
-squares would come up too often. The cost is that of the drawn blocks, whatever n and m.
+likelihood -2 ELBO = L_mu + L_Sigma + L_const (Evans and Nair 2020, eq. 2), where each part is a sum
+of products over rows and over pairs of basis functions. Rows and both members of a pair are drawn
+independently of each other, so that products of draws are unbiased. One draw for both members
+would count the squares too often. The cost depends on the size of the draws alone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ._site import Site
 
 @dataclass(frozen=True)
 class BasisDraw:
-    """Some basis functions at the drawn rows, with their weights.
+    """Drawn basis functions at drawn rows, with their weights.
 
     Attributes
     ----------
     phi : Tensor of shape (b, u)
-        At the batch's rows.
+        The functions at the rows of the batch.
     weights : Tensor of shape (u, k)
-        Of these functions; t targets, then dense columns of C.
+        Their weights for t targets, followed by dense columns of C.
     scale : float
-        m / u, what makes sums over the draw estimates of sums over all m.
+        m / u, which turns a sum over the draw into an estimate of the sum over all m functions.
     phi_support : Tensor of shape (s, u), optional
-        The same functions at the support rows, at the hyperparameters of the control variate.
+        The functions at the support rows, at the hyperparameters of the control variate.
     """
 
     phi: Float[Tensor, "b u"]
@@ -40,26 +40,26 @@ class BasisDraw:
     phi_support: Float[Tensor, "s u"] | None = None
 
     def function(self) -> Float[Tensor, "b k"]:
-        """Unbiased values of all m functions' weighted sum at the rows."""
+        """Unbiased estimates of the weighted sum of all m functions at the rows."""
         return self.scale * (self.phi @ self.weights)
 
     def support(self) -> Float[Tensor, "s k"]:
-        """The same at the support rows."""
+        """The same estimates at the support rows."""
         return self.scale * (self.phi_support @ self.weights)
 
 
 class Control:
-    """No control variate: the draws alone."""
+    """No control variate."""
 
-    # Whether a draw's gradient meets what the other draw says of f, whatever the likelihood.
+    # Whether the gradient of a draw uses the other draw's estimate of f, whatever the likelihood.
     crosses = False
 
     def function(self, draw: BasisDraw) -> Float[Tensor, "b k"]:
-        """Unbiased values of f at the rows; a gradient only through the draw itself."""
+        """Unbiased estimates of f at the rows, differentiable through the draw itself only."""
         return draw.function()
 
     def pull(self, draw: BasisDraw, other: BasisDraw) -> Float[Tensor, "u k"] | float:
-        """What is added to a draw's gradient a row; zero in expectation."""
+        """A term of a draw's gradient, per row, whose expectation is zero."""
         return 0.0
 
 
@@ -67,14 +67,15 @@ class Control:
 class Squares(Control):
     """The paper's control variate (eq. 3, proposition 3): squared norms at the support rows.
 
-    The gradient of the known norm is dense; what is drawn of it is kept, rescaled (appendix F.1).
+    The gradient of the known norm is dense. The drawn part of it is kept and rescaled (appendix
+    F.1).
 
     Attributes
     ----------
     a : Tensor of shape (s, k)
         Phi_p w.
     weight : float
-        Curvature of minus the log likelihood, over s.
+        Curvature of minus the log likelihood, divided by s.
     """
 
     a: Float[Tensor, "s k"]
@@ -86,11 +87,11 @@ class Squares(Control):
 
 @dataclass(frozen=True)
 class Projection(Control):
-    """A control variate row by row: the part of f that the support rows explain is known exactly.
+    """A control variate for each row, by regression on the support rows.
 
-    f(x) is estimated by ``f_draw(x) + A(x) (a - a_draw)``, with a = Phi_p mu kept up to date and A
-    the regression of f(x) on f at the support rows. What is left of the variance is that of f given
-    its support values, far less than what sums of squares over all support rows leave.
+    The estimate of f(x) is ``f_draw(x) + A(x) (a - a_draw)``, where a = Phi_p mu is known exactly
+    and A is the regression of f(x) on f at the support rows. The remaining variance is that of f
+    given its support values, which is far less than with sums of squares over all support rows.
 
     Attributes
     ----------
@@ -119,10 +120,10 @@ def sampled_loss(
 ) -> Tensor:
     """Estimate minus E_q log p(Y | f), over all n rows and targets.
 
-    Unbiased for a Gaussian likelihood (theorems 1 and 2). For others it is at least that in
-    expectation, given the variance, and exact at full draws: log p is concave, so that its mean
-    over draws of f is at most its value at the mean over draws (theorem 3). Eq. 5 prints the
-    variance of f where its root belongs.
+    The estimate is unbiased for a Gaussian likelihood (theorems 1 and 2). For others its
+    expectation, given the variance, is an upper bound that is exact for draws of all functions:
+    log p is concave, so that its mean over draws of f is at most its value at the mean over draws
+    (theorem 3). Eq. 5 has the variance of f where it should have the standard deviation.
 
     Parameters
     ----------
@@ -130,14 +131,15 @@ def sampled_loss(
     Y : Tensor of shape (b, t)
         Targets of the drawn rows.
     left, right : BasisDraw
-        Independent draws, of k = t columns for the mean, any further ones dense columns of C.
+        Independent draws. Their first t columns are for the mean, further ones are dense columns
+        of C.
     control : Control
     square : Tensor of shape (b, 1)
-        Share of the variance of f that the other columns of C have.
+        Variance of f from the other columns of C.
     n : int
-        Rows in all.
+        Number of rows of the table.
     noise : Tensor of shape (b,), optional
-        Noise variances; the site's unless others are given.
+        Noise variances; those of the site by default.
     """
     f, g, t = control.function(left), control.function(right), Y.shape[1]
     variance = square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)
@@ -161,19 +163,19 @@ def sampled_gradient(
     square: Float[Tensor, "b 1"],
     n: int,
 ) -> tuple[Float[Tensor, "u k"], Float[Tensor, "v k"]]:
-    """The gradient of minus E_q log p(Y | f) at the functions of either draw; zero elsewhere.
+    """The gradient of minus E_q log p(Y | f) in the weights of both draws.
 
-    For a Gaussian likelihood it is that of `sampled_loss`: either draw meets the residual of the
-    other, and the sum is unbiased for the dense gradient. For other likelihoods each meets its own,
-    which follows the paper's bound; that pulls weights to zero by the variance of the draws. A
-    control that crosses gives it the other's there too: what is left is of the order of the
-    residual's curvature.
+    For a Gaussian likelihood it is the gradient of `sampled_loss`: each draw is multiplied by the
+    residual of the other, and the sum is unbiased for the dense gradient. For other likelihoods
+    each draw is multiplied by its own residual, which is the gradient of the paper's bound and
+    pulls weights to zero by the variance of the draws. With a control that crosses it is the
+    other's residual here, too, and the remaining bias is of the order of the residual's curvature.
 
     Parameters
     ----------
     site, Y, left, right, control, square, n
-        As in `sampled_loss`. Dense columns belong to all targets, as does their prior: their
-        gradient is a mean over targets.
+        As in `sampled_loss`. All targets share the dense columns and their prior, so that the
+        gradient of these is a mean over targets.
     """
     t, f, g = Y.shape[1], control.function(left), control.function(right)
     variance = (square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)).clamp_min(0)
@@ -189,7 +191,7 @@ def sampled_gradient(
 
 
 def _residuals(site: Site, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:
-    """Derivatives in f: residuals for the mean, mean curvature times value for dense columns."""
+    """Derivatives in f for the mean, and mean curvature times value for dense columns."""
     t = Y.shape[1]
     terms = site.terms(Y, f[:, :t], variance)
     if f.shape[1] == t:
@@ -198,14 +200,14 @@ def _residuals(site: Site, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:
 
 
 def optimal_diagonal(squares: Tensor, curvature: Tensor | float, prior: Tensor | float) -> Tensor:
-    """c_rr = (curvature |phi_r|^2 + S_rr)^-1/2, what maximises the ELBO (proposition 1).
+    """c_rr = (curvature |phi_r|^2 + S_rr)^-1/2, which maximises the ELBO (proposition 1).
 
     Parameters
     ----------
     squares : Tensor
         |phi_r|^2 over all rows.
     curvature : float or Tensor
-        1 / s2; for other likelihoods the mean of their curvature, weighted by phi_r^2.
+        1 / s2, or the mean curvature of another likelihood, weighted by phi_r^2.
     prior : float or Tensor
         S_rr.
     """

@@ -1,4 +1,4 @@
-"""Quadruply stochastic models without the stochastic part: full batches and linear algebra."""
+"""The model of quadruply stochastic training, solved by full batches and linear algebra."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ._process import FullMap, full_map
 from ._site import Site, noise_of
 from ._stepper import OBJECTIVE
 
-# Multiplications between two looks at the clock.
+# Multiplications between two checks of the time.
 _WORK = 2e9
 
 
 @dataclass(frozen=True, eq=False)
 class ExactModel:
-    """A belief about all weights of a model, as NumPy arrays.
+    """A Gaussian distribution of all weights of a model, as NumPy arrays.
 
     Attributes
     ----------
     functions : Functions
     mean : ndarray of shape (m, t)
-        Of the weights, whose prior is standard normal (those of kernel functions are whitened).
+        Means of the weights, whose prior is standard normal (kernel functions are whitened).
     factor : ndarray of shape (m, m)
         Lower Cholesky factor of their precision.
     noise : float
         Noise variance of predictions, 0 for labels.
     n_rows : int
-        Rows seen so far.
+        Number of rows so far.
     lower_bound : float
         The ELBO in nats.
     """
@@ -52,7 +52,7 @@ class ExactModel:
     n_rows: int
     lower_bound: float
 
-    # What a fit that goes on and the fitted attributes ask of any model.
+    # Fits that continue and fitted attributes read these of any model.
     method = inference = "exact"
     dtype = "float64"
 
@@ -70,7 +70,7 @@ class ExactModel:
         return functions.plain(torch.tensor(self.mean)).numpy()
 
     def posterior(self, d: int, device: torch.device) -> Posterior:
-        """What answers predictions."""
+        """The posterior."""
         factor, mean = (torch.tensor(a).to(device) for a in (self.factor, self.mean))
         functions = full_map(self.functions, d, self.noise, device)
         return functions.posterior(FeatureWeights(factor, mean))
@@ -85,7 +85,7 @@ class Belief(NamedTuple):
     factor : Tensor of shape (m, m)
         L.
     variance : Tensor of shape (n, 1)
-        Of the function at the rows; zero where the likelihood is Gaussian, which does not ask.
+        Variance of the function at the rows; zero for a Gaussian likelihood, which needs none.
     """
 
     mean: Float64[Tensor, "m t"]
@@ -104,9 +104,9 @@ class FullBatch:
         The functions at the rows.
     Y : Tensor of shape (n, t)
     mean : Tensor of shape (m, t)
-        Of the prior.
+        Mean of the prior.
     factor : Tensor of shape (m, m)
-        Lower Cholesky factor of its precision.
+        Lower Cholesky factor of the prior's precision.
     """
 
     site: Site
@@ -123,37 +123,37 @@ class FullBatch:
         return float(value), self.factor @ away - self.phi.T @ terms.d_mean
 
     def lower_bound(self, q: Belief) -> float:
-        """The ELBO in nats, over rows and targets; of a Gaussian optimum the log evidence."""
+        """The ELBO in nats, over rows and targets; the log evidence for a Gaussian likelihood."""
         (m, t), prior = self.mean.shape, self.factor
         trace = float(_solved(q.factor, prior).square().sum())
         log_det = 2 * float((prior.diagonal().log() - q.factor.diagonal().log()).sum())
         bound = -self.loss(q.mean, q.variance)[0] - 0.5 * t * (trace - m - log_det)
         if self.site.gaussian:
-            # The sum of the rows' variances over the noise is the trace of the other part.
+            # The sum over rows of variance over noise is m - trace.
             bound -= 0.5 * t * (m - trace)
         return bound
 
 
 def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator[Belief]:
-    """The optimum of the ELBO over all Gaussians that share one covariance over targets.
+    """The optimum of the ELBO over Gaussians with one covariance for all targets.
 
-    For a Gaussian likelihood this is Bayesian linear regression, one step. For others the
-    precision is the prior's plus Phi' Lambda Phi with Lambda the mean curvature (Price's theorem),
-    and Newton steps alternate with it until both stand still.
+    For a Gaussian likelihood this is Bayesian linear regression, in one step. For others the
+    precision is the prior's plus Phi' Lambda Phi, with Lambda the mean curvature (Price's theorem).
+    Updates of the precision alternate with Newton steps of the mean until neither changes.
 
     Parameters
     ----------
     batch : FullBatch
     max_iter : int
-        Most steps.
+        Largest number of steps.
     tol : float, default=1e-6
-        Stop when no function value moves by more, relative to the largest and to the largest
-        standard deviation under the prior.
+        Steps end when no function value changes by more, relative to the largest one and to the
+        largest standard deviation under the prior.
 
     Yields
     ------
     belief : Belief
-        After every step; the last is the optimum.
+        The distribution after every step. The last one is the optimum.
 
     Notes
     -----
@@ -173,7 +173,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
         f = phi @ mean
         curvature = -2 * site.terms(Y, f, std.square()).d_variance / Y.shape[1]
         new = prior + phi.T @ (curvature * phi)
-        # Mean and curvature would chase each other back and forth: go half of the way.
+        # Half of the way, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
         factor, _ = cholesky_with_jitter(precision)
         loss, gradient = batch.loss(mean, std.square())
@@ -201,7 +201,7 @@ def _std(phi: Tensor, L: Tensor) -> Tensor:
 def _accepted(
     change: Tensor, loss: float, loss_at: Callable[[Tensor], float], mean: Tensor
 ) -> Tensor:
-    """The step, halved until it is no loss."""
+    """The step, halved until it does not raise the loss."""
     for _ in range(30):
         if loss_at(mean - change) <= loss:
             return change
@@ -217,9 +217,9 @@ def full_batch(
     past: ExactModel | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> FullBatch:
-    """The functions at all rows, with their prior or with a past belief in its place.
+    """The functions at all rows, and the prior of their weights or a past model in its place.
 
-    O(n m d), for kernel functions O(n m^2); `check` is called after each part of it.
+    O(n m d), for kernel functions O(n m^2); `check` is called after each part.
     """
     m, t = functions.n_features, Y.shape[1]
     blocks = []
@@ -236,7 +236,7 @@ def full_batch(
 def believed(
     functions: Functions, batch: FullBatch, q: Belief, past: ExactModel | None = None
 ) -> ExactModel:
-    """A belief as arrays; where a past one was the prior, with the rows and evidence of both."""
+    """A distribution of the weights as a model, whose rows and evidence include those of a past."""
     return ExactModel(
         functions,
         q.mean.cpu().numpy(),
@@ -256,9 +256,9 @@ def exact_process(
     known: np.ndarray | float = 0.0,
     late: Callable[[], bool] = lambda: False,
 ) -> ExactModel:
-    """The exact process on some rows: what there is where a fit ends with its start. O(s^3).
+    """The exact process on some rows, for a fit that ends with its start; O(s^3).
 
-    No further Newton step is taken when it is `late`.
+    When `late` returns True, Newton steps end.
     """
     rows, targets = torch.as_tensor(X), torch.as_tensor(Y)
     compiled = compile_kernel(kernel, X.shape[1])
@@ -276,9 +276,9 @@ def exact_process(
 
 
 def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
-    """Full batches to the end; a stop or an interrupt keeps what the last step has reached."""
+    """Train by full batches; a stop or an interrupt keeps the model of the last step."""
     run, most, past = fit.run, fit.plan.steps, fit.past
-    # Of rows that it has already seen, a belief is no prior.
+    # A model is no prior for the rows that it has already seen.
     past = past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, "converged"
     with run.stage("basis", optional=True):

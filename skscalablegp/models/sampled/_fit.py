@@ -1,4 +1,4 @@
-"""What every way of training a quadruply stochastic model begins with."""
+"""The rows, decisions and driver that all ways of training share."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 from ._plan import Plan, Settings
 from ._support import SupportRows, by_unit
 
-# Rows that estimate |phi_r|^2, and the numbers that this may take.
+# Number of rows that estimate |phi_r|^2, and the numbers that this may evaluate.
 _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
-# Scores taken in one training.
+# Number of scores in one training.
 _CHECKS = 20
-# Nats a row by which a score may be worse than the best before steps become smaller.
+# Loss of a score against the best one, in nats a row, from which on steps become smaller.
 _WORSE = 0.02
 
 
 class Trained(NamedTuple):
-    """What a way of training leaves.
+    """The result of training.
 
     Attributes
     ----------
     model : ExactModel, SampledModel or None
-        None where training ended before it had begun.
+        None where training ended before it began.
     reason : str
+        Why training ended.
     n_iter : int
-        Steps.
+        Number of steps.
     """
 
     model: Any
@@ -47,7 +48,7 @@ class Trained(NamedTuple):
 
 
 class Fit:
-    """One fit's rows and decisions, and the rows that it has chosen among them.
+    """The rows and decisions of one fit.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ class Fit:
     likelihood : Likelihood
     run : FitRun
     past : ExactModel or SampledModel, optional
-        What the fit goes on from.
+        The model that training continues from.
     n_seen : int, default=0
-        Other rows that the past has seen.
+        Number of other rows that this model has seen.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Fit:
 
     @property
     def n_total(self) -> int:
-        """Rows that the model is of."""
+        """Number of rows of the model."""
         return self.n + self.n_seen
 
     def parts(self, basis: SampledBasis, units: int) -> Iterator[BasisPart]:
-        """The whole basis, with a look at the clock after each part."""
+        """The whole basis in parts; checks the time after each."""
         for part in basis.parts(units):
             yield part
             self.run.monitor.check_time()
@@ -100,12 +101,12 @@ class Fit:
         name = str(self.plan.dtype).removeprefix("torch.")
         if not float(K.abs().max()) < torch.finfo(self.plan.dtype).max / max(self.n, 1):
             raise ValueError(
-                f"The kernel's variance is too large for steps in {name}, as it is where the "
-                'targets are: use normalize_y=True, smaller units of y, or dtype="float64".'
+                f"The kernel's variance is too large for steps in {name}, as it is for large "
+                'targets: use normalize_y=True, smaller units of y, or dtype="float64".'
             )
 
     def support(self, compiled: TorchKernel) -> SupportRows:
-        """Support rows, those of the past where there is one, and rows for the scores."""
+        """Support rows, taken from the past where there is one, and rows for the scores."""
         theta = compiled.theta0.to(self.source.device)
         if self.past is not None and self.plan.method == "steps":
             X, Y = torch.as_tensor(self.past.support_X), torch.as_tensor(self.past.support_Y)
@@ -113,7 +114,7 @@ class Fit:
         else:
             X, Y = self.source.rows(self.split()[0])
             known = self.source.known(self.split()[0])
-        return SupportRows.at(
+        return SupportRows(
             compiled,
             theta,
             X.to(self.source.device, self.plan.dtype),
@@ -124,7 +125,7 @@ class Fit:
         )
 
     def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the support rows and of those of the scores, others where there are others."""
+        """Numbers of the support rows and of the scores' rows, disjoint where rows suffice."""
         if self._chosen is None:
             s, order = self.plan.support, self.run.random_state.permutation(self.n)
             check = order[s:] if s < self.n else order
@@ -132,7 +133,7 @@ class Fit:
         return self._chosen
 
     def optimizer(self) -> SparseOptimizer:
-        """Of the variational parameters."""
+        """The optimiser of the variational parameters."""
         settings, steps = self.settings, self.plan.steps
         kind = SPARSE_OPTIMIZERS[settings.variational_optimizer]
         return kind(settings.rate, settings.decay, steps, self.run.monitor.spent)
@@ -140,9 +141,10 @@ class Fit:
     def drive(
         self, stepper: Stepper, show: Callable[[Any, float], None] | None = None
     ) -> StepsResult:
-        """All steps; `show` gives a copy of the estimator what they have reached, with its score.
+        """Take all steps.
 
-        Without it callbacks get no model.
+        `show` gives a copy of the estimator the current model with its score. Without it callbacks
+        get no model.
         """
         run, steps = self.run, self.plan.steps
         run.preview = None
@@ -160,7 +162,7 @@ class Fit:
         )
 
     def squares(self, basis: SampledBasis, theta: Tensor, rng: np.random.Generator) -> Tensor:
-        """|phi_r|^2 over all rows, from some of them; looks at the clock."""
+        """|phi_r|^2 over all rows, estimated from some of them; checks the time."""
         size = int(min(self.n, _SQUARES_ROWS, max(50, _SQUARES_WORK // basis.n_features)))
         X, _ = self.source.rows(np.sort(rng.choice(self.n, size, replace=False)))
         out = torch.empty(basis.per_unit, basis.n_units).to(X)

@@ -13,18 +13,19 @@ from ...kernels import TorchKernel
 
 
 class SparseOptimizer(ABC):
-    """Turns a sparse gradient into a change of the same entries; state is as large as what it saw.
+    """Turns a gradient of the drawn entries into a change of the same entries.
 
     Parameters
     ----------
     learning_rate : float
-        At the first step.
+        Rate of the first step.
     decay : float
-        Factor of the learning rate after `n_steps`, in between exponential.
+        Factor of the rate after `n_steps`. In between it falls exponentially.
     n_steps : int
-        Steps that are planned.
+        Number of planned steps.
     spent : callable, optional
-        The share of a time budget that is gone: steps that it will not allow do not count.
+        Returns the share of the time budget that is spent. Where this is above the share of steps
+        that are done, the rate follows it.
     """
 
     def __init__(
@@ -39,21 +40,21 @@ class SparseOptimizer(ABC):
         self.done = 0
 
     def rate(self) -> float:
-        """The learning rate now."""
+        """The current learning rate."""
         progress = self.done / self.n_steps
         if self.spent is not None:
             progress = max(progress, self.spent())
         return self.learning_rate * self.decay ** min(progress, 1.0)
 
     def advance(self) -> None:
-        """A step is over."""
+        """Count a step."""
         self.done += 1
 
     @abstractmethod
     def change(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
     ) -> Float[Tensor, "q u k"]:
-        """What to add to the drawn entries; u units of n_units."""
+        """The change of the drawn entries, which belong to u units of n_units."""
 
 
 class SparseSGD(SparseOptimizer):
@@ -65,14 +66,8 @@ class SparseSGD(SparseOptimizer):
         return -self.rate() * gradient
 
 
-def _grown(state: Tensor | None, gradient: Tensor, n_units: int) -> Tensor:
-    """State for as many columns as were ever seen."""
-    q, _, k = gradient.shape
-    if state is None:
-        return gradient.new_zeros(q, n_units, k)
-    if state.shape[2] < k:
-        return torch.cat([state, state.new_zeros(q, n_units, k - state.shape[2])], 2)
-    return state
+def _state(gradient: Tensor, n_units: int) -> Tensor:
+    return gradient.new_zeros(len(gradient), n_units, gradient.shape[2])
 
 
 class SparseAdaGrad(SparseOptimizer):
@@ -83,10 +78,10 @@ class SparseAdaGrad(SparseOptimizer):
     def change(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
     ) -> Float[Tensor, "q u k"]:
-        self.squares = _grown(self.squares, gradient, n_units)
-        k = gradient.shape[2]
-        seen = self.squares[:, index, :k] + gradient.square()
-        self.squares[:, index, :k] = seen
+        if self.squares is None:
+            self.squares = _state(gradient, n_units)
+        seen = self.squares[:, index] + gradient.square()
+        self.squares[:, index] = seen
         return -self.rate() * gradient / (seen.sqrt() + 1e-10)
 
 
@@ -101,32 +96,32 @@ class SparseAdam(SparseOptimizer):
     def change(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
     ) -> Float[Tensor, "q u k"]:
-        self.first = _grown(self.first, gradient, n_units)
-        self.second = _grown(self.second, gradient, n_units)
-        self.seen = _grown(self.seen, gradient[:1], n_units)
-        (b1, b2), k = self.betas, gradient.shape[2]
-        count = self.seen[:, index, :k] + 1
-        first = b1 * self.first[:, index, :k] + (1 - b1) * gradient
-        second = b2 * self.second[:, index, :k] + (1 - b2) * gradient.square()
-        self.first[:, index, :k], self.second[:, index, :k] = first, second
-        self.seen[:, index, :k] = count
+        if self.first is None:
+            self.first, self.second = (_state(gradient, n_units) for _ in range(2))
+            self.seen = _state(gradient[:1], n_units)
+        b1, b2 = self.betas
+        count = self.seen[:, index] + 1
+        first = b1 * self.first[:, index] + (1 - b1) * gradient
+        second = b2 * self.second[:, index] + (1 - b2) * gradient.square()
+        self.first[:, index], self.second[:, index] = first, second
+        self.seen[:, index] = count
         mean = first / (1 - b1**count)
         return -self.rate() * mean / ((second / (1 - b2**count)).sqrt() + 1e-10)
 
 
 class SampledAdam:
-    """Adam for hyperparameters: frozen at first, then with a rate that decays exponentially.
+    """Adam for hyperparameters, after some frozen steps, with an exponentially decaying rate.
 
     Parameters
     ----------
     learning_rate : float
-        At its first step.
+        Rate of its first step.
     decay : float
-        Of the learning rate over all steps.
+        Factor of the rate over all steps.
     n_steps : int
-        Steps in all.
+        Number of all steps.
     freeze : int, default=0
-        Steps before the first change.
+        Number of steps before the first change.
     """
 
     def __init__(self, learning_rate: float, decay: float, n_steps: int, freeze: int = 0):
@@ -139,7 +134,7 @@ class SampledAdam:
         return step >= self.freeze
 
     def moved(self, theta: Tensor, gradient: Tensor, kernel: TorchKernel) -> Tensor:
-        """The next theta, within its bounds; the same after a gradient that is not finite."""
+        """The next theta, within its bounds; unchanged for a gradient that is not finite."""
         if not bool(torch.isfinite(gradient).all()):
             return theta
         self._count += 1

@@ -1,4 +1,4 @@
-"""What "auto" means for quadruply stochastic models: decisions from the table's size alone."""
+"""The choice of settings that are left at "auto", from the size of the table alone."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 from ...core import FitRun
 from ...core.likelihoods import Likelihood
 
-# Functions up to which full-batch linear algebra is cheaper than steps.
+# Number of functions up to which full-batch linear algebra is cheaper than steps.
 EXACT_FEATURES = 2048
-# Multiplications of its products with all rows that "auto" accepts; some seconds.
+# Multiplications of full batches that "auto" accepts. They take some seconds.
 _EXACT_WORK = 5e10
-# Rows above which random features are as many as the paper's.
+# Number of rows above which there are as many random features as in the paper.
 _SMALL_ROWS = 2_000
-# Rows up to which the default basis is kernel functions at pivots, and the multiplications that
-# choosing so many of them may take. Newton steps, of which there are many, have their own limits.
+# Number of rows up to which the default basis is kernel functions at pivots, and the
+# multiplications that choosing these may take. Fits by many Newton steps have lower limits.
 _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
 _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100
-# What a learning rate of "auto" is.
+# Learning rates for "auto".
 _RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}
 _THETA_RATE = 1e-5
 _START_ROWS = 1000
-# Fewer rows are all trained on; of more some choose the scale of variances.
+# Number of rows from which on some are held out to choose the scale of variances.
 _HELD_FROM = 2_000
-# Rows, or their share if that is more, which then are not support rows.
+# Number of these held-out rows, and their smallest share of the table.
 _HELD, _HELD_SHARE = 200, 0.1
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What training takes from an estimator's parameters, whose names these are."""
+    """The parameters of an estimator that training reads, under their own names."""
 
     kernel: Any
     n_components: Any
@@ -69,11 +69,11 @@ class Settings:
 
     @classmethod
     def of(cls, estimator: Any) -> Settings:
-        """Of an estimator that has them all."""
+        """The settings of an estimator that has all of these parameters."""
         return cls(**{field.name: getattr(estimator, field.name) for field in fields(cls)})
 
     def pivots(self, likelihood: Likelihood, n: int) -> int:
-        """Most kernel functions among which the default basis chooses; 0 for another basis."""
+        """Largest number of kernel functions in the default basis; 0 for another basis."""
         auto = (self.n_components, self.n_dense) == ("auto", "auto")
         rows = _PIVOT_ROWS if likelihood.conjugate else _NEWTON_ROWS
         if not (self.auto_basis and auto and self.inference != "stochastic" and n <= rows):
@@ -83,25 +83,25 @@ class Settings:
 
     @property
     def auto_basis(self) -> bool:
-        """Whether the table chooses the functions."""
+        """Whether the functions depend on the table."""
         return isinstance(self.basis, str) and self.basis == "auto"
 
     @property
     def rate(self) -> float:
-        """Of the weights' means."""
+        """Learning rate of the weights' means."""
         given = self.variational_learning_rate
         return _RATES[self.variational_optimizer] if given == "auto" else given
 
     @property
     def theta_rate(self) -> float:
-        """Of the hyperparameters; 0 where they stay what the exact start found."""
+        """Learning rate of the hyperparameters; 0 where they stay at the exact start."""
         if self.optimizer != "adam":
             return 0.0
         return _THETA_RATE if self.learning_rate == "auto" else float(self.learning_rate)
 
     @property
     def start_rows(self) -> int:
-        """Rows that the exact start, or at least the default kernel, looks at."""
+        """Number of rows for the exact start and for the default kernel."""
         return _START_ROWS if self.subset_size in ("auto", None) else self.subset_size
 
 
@@ -112,21 +112,19 @@ class Plan:
     Attributes
     ----------
     method : {"exact", "steps", "dual"}
-        Full batches and linear algebra, steps, or steps for kernel functions at all rows.
+        Full-batch linear algebra, steps, or steps for kernel functions at all rows.
     basis : {"fourier", "points", "pivots"}
-        Random features, or kernel functions at points that are known or are still to be chosen.
+        Random features, or kernel functions at known points or at points still to be chosen.
     n_components, n_dense : int
-        m, of pivots the most that there may be, and c.
-    rows : int
-        Of a step.
-    components : int
-        Of each of a step's draws.
+        m, for pivots its largest value, and c.
+    rows, components : int
+        Rows of a step, and functions of each of its draws.
     support : int
-        Rows of the control variate.
+        Number of rows of the control variate.
     steps : int
-        Most of them.
+        Largest number of steps.
     planned : bool
-        Whether so many steps are a schedule that may run out, not a limit.
+        Whether so many steps are a schedule that is meant to run out, rather than a limit.
     calibrates : bool
         Whether rows are held out for the scale of variances.
     dtype : torch.dtype
@@ -149,7 +147,7 @@ class Plan:
         return self.method == "exact"
 
     def summary(self, m: int) -> str:
-        """For the report, with as many functions as there are in the end."""
+        """A line of the report on the final number of functions, m."""
         if self.exact:
             return f"full batches, {m} functions, all entries of C"
         columns = f", {self.n_dense} dense columns" if self.method == "steps" else ""
@@ -180,11 +178,11 @@ def make_plan(
     n : int
         Rows.
     points : int or None
-        Points of a kernel basis, which are as many functions.
+        Number of points of a kernel basis.
     past : ExactModel, SampledModel or None
-        A model to go on from, which settles its size.
+        The model that training continues from. It determines the size.
     pivots : int, default=0
-        Most kernel functions to choose from; 0 for another basis.
+        Largest number of kernel functions to choose; 0 for another basis.
 
     Raises
     ------
@@ -230,14 +228,14 @@ def make_plan(
 
 
 def _method(settings: Settings, n: int, m: int, points: int | None) -> str:
-    """Which way of training the settings ask for, and the check that they agree."""
+    """The method of training; a ValueError where settings contradict each other."""
     if points is not None and m != points:
         more = "more" if m > points else "fewer"
         raise ValueError(
             f"n_components={m} is {more} than the {points} points of the kernel basis: use "
             f'n_components="auto", or basis="fourier", which can have any number.'
         )
-    # Steps for kernel functions have a weight a row, and keep a diagonal only.
+    # Steps for kernel functions have one weight for each row, and a diagonal covariance.
     stepwise = points is None or (isinstance(settings.basis, str) and points == n)
     if not stepwise and settings.inference == "stochastic":
         raise ValueError(
@@ -258,12 +256,12 @@ def _method(settings: Settings, n: int, m: int, points: int | None) -> str:
 
 
 def drawn(m: int) -> int:
-    """Fourier features of a draw."""
+    """Number of Fourier features in a draw."""
     return min(10_000, max(m // 10, min(m, 1024)))
 
 
 def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
-    """Refuse a plan that does not fit; of an exact one the basis at all rows is the largest part.
+    """Refuse a plan that does not fit into memory.
 
     Parameters
     ----------
@@ -272,7 +270,7 @@ def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
         Rows and latent functions.
     run : FitRun
     stepwise : bool
-        Whether steps are a way out.
+        Whether steps are a possible remedy.
 
     Raises
     ------
@@ -280,7 +278,7 @@ def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
     """
     m = plan.n_components
     if plan.exact:
-        # The basis, weighted and times C; precision, its two factors and their inverse.
+        # The basis at all rows, weighted and times C; the precision, two factors and an inverse.
         need = 8 * (3 * n * m + 4 * m * m)
         what = f"A full-batch model of {m} basis functions at {n} rows"
         remedy = f"use fewer functions, for example {max(2, m // 10)}"
@@ -296,12 +294,12 @@ def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
 
 
 def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: FitRun) -> None:
-    """Say what "auto" came to, and which parameters this fit does not use."""
+    """Report the choices for "auto", and the parameters without effect."""
     size = f"{n:,} rows"
     fourier = plan.basis == "fourier"
     run.chose("n_components", plan.n_components, size if fourier else "as many points")
     why = {
-        "pivots": f"{size}: kernel functions at those that explain the others",
+        "pivots": f"{size}: kernel functions at the rows that explain the others",
         "points": "points of the last fit",
         "fourier": f"{size}, a stream, or other settings that ask for random features or steps",
     }
@@ -318,8 +316,7 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
     if settings.subset_size is not None:
         run.chose("subset_size", settings.start_rows, "an exact fit of some seconds")
     if plan.exact:
-        for name in _OF_STEPS:
-            run.ignores(name, "the model is solved by full batches, without steps")
+        run.ignores(_OF_STEPS, "the model is solved by full batches, without steps")
         run.ignores("covariance", "full batches have all entries of C")
         run.ignores("dtype", "full batches are in float64")
         if likelihood.conjugate:
@@ -329,6 +326,10 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
         run.chose("component_batch_size", plan.components, f"of {plan.n_components:,} functions")
         run.chose("control_variate_rank", plan.support, size)
         run.chose("variational_learning_rate", settings.rate, settings.variational_optimizer)
+        if settings.control_variate == "squares" and not likelihood.conjugate:
+            run.ignores("control_variate", "'squares' is for a Gaussian likelihood: there is none")
+        elif plan.method == "dual" and plan.components == plan.n_components:
+            run.ignores("control_variate", "draws of all functions have no variance to reduce")
     if plan.method == "dual":
         why = "kernel functions at all rows have a diagonal covariance of their own"
         run.ignores("n_dense", why)
@@ -337,11 +338,11 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
     if settings.optimizer is None:
         run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
     if settings.theta_rate == 0 or plan.method != "steps":
-        for name in ("learning_rate", "freeze"):
-            run.ignores(name, "hyperparameters stay where the exact start left them")
+        why = "hyperparameters stay where the exact start left them"
+        run.ignores(("learning_rate", "freeze"), why)
 
 
-# What only steps ask for.
+# Parameters of steps alone.
 _OF_STEPS = (
     "n_dense",
     "batch_size",
@@ -357,8 +358,21 @@ _OF_STEPS = (
 )
 
 
-def report_past(run: FitRun) -> None:
-    """What a fit that goes on does not use."""
-    for name in ("kernel", "n_components", "basis", "n_dense", "subset_size"):
-        run.ignores(name, "the fit goes on from the last one")
-    run.ignores("n_restarts_optimizer", "the fit goes on from the last one")
+def report_past(settings: Settings, run: FitRun) -> None:
+    """Report the parameters without effect in a fit that continues from a model."""
+    run.ignores(_OF_THE_FIRST, "the fit continues from the last one")
+    if settings.theta_rate == 0:
+        run.ignores("optimizer", "the fit continues with the last one's hyperparameters")
+
+
+# Parameters of the first fit alone.
+_OF_THE_FIRST = (
+    "kernel",
+    "n_components",
+    "basis",
+    "n_dense",
+    "subset_size",
+    "n_restarts_optimizer",
+    "normalize_y",
+    "standardize",
+)

@@ -14,7 +14,7 @@ from ...core.posteriors import Posterior, joint_normal, reported_variance
 from ...kernels import TorchKernel
 from ._basis import SampledBasis
 
-# Basis functions of one evaluation.
+# Number of basis functions in one evaluation.
 _FUNCTIONS = 8192
 
 
@@ -28,7 +28,7 @@ class ChevronWeights:
     dense : Tensor of shape (q, m / q, c)
         The first c columns of C.
     diagonal : Tensor of shape (q, m / q)
-        c_rr of the others, 0 in the rows where the dense columns have theirs.
+        c_rr of the other columns, 0 for the dense ones.
     """
 
     mean: Float[Tensor, "q units t"]
@@ -38,9 +38,9 @@ class ChevronWeights:
 
 @dataclass(frozen=True, eq=False)
 class SupportVariance:
-    """k(x, x) - k_xp (K_pp + W^-1)^-1 k_px: what the support rows, weighted by W, leave unknown.
+    """k(x, x) - k_xp (K_pp + W^-1)^-1 k_px, the variance of f given support rows of weight W.
 
-    A diagonal of very many weights cannot say that some directions of f are known; this can.
+    Unlike the diagonal covariance of very many weights, it accounts for their correlations.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class SupportVariance:
     factor : Tensor of shape (s, s)
         Cholesky factor of K_pp + W^-1.
     scale : float
-        What it is multiplied by, so that it fits rows that steps have not seen.
+        Factor of the variance that fits the errors at held-out rows.
     """
 
     kernel: TorchKernel
@@ -58,7 +58,7 @@ class SupportVariance:
     scale: float = 1.0
 
     def _known(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
-        # In double precision throughout: what is left is a small difference of large numbers.
+        # In double precision, because the variance is a small difference of large numbers.
         cross = self.kernel.cross(theta, self.X, X.double())
         return torch.linalg.solve_triangular(self.factor, cross, upper=False)
 
@@ -68,7 +68,7 @@ class SupportVariance:
         return self.scale * reported_variance(prior - known, prior).to(X)
 
     def covariance(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
-        """The same between rows."""
+        """The covariance of rows."""
         known = self._known(theta, X)
         out = self.kernel.cross(theta, X.double(), X.double()) - known.T @ known
         prior = self.kernel.diag(theta, X.double())
@@ -78,21 +78,21 @@ class SupportVariance:
 
 
 class ChevronPosterior(Posterior):
-    """f(x) = phi(x)'w; nothing of the training rows is kept but what the basis itself is made of.
+    """f(x) = phi(x)'w for a very large number of weights.
 
     Parameters
     ----------
     basis : SampledBasis
     theta : Tensor of shape (p,)
-        Its hyperparameters.
+        Hyperparameters of the basis.
     weights : ChevronWeights
     noise_variance : float
-        Of a new observation.
+        Noise variance of a new observation.
     augment : tuple of TorchKernel and float, optional
-        A kernel, and s2 times m / (training rows): predictive variances are augmented by a kernel
-        function at the point itself (appendix G), since far from the basis there is nothing else.
+        A kernel, and s2 times m / (training rows). Predictive variances are augmented by a kernel
+        function at the point itself (appendix G), because all others vanish far from the points.
     support : SupportVariance, optional
-        Takes the place of the chevron's variance.
+        Replaces the variance of the chevron.
 
     Notes
     -----
@@ -124,7 +124,7 @@ class ChevronPosterior(Posterior):
         return min(self.basis.n_features, _FUNCTIONS) + self.weights.dense.shape[2]
 
     def _evaluations(self, X: Float[Tensor, "r d"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Unit numbers and phi, (r, q u), of the whole basis, a part at a time."""
+        """The whole basis in parts: unit numbers, and phi of shape (r, q u)."""
         with torch.no_grad():
             for part in self.basis.parts(max(1, _FUNCTIONS // self.basis.per_unit)):
                 yield part.index, part.evaluate(self.at, X)
@@ -147,7 +147,7 @@ class ChevronPosterior(Posterior):
             return self.support(self.at, X)
 
     def _chevron(self, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
-        """Mean and |phi' C|^2 from one evaluation of the basis."""
+        """The mean and |phi' C|^2 from one evaluation of the basis."""
         w, r = self.weights, len(X)
         mean, dense = X.new_zeros(r, w.mean.shape[2]), X.new_zeros(r, w.dense.shape[2])
         sparse, norm = X.new_zeros(r), X.new_zeros(r)

@@ -1,4 +1,4 @@
-"""Functions of full batches, whose weights have a standard normal prior, and their posterior."""
+"""Functions of full batches, whose weights have a standard normal prior, and the posterior."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 
-# Of the prior variance: what rounding leaves open of a row that others explain in full.
+# Share of the prior variance that rounding leaves at a row that others explain completely.
 _ROUNDING = 1e-12
-# Rows that `pivots` looks at together.
+# Number of rows that `pivots` considers together.
 _BLOCK = 32
 
 
 class FullMap:
-    """All functions of a model at once, in double precision: random Fourier features.
+    """All random Fourier features of a model, in double precision.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class FullMap:
 
     @torch.no_grad()
     def cross(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
-        """The basis at some rows."""
+        """The basis functions at some rows."""
         return self.basis.part(np.arange(self.basis.n_blocks)).evaluate(self.theta, X.double())
 
     def evaluate(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, "r m"]:
@@ -55,23 +55,24 @@ class FullMap:
         return self.cross(X)
 
     def plain(self, mean: Float64[Tensor, "m t"]) -> Float64[Tensor, "m t"]:
-        """Weights of the functions as users know them."""
+        """The weights of the basis functions themselves."""
         return mean
 
     def posterior(self, weights: FeatureWeights) -> Posterior:
-        """What a belief about the weights says of f."""
+        """The posterior of f from a distribution of the weights."""
         return FeaturePosterior(self.evaluate, self.white, weights)
 
     def white(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, " r"]:
-        """The noise's variance at each row."""
+        """The noise variance of each row."""
         return X.new_full((len(X),), self.noise, dtype=torch.float64)
 
 
 class ProcessMap(FullMap):
     """Kernel functions at points Z, whitened: psi(x) = L^-1 k(Z, x) with L L' = k(Z, Z).
 
-    A Gaussian process is psi(x)'v plus what its values at Z leave open, which data at other rows
-    do not reach. With all rows as points nothing is left open at them: the process is exact.
+    A Gaussian process is psi(x)'v plus a rest that does not depend on its values at Z, and that the
+    model takes from the prior. With all rows as points the rest is zero at these, and the process
+    is exact.
     """
 
     @cached_property
@@ -79,7 +80,7 @@ class ProcessMap(FullMap):
     def factor(self) -> Float64[Tensor, "m m"]:
         """L; O(m^3), once."""
         K = self.cross(self.basis.points)
-        # Functions that are zero at their own rows are zero everywhere.
+        # A kernel that is zero at its own rows is zero everywhere.
         return cholesky_with_jitter(K if bool(K.any()) else torch.eye(len(K)).to(K))[0]
 
     def whitened(self, cross: Float64[Tensor, "r m"]) -> Float64[Tensor, "r m"]:
@@ -105,14 +106,14 @@ class ProcessMap(FullMap):
 
 
 class ProcessPosterior(FeaturePosterior):
-    """Kernel functions at points, and what these leave open elsewhere.
+    """The posterior of kernel functions at points, plus the prior of the rest.
 
     Parameters
     ----------
     process : ProcessMap
     weights : FeatureWeights
     scale : float, default=1.0
-        What variances and covariances are multiplied by.
+        Factor of variances and covariances.
 
     Notes
     -----
@@ -170,18 +171,18 @@ def pivots(
     tol: float,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Int64[Tensor, " m"], float]:
-    """Numbers of the rows whose kernel functions explain the others, and what they leave open.
+    """Choose rows whose kernel functions explain the other rows.
 
-    A Cholesky factorisation of k(X, X) with pivots, some rows at a time, that ends when no row's
-    variance given the pivots is above `tol`: how many functions a table needs depends on the
-    kernel, the noise and the rows, hardly on how many these are. O(n m^2) time, O(n m) memory.
+    This is a Cholesky factorisation of k(X, X) with pivots, some rows at a time, which ends when no
+    row's variance given the pivots is above `tol`. The number of pivots depends on the kernel, the
+    noise and the range of the rows, and hardly on their number. O(n m^2) time, O(n m) memory.
 
     Parameters
     ----------
     kernel : TorchKernel
     X : Tensor of shape (n, d)
     most : int
-        More functions than this are not chosen.
+        Largest number of rows to choose.
     tol : float
     check : callable, optional
         Called after each block.
@@ -189,7 +190,7 @@ def pivots(
     Returns
     -------
     rows : Tensor of shape (m,)
-        Ascending.
+        The numbers of the rows, ascending.
     left : float
         The largest variance of a row given the pivots.
     """
@@ -198,11 +199,11 @@ def pivots(
         left = kernel.diag(theta, X).double()
         factor, chosen = X.new_empty(most, len(X)), X.new_empty(0, dtype=torch.int64)
         limit = max(tol, _ROUNDING * float(left.max()))
-        # A model has a function, even if there is nothing to explain.
+        # A model has at least one function, even if there is nothing to explain.
         while (k := len(chosen)) < most and (k == 0 or float(left.max()) > limit):
             rows = left.topk(min(_BLOCK, most - k, len(X))).indices
             own = kernel.cross(theta, X[rows], X[rows]) - factor[:k, rows].T @ factor[:k, rows]
-            # Within the block, only rows that those before them leave half as open as the first.
+            # Within the block, only rows with at least half the largest variance given the others.
             kept = _independent(own, max(limit, 0.5 * float(left.max())))
             rows, own = rows[kept], own[kept][:, kept]
             new = kernel.cross(theta, X[rows], X) - factor[:k, rows].T @ factor[:k]
@@ -216,7 +217,7 @@ def pivots(
 
 
 def _independent(K: Float64[Tensor, "b b"], limit: float) -> Int64[Tensor, " k"]:
-    """Rows of a small covariance whose variance given those taken before is above a limit."""
+    """Rows of a small covariance, each with a variance given the former ones above a limit."""
     left, kept = K.clone(), []
     while float(left.diagonal().max()) > limit:
         i = int(left.diagonal().argmax())

@@ -18,14 +18,14 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     """Gaussian-process regression whose steps cost the same for any number of rows and functions.
 
     The kernel becomes a basis of m functions, ten million if need be, and variational inference
-    finds a Gaussian belief about their weights. Each step draws rows, and basis functions twice
-    independently (three times where hyperparameters move), so that its cost depends on the draws'
-    sizes alone. Frequencies of Fourier
-    features are regenerated from seeds, and X may be a memory map.
+    finds a Gaussian distribution of their weights. Each step draws rows, and basis functions twice
+    independently (three times where hyperparameters are trained), so that its cost depends on the
+    sizes of the draws alone. Frequencies of Fourier features are regenerated from seeds, and X may
+    be a memory map.
 
-    Smaller tables are solved exactly instead, with kernel functions at the rows that explain the
-    others: the process is then the exact one but for what these leave open (`inference_` says so,
-    and `fit_report_` how many there are and why).
+    Smaller tables are solved exactly instead, with kernel functions at some of the rows. These rows
+    are chosen so that they explain the others, and the result is close to the exact process.
+    `inference_` says which way was taken, and `fit_report_` how many functions there are and why.
 
     Parameters
     ----------
@@ -159,14 +159,14 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         where a Gaussian likelihood is solved exactly. NaN after steps for kernel functions, whose
         bound has a term that would cost O(n^3).
     n_iter_ : int
-        Steps of the last call, those of the exact start included.
+        Steps of the last call, including those of the exact start.
     history_ : dict of lists
         stage, iteration, theta, objective (what is maximised), objective_name, residual, epochs and
         seconds of each step of the start and of each score.
     fit_report_ : FitReport
-        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+        How the fit ended, the choices for "auto", ignored parameters and seconds.
     n_samples_seen_ : int
-        Rows, of all calls of `partial_fit` together.
+        Number of rows, of all calls of `partial_fit` together.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -176,8 +176,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     See Also
     --------
-    QSGPClassifier : The same for labels.
-    QSRVMRegressor : With a sparse basis of kernel functions.
+    QSGPClassifier : The same model for classification.
+    QSRVMRegressor : A sparse model of kernel functions.
 
     Notes
     -----
@@ -251,8 +251,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets, which share hyperparameters and covariance.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared, on top of that of
-            the kernel's white noise. Split by cross-validation when metadata routing is on.
+            Known noise variance of each row, in the target's own units squared. That of the
+            kernel's white noise is added to it. Cross-validation splits it where metadata routing
+            is on.
 
         Returns
         -------
@@ -276,11 +277,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
-        """Go on with further rows; the first call is `fit`.
+        """Continue with further rows; the first call fits a new model.
 
-        An exact model takes its posterior for the prior of these rows, which for a Gaussian
-        likelihood is the fit of all rows so far. Steps, otherwise, see these rows only, standing
-        for all rows so far. Units and hyperparameters stay.
+        An exact model takes its posterior as the prior of these rows, which for a Gaussian
+        likelihood gives the fit of all rows so far. Otherwise steps see only these rows, in the
+        place of all rows so far. Units and hyperparameters do not change.
 
         Parameters
         ----------
@@ -298,7 +299,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Raises
         ------
         ValueError
-            For a basis at the rows themselves, which further rows would change.
+            For ``basis="rows"``, which further rows would change.
         """
         first = "n_iter_" not in vars(self)
         with FitRun(self) as run:
@@ -315,7 +316,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                 raise ValueError(
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
-            run.ignores("normalize_y", "the first rows have set the units")
+            run.ignores("likelihood", "the first rows have set it")
             rows = past, past.n_rows
             self._train(run, X, Y, self.likelihood_, False, *rows, noise_variance=noise_variance)
         return self

@@ -31,23 +31,23 @@ from ._start import Start, first_rows, trained_start
 from ._steps import make_stepper
 from ._trained import fitted_scale
 
-# Functions whose precisions are trained by full batches; larger dictionaries shrink by steps first.
-# Where there was no time for that, as many as are soon solved for.
+# Number of functions whose precisions are trained by full batches. Larger dictionaries are first
+# reduced by steps, or to the second number where there is no time for steps.
 _EXACT, _EXACT_IN_HASTE = 2048, 1024
-# Of the time budget: what moments and weights need.
+# Share of the time budget for moments and weights.
 _LAST_SHARE = 0.2
-# Most rounds of steps, and steps of each.
+# Largest number of rounds of steps, and the steps of each.
 _ROUNDS, _ROUND_STEPS = 12, 40
-# Updates that max_iter="auto" allows.
+# Largest number of updates for max_iter="auto".
 _UPDATES = 500
-# What an update of a fold must gain, in log evidence a row and target.
+# Smallest gain of an update in a fold, in log evidence per row and target.
 _FOLD_TOL = 1e-4
-# Rows from which variances are scaled, and from which a warning is due; how far behind the exact
-# process calls for one, in nats a row, beyond doubt, which is so many standard errors.
+# Number of rows from which on variances are scaled, and from which on there may be a warning; the
+# loss against the exact process that it needs, in nats a row, beyond so many standard errors.
 _FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
-# Rows of the exact process.
+# Number of rows of the exact process.
 _START_ROWS = 1000
-# Functions of the models that callbacks see during rounds.
+# Number of functions in the models that callbacks are shown during rounds.
 _GLIMPSE = 512
 
 
@@ -55,10 +55,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     """Relevance vector machine: a sparse sum of kernel functions at some of the rows.
 
     Every basis function has its own prior precision s_i. Maximising the evidence drives most of
-    them to infinity; the functions with s_i below `max_precision` remain, and predictions cost as
-    much as they are many. Dictionaries of up to 2,048 functions are trained by full batches; larger
-    ones first by rounds of quadruply stochastic steps, in which s_i = 1 / (mu_i^2 + c_ii^2), until
-    few enough are left; after twelve rounds the 2,048 with the smallest s_i go on.
+    these to infinity. The functions with s_i below `max_precision` remain, and the cost of
+    predictions is proportional to their number. Dictionaries of up to 2,048 functions are trained
+    by full batches. Larger ones are first reduced to this number by rounds of quadruply stochastic
+    steps, in which s_i = 1 / (mu_i^2 + c_ii^2). After twelve rounds the 2,048 functions with the
+    smallest s_i remain.
 
     Parameters
     ----------
@@ -134,11 +135,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     relevance_ : ndarray of shape (r,)
         Numbers of the rows whose functions remain, ascending.
     relevance_vectors_ : ndarray of shape (r, d)
-        These rows, in X's units.
+        These rows, in the units of X.
     precision_ : ndarray of shape (r,)
         Their s_i, for functions that are 1 at their own row, in units of the target's mean square.
     coef_ : ndarray of shape (r, t)
-        Means of their weights.
+        Means of the weights of these functions.
     coef_covariance_cholesky_ : ndarray of shape (r, r)
         Lower Cholesky factor of the weights' covariance.
     noise_variance_ : float
@@ -151,9 +152,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         stage, iteration, theta (during updates log noise, functions left), objective (what is
         maximised), objective_name, residual, epochs and seconds of each step or score.
     fit_report_ : FitReport
-        How the fit went: status, what "auto" came to, ignored parameters, seconds.
+        How the fit ended, the choices for "auto", ignored parameters and seconds.
     n_samples_seen_ : int
-        Rows.
+        Number of rows.
     device_, dtype_ : str
         Where and in what precision training ran.
     n_features_in_ : int
@@ -167,14 +168,14 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     Notes
     -----
-    O(n m^2) once and O(m^3) an update for m functions, shrinking quickly. The model alone would be
-    certain of all functions that it has dropped, far from the relevance vectors above all.
-    Predictive variances are therefore those of the Gaussian process with the same kernel that sees
-    the rows through the relevance vectors, times a factor that fits the errors at rows held out:
-    from 10 rows on the updates are repeated without a fifth of the rows (five times below 200 rows,
-    twice below 500). The same rows say whether so few functions are enough: a warning names
-    QSGPRegressor where an exact process is .15 nats a row better, beyond three of the
-    difference's standard errors.
+    The moments cost O(n m^2) and an update O(m^3) for m functions, whose number falls quickly. The
+    relevance vector machine itself has no uncertainty about the functions that it has dropped, and
+    so hardly any far from the relevance vectors. Predictive variances are therefore those of the
+    Gaussian process with the same kernel that sees the rows through the relevance vectors, times a
+    factor that fits the errors at held-out rows. For this factor the updates are repeated without a
+    fifth of the rows, from 10 rows on: five times below 200 rows, twice below 500, otherwise once.
+    The same rows show whether the functions are enough: a warning suggests QSGPRegressor where the
+    difference to an exact process is above .15 nats a row by three standard errors.
 
     References
     ----------
@@ -234,8 +235,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets.
         noise_variance : None, default=None
-            Anything else is refused: the evidence has one noise variance for all rows. Predictions
-            take the noise of new rows as everywhere.
+            Not available, because the evidence has one noise variance for all rows. Predictions
+            take the known noise of new rows.
 
         Returns
         -------
@@ -250,8 +251,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         """
         if noise_variance is not None:
             raise ValueError(
-                "QSRVMRegressor learns one noise variance for all rows and cannot be told those of "
-                "each (noise_variance): leave them out, or use QSGPRegressor or SVGPRegressor."
+                "QSRVMRegressor has one noise variance for all rows and takes no noise_variance: "
+                "fit without it, or use QSGPRegressor or SVGPRegressor."
             )
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
@@ -263,7 +264,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             self._keep_scaling(scaling_of(X, Y, *units))
             run.begin(X, Y)
             source = RowSource(X, Y, self._scaling, torch.float64, run.device)
-            # The dictionary before the start: it is then the same whatever the start's rows are.
+            # The dictionary is drawn first, so that it does not depend on the start's rows.
             chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
             start = first_rows(settings, Gaussian(), source, run, LARGEST_FEATURE_SIGNAL)
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
@@ -277,7 +278,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 )
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
-            # Weights are cubic in their functions: without time for updates fewer must do.
+            # The cost of the weights is cubic in their number, so that there are fewer in haste.
             few = dictionary.most_relevant(min(_EXACT, _EXACT_IN_HASTE) if run.stopped else _EXACT)
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
@@ -302,7 +303,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return self
 
     def _settings(self) -> Settings:
-        """What the exact start and the rounds of steps take; no other parameters are asked for."""
+        """The settings of the exact start and of the rounds of steps."""
         if self.optimizer not in ("auto", None):
             raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
         steps = QSGPRegressor(
@@ -323,12 +324,12 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return Settings.of(steps)
 
     def _size(self, n: int, run: FitRun) -> int:
-        """Functions of the dictionary, if there is room for them."""
+        """The number of functions in the dictionary; refused where memory is too small."""
         auto = self.n_components == "auto"
         m = run.chose("n_components", min(n, 10_000) if auto else self.n_components, f"{n:,} rows")
         if m > n:
             raise ValueError(
-                f"n_components={m} is more than the {n} rows, whose functions make the dictionary."
+                f"n_components={m} is more than the {n} rows of the table: use a smaller number."
             )
         run.check_memory(
             8 * 4 * min(m, _EXACT) ** 2,
@@ -356,10 +357,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _shrunk(
         self, kernel: Any, dictionary: Dictionary, settings: Settings, run: FitRun
     ) -> tuple[Dictionary, int, int]:
-        """Rounds of steps until full batches can finish; also the rounds, and their steps.
+        """Reduce the dictionary by rounds of steps; returns it, and the numbers of both.
 
-        A round that is stopped counts for what it has reached; one that is stopped before its first
-        step leaves the dictionary as it was.
+        A round that is stopped counts with the steps that it has taken. One that is stopped before
+        its first step does not change the dictionary.
         """
         source, n_rounds, n_iter = dictionary.source, 0, 0
         if len(dictionary) <= _EXACT:
@@ -394,7 +395,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return min(max(min(m, 1024), m // 10) if size == "auto" else size, m)
 
     def _largest(self, dictionary: Dictionary) -> float:
-        """The s_i above which functions are dropped."""
+        """The value of s_i above which functions are dropped."""
         return self.max_precision / dictionary.unit
 
     def _stepper(self, dictionary: Dictionary, source: RowSource, run: FitRun) -> RelevanceStepper:
@@ -403,10 +404,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     def _checked(
         self, kernel: Any, dictionary: Dictionary, source: RowSource, run: FitRun
     ) -> float:
-        """What variances are multiplied by, so that they fit the errors at rows held out.
+        """The factor of the variances that fits the errors at held-out rows.
 
-        Every fold is trained anew, with the same kernel, on the rows that it does not hold out.
-        Warns where the exact process with the same kernel predicts the same rows far better.
+        Every fold is trained with the same kernel on the rows that it does not hold out. Warns
+        where the exact process with this kernel predicts the held-out rows far better.
         """
         n, d = source.X.shape
         if n < _FEWEST_CHECKED:
@@ -439,8 +440,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         doubt = _DOUBT * behind.std() / len(behind) ** 0.5
         if n >= _FEWEST_JUDGED and behind.mean() - doubt > _BEHIND:
             run.warn(
-                f"QSRVMRegressor: so few functions are too little for these rows. An exact process "
-                f"is {behind.mean():.2f} nats a row better on rows held out: use QSGPRegressor."
+                "QSRVMRegressor: a sparse model does not suffice for these rows. An exact process "
+                f"is {behind.mean():.2f} nats a row better on held-out rows: use QSGPRegressor."
             )
         return scale
 
@@ -480,17 +481,18 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
 
 def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Negative log densities a row and target, but for a constant."""
+    """Negative log densities per row and target, up to a constant."""
     return 0.5 * (np.log(variance) + np.square(error).mean(1) / variance)
 
 
 def _process(
     stepper: RelevanceStepper, order: np.ndarray | slice = slice(None)
 ) -> tuple[ProcessMap, FeatureWeights]:
-    """What answers predictions: the weights' mean, and the variance of the process with the same
-    kernel that sees all rows through the relevance vectors.
+    """The process behind predictions, and the distribution of its weights.
 
-    Certain of all functions that have left the model, the weights alone say far too little.
+    The mean is that of the relevance vector machine. The variance is that of the Gaussian process
+    with the same kernel that sees all rows through the relevance vectors, because the machine has
+    no uncertainty about the functions that it has dropped.
     """
     at, dictionary = stepper.active[order], stepper.dictionary
     points = dictionary.points[at]
@@ -501,14 +503,14 @@ def _process(
     seen, _ = cholesky_with_jitter(
         K + unit[:, None] * stepper.gram[at][:, at] * unit / stepper.noise
     )
-    # Of I + L^-1 G L^-T, without the products that would lose digits.
+    # The factor of I + L^-1 G L^-T, without products that would lose digits.
     factor = torch.linalg.solve_triangular(process.factor, seen, upper=False)
     mean = process.factor.T @ (stepper.mean[order] / unit[:, None])
     return process, FeatureWeights(factor, mean)
 
 
 def _with_noise(kernel: Any, noise: float) -> Any:
-    """The kernel with another white noise; the sum's last WhiteKernel holds it."""
+    """The kernel with another variance of its white noise."""
     params = kernel.get_params()
     names = [name for name, value in params.items() if isinstance(value, WhiteKernel)]
     kernel = kernel.clone_with_theta(kernel.theta)

@@ -1,4 +1,4 @@
-"""Empirical Bayes with one precision a weight: most go to infinity, the rest are relevant."""
+"""Empirical Bayes with one prior precision for each weight, most of which become infinite."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from ...core.training import Monitor, Stepper
 from ...linalg.solvers import cholesky_with_jitter
 from ._dictionary import Dictionary
 
-# Functions up to which they are dropped one at a time, and how many an update may drop so.
+# Number of functions up to which single ones are dropped, and how many an update may drop so.
 _DROPPED_SINGLY, _DROPS = 512, 16
-# Nats a target that a function must be worth: MacKay's updates keep clusters of them that are not.
+# Log evidence per target, in nats, that a function has to add. MacKay's updates keep clusters of
+# functions that add less.
 _WORTH = 0.5
 
 
 class RelevanceStepper(Stepper):
-    """Maximises the ELBO over q(w), the precisions S = diag(s) and the noise; functions drop out.
+    """Maximises the ELBO over q(w), the precisions S = diag(s) and the noise, and drops functions.
 
-    With q(w) at its optimum for the current s, s_i = (1 - s_i Sigma_ii) / mu_i^2 (MacKay's form of
-    the stationary point of the ELBO in s_i, which converges faster than s_i = 1 / (mu_i^2 +
-    Sigma_ii)). Everything needed of the rows is in moments, so that a step costs O(m^3) in the
-    functions that are left.
+    With q(w) at its optimum for the current s, the update is s_i = (1 - s_i Sigma_ii) / mu_i^2.
+    This is MacKay's form of the stationary point of the ELBO in s_i, which converges faster than
+    s_i = 1 / (mu_i^2 + Sigma_ii). The rows enter through moments only, so that a step costs O(m^3)
+    for m remaining functions.
 
     Parameters
     ----------
     dictionary : Dictionary
-        The functions, with their starting precisions and noise.
+        The functions, with their initial precisions and noise.
     source : RowSource
-        Rows that are fitted.
+        The rows of the fit.
     largest : float
         Functions with a larger s are dropped.
     monitor : Monitor
-        For its clock.
+        Its time budget limits the rows.
     """
 
     objective_name = "log evidence less half a nat a function, a row and target"
@@ -52,7 +53,7 @@ class RelevanceStepper(Stepper):
         return self.projection.shape[1]
 
     def _solve(self) -> None:
-        """q(w) of the functions that are left, and the log evidence."""
+        """q(w) of the remaining functions, and the log evidence."""
         a, s = self.active, self.precision[self.active]
         H = self.gram[a][:, a] / self.noise + torch.diag(s)
         L, _ = cholesky_with_jitter(H)
@@ -83,9 +84,9 @@ class RelevanceStepper(Stepper):
                     break
 
     def _drop_one(self) -> bool:
-        """Drop the function without which the evidence is largest, if it is worth little.
+        """Drop the function that adds least to the log evidence, if it adds less than `_WORTH`.
 
-        MacKay's updates only approach an infinite s_i, but the gain from it is known in closed form
+        MacKay's updates only approach an infinite s_i. The evidence there has a closed form
         (Tipping and Faul 2003, Fast marginal likelihood maximisation).
         """
         a, s = self.active, self.precision[self.active]

@@ -1,4 +1,4 @@
-"""A likelihood at one noise variance, as steps and full batches evaluate it."""
+"""A likelihood at one noise variance."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Site:
     noise : float
         Variance of y given f; 0 for a likelihood without additive noise.
     curvature : float
-        Typical curvature of minus log p, what step sizes are scaled by.
+        Typical curvature of minus log p, by which step sizes are scaled.
     known : Tensor of shape (b,) or float
-        Known noise of the rows, beside that of all.
+        Known noise of the rows, in addition to `noise`.
     """
 
     likelihood: Likelihood
@@ -40,9 +40,9 @@ class Site:
         Y: Float[Tensor, "n t"],
         known: Tensor | float = 0.0,
     ) -> Site:
-        """At a noise variance, with the curvature that some rows' targets have.
+        """A site whose curvature is computed from the targets of some rows.
 
-        `known` is these rows' own noise, which the site does not keep.
+        `known` is the known noise of these rows, which the site does not keep.
 
         Raises
         ------
@@ -53,13 +53,13 @@ class Site:
             noise = 0.0
         elif not noise > 0:
             raise ValueError(
-                f"likelihood={likelihood!r} needs a positive noise variance, got {noise!r}: it is "
-                "that of the kernel's WhiteKernel."
+                f"likelihood={likelihood!r} needs a positive noise variance, got {noise!r}: use a "
+                "kernel with a WhiteKernel of a positive noise_level."
             )
         return cls(likelihood, noise, likelihood.curvature(Y, _constant(noise, Y) + known))
 
     def at(self, known: Tensor | float) -> Site:
-        """The same for rows of known noise."""
+        """The same site for rows of known noise."""
         return replace(self, known=known)
 
     def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
@@ -68,23 +68,23 @@ class Site:
 
     @property
     def gaussian(self) -> bool:
-        """Whether E log p is quadratic in the mean, so that products of two draws are unbiased."""
+        """Whether E log p is quadratic in the mean, which makes products of two draws unbiased."""
         return self.likelihood.conjugate
 
     def terms(
         self, Y: Float[Tensor, "b t"], mean: Float[Tensor, "b t"], variance: Float[Tensor, "b 1"]
     ) -> LikelihoodTerms:
-        """E log p for f ~ N(mean, variance) and its derivatives."""
+        """The expectation of log p for f ~ N(mean, variance), and its derivatives."""
         return self.likelihood.expected(Y, mean, variance, self.variances(Y))
 
 
 def _constant(noise: float, Y: Tensor) -> Float[Tensor, " b"]:
-    # In double precision, from which single steps round once.
+    # In double precision, so that single precision rounds only once.
     return torch.full((len(Y),), noise, dtype=torch.float64, device=Y.device)
 
 
 def noise_of(kernel: TorchKernel, theta: Tensor) -> float:
-    """The white noise's variance."""
+    """The variance of the kernel's white noise."""
     row = torch.zeros(1, kernel.n_features, dtype=torch.float64)
     with torch.no_grad():
         return float(kernel.noise(theta.cpu(), row)[0])

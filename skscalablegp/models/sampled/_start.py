@@ -1,4 +1,4 @@
-"""Where quadruply stochastic training starts: an exact Gaussian process on some of the rows."""
+"""The start of quadruply stochastic training: an exact Gaussian process on some of the rows."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
 from ._site import Site
 
-# Above so many columns the default kernel has one length scale for all of them.
+# Number of columns above which the default kernel has one length scale for all of them.
 ARD_COLUMNS = 30
-# Signal variances tried for labels, and the rows of the Laplace approximations that compare them.
+# Signal variances that are compared for labels, and the number of rows of this comparison.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
-# Of a Newton step that overshoots.
+# Most halvings of a Newton step that goes too far.
 _HALVINGS = 30
 # Most steps of the exact start.
 _STEPS = 100
 
 
 def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | None) -> Kernel:
-    """The user's kernel, or the default one; with white noise, which the model needs.
+    """The user's kernel or the default one, with the white noise that the model needs.
 
-    `largest` bounds the default kernel's signal variance, in units of the target's.
+    `largest` bounds the signal variance of the default kernel, in units of the target's variance.
     """
     if kernel is None and X.shape[1] > ARD_COLUMNS:
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
@@ -63,21 +63,21 @@ def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | 
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins: hyperparameters, and the rows that have chosen them.
+    """The start of training: hyperparameters, and the rows from which they come.
 
     Attributes
     ----------
     kernel : Kernel
     rows : ndarray of shape (s,)
-        Their numbers, ascending.
+        The numbers of the rows, ascending.
     X, Y : ndarray of shape (s, d), (s, t)
-        In the model's units.
+        The rows in the model's units.
     known : ndarray of shape (s,) or float
         Known noise of these rows.
     n_iter : int
-        Steps of the exact fit.
+        Number of steps of the exact fit.
     reason : str
-        How it ended.
+        Why the exact fit ended.
     """
 
     kernel: Kernel
@@ -96,7 +96,7 @@ def first_rows(
     run: FitRun,
     largest_signal: float | None = None,
 ) -> Start:
-    """Some rows and the kernel before it is trained; what there is where time is up at once.
+    """Some rows, and the kernel before training.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def first_rows(
     source : RowSource
     run : FitRun
     largest_signal : float, optional
-        Bound of the default kernel's signal variance, in units of the target's mean square.
+        Bound of the signal variance of the default kernel, in units of the target's mean square.
     """
     rows = np.sort(run.random_state.permutation(len(source))[: settings.start_rows])
     few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
@@ -128,19 +128,19 @@ def trained_start(
     preview: Callable[[Any, Start], None],
     smooth: bool = False,
 ) -> Start:
-    """Hyperparameters of the exact marginal likelihood of the start's rows; O(s^3) a step.
+    """Train the hyperparameters by the exact marginal likelihood of the start; O(s^3) a step.
 
     Parameters
     ----------
     start : Start
     settings : Settings
     likelihood : Likelihood
-        One that is not additive gets the signal's variance that it wants.
+        For one that is not additive the signal variance is chosen afterwards.
     run : FitRun
     preview : callable
-        Gives a copy of the estimator the model of a start's rows.
+        Gives a copy of the estimator the model of a start.
     smooth : bool, default=False
-        Whether a squared exponential is tried beside the default kernel: steps converge far better
+        Whether a squared exponential is compared with the default kernel. Steps converge far better
         with the noise of a kernel that fits.
     """
     X, Y = start.X, start.Y
@@ -161,8 +161,8 @@ def trained_start(
             preview(model, replace(start, kernel=at(compiled, step.theta)))
 
         run.preview = show
-        # A kernel of differences loses no digits to a large mean. The noise is in the target's
-        # units: an absolute one would be all of the noise of a small target.
+        # Rows are measured from their mean where the kernel sees differences only, so that they
+        # keep their digits. The jitter is relative to the target, which may be small.
         rows = torch.as_tensor(X - compiled.origin(X.mean(axis=0)))
         known = start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))
         return exact_start(
@@ -191,11 +191,11 @@ def trained_start(
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
-    """A regression's kernel with the signal variance that another likelihood wants.
+    """The kernel of a regression, with the best signal variance for another likelihood.
 
-    Labels -1 and 1, or counts, as real targets give the shape of the kernel; the latent function
-    is larger. The variance is that of the largest Laplace evidence (Rasmussen and Williams 2006,
-    algorithm 3.1), summed over the columns of Y.
+    A regression on labels -1 and 1, or on counts, gives the shape of the kernel, but the latent
+    function is larger. Its variance is that of the largest Laplace evidence (Rasmussen and Williams
+    2006, algorithm 3.1), summed over the columns of Y.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own:
     X : ndarray of shape (n, d)
     Y : ndarray of shape (n, t)
     own : bool
-        Whether the kernel is the user's, whose bounds hold; those of the default one follow.
+        Whether the kernel is the user's, whose bounds hold. Those of the default kernel move along.
     """
     rows = torch.as_tensor(X[:_LAPLACE_ROWS], dtype=torch.float64)
     targets = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
@@ -224,9 +224,9 @@ def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own:
 
 
 def _times(kernel: Kernel, factor: float, own: bool) -> Kernel:
-    """The kernel with every term times a factor, as far as what is fixed or bounded allows.
+    """The kernel with every term times a factor, as far as fixed values and bounds allow.
 
-    A term's first free constant takes the factor; a term without constants gets one in front.
+    The factor goes into the first free constant of a term. A term without constants gets a new one.
     """
     if isinstance(kernel, Sum):
         return _times(kernel.k1, factor, own) + _times(kernel.k2, factor, own)
@@ -249,7 +249,7 @@ def _times(kernel: Kernel, factor: float, own: bool) -> Kernel:
 
 
 def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
-    """Constant factors of a product by their parameter names, in order."""
+    """The constant factors of a product by their parameter names, in order."""
     if isinstance(kernel, ConstantKernel):
         return {name: kernel}
     if not isinstance(kernel, Product):
@@ -259,7 +259,7 @@ def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
 
 
 def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """alpha = K^-1 f at the posterior's mode, and the approximate evidence."""
+    """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence."""
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
     eye = torch.eye(len(y), dtype=K.dtype)
     value = float(site.likelihood.log_density(y, f, none).sum())
@@ -285,7 +285,7 @@ def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
 
 
 def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
-    """alpha with which f = gram alpha is the posterior mode given these rows; O(s^3).
+    """alpha such that f = gram alpha is the mode of the posterior given these rows; O(s^3).
 
     Parameters
     ----------

@@ -29,33 +29,25 @@ from ._site import Site, noise_of
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
-# What a score that is shown is minus of.
+# Name of the objective, which is minus the score.
 OBJECTIVE = "lower bound a row and target"
-# What is left of the learning rate when steps have made the score worse, and how often.
+# Factor of the learning rate when steps have made the score worse, and the most such reductions.
 _SLOWER = 0.3
 _MOST_RETREATS = 8
-# Numbers of an evaluation of the basis.
+# Numbers in one evaluation of the basis.
 _NUMBERS = 2**24
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How much a step draws.
-
-    Attributes
-    ----------
-    rows : int
-        b.
-    blocks : int
-        Blocks of basis functions in each of the two draws.
-    """
+    """Numbers of rows in a step, and of blocks of basis functions in each of its draws."""
 
     rows: int
     blocks: int
 
 
 class SampledStepper(Stepper):
-    """What all steps have in common: batches, how weights move, their mean, and snapshots.
+    """Shared by all steps: batches, changes of the weights, their running mean and snapshots.
 
     Parameters
     ----------
@@ -67,17 +59,17 @@ class SampledStepper(Stepper):
     flattening : Flattening
         Preconditioner.
     optimizer : SparseOptimizer
-        Of the means and dense columns; its rate is relative to 1 / level.
+        The optimiser of the means and dense columns, whose rate is relative to 1 / level.
     weights : SampledWeights
     squares : Tensor of shape (q, m / q)
         |phi_r|^2 over all rows.
     sizes : StepSizes
     rng : numpy.random.Generator
-        Of all draws.
+        Generator of all draws.
     n_total : int, optional
-        Rows that the batches stand for.
+        Number of rows that the batches represent.
     held : ndarray of int, optional
-        Sorted numbers of rows that no batch may have.
+        Sorted numbers of rows that are held out of batches.
     control_variate : {"regression", "squares"} or None, default="regression"
     """
 
@@ -128,19 +120,19 @@ class SampledStepper(Stepper):
         """Move the weights by one batch."""
 
     def _batch(self) -> np.ndarray:
-        """Numbers of a step's rows."""
+        """The numbers of a step's rows."""
         count = len(self.source) - len(self.held)
         rows = self.rng.choice(count, min(self.sizes.rows, count), replace=False, shuffle=False)
         rows.sort()
         if len(self.held):
-            # Numbers among the rows that are not held out, as numbers among all.
+            # From numbers among the other rows to numbers among all rows.
             before = self.held - np.arange(len(self.held))
             rows += np.searchsorted(before, rows, side="right")
         return rows
 
     def _control(self, cross: Float[Tensor, "b s"]) -> Control:
         """The control variate, given k(X, support rows)."""
-        # A copy: weights move before theta does, with what their draws had.
+        # A copy, because the step of theta uses the values from before the weights' step.
         a = self.weights.a[: len(self.support)].to(cross, copy=True)
         if self.control_variate == "regression":
             return Projection(self.support.regression(cross), a)
@@ -151,9 +143,9 @@ class SampledStepper(Stepper):
     def _move(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], everywhere: Float[Tensor, "sv qu"]
     ) -> None:
-        """Change the drawn weights, and b and a with them.
+        """Change the drawn weights, and b and a accordingly.
 
-        `everywhere` is what the weights' functions are at the support rows and those of the scores.
+        `everywhere` holds the drawn functions at the support rows and at the scores' rows.
         """
         change = self.optimizer.change(index, gradient / self.flattening.level, self.basis.n_units)
         if self.n_dense:
@@ -166,14 +158,14 @@ class SampledStepper(Stepper):
         self.weights.a += moved + self.flattening.gram @ shared
 
     def _coordinates(self, index: Tensor) -> Tensor:
-        """Numbers of the coordinates in the order that the triangle follows: unit, function."""
+        """Numbers of the coordinates, unit by unit, in the order of the triangle of C."""
         functions = torch.arange(self.basis.per_unit, device=index.device)[:, None]
         return (index[None, :] * self.basis.per_unit + functions)[:, :, None]
 
     # ------------------------------------------------------------------ what the driver asks
 
     def score(self) -> float:
-        """Of the weights or of the last steps' mean, whichever is better: what a snapshot has."""
+        """The better score of the weights and of their mean, which then goes into snapshots."""
         mean, self._better = self._mean.mean(self._steps), self.weights
         score = self._score(self.weights)
         if mean is not None:
@@ -184,10 +176,10 @@ class SampledStepper(Stepper):
 
     @abstractmethod
     def _score(self, w: SampledWeights) -> float:
-        """Minus the objective a row and target, from some fixed rows; NaN if not finite."""
+        """Minus the objective per row and target, from fixed rows; NaN if not finite."""
 
     def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
-        """The likelihood at the scores' rows."""
+        """The expected log likelihood at the scores' rows."""
         site = self.site.at(self.support.known_check)
         return site.terms(self.support.Y_check.double(), f, variance)
 
@@ -214,11 +206,11 @@ class SampledStepper(Stepper):
 
     @abstractmethod
     def folded(self) -> Float[Tensor, "q units k"]:
-        """The better weights with their shared part, a copy."""
+        """A copy of the better weights, with their shared part."""
 
 
 class Drawn(NamedTuple):
-    """Basis functions at the rows of a step, and where they came from."""
+    """A draw of basis functions: the part of the basis, and its values in two places."""
 
     part: BasisPart
     data: BasisDraw
@@ -229,7 +221,7 @@ class QSGPStepper(SampledStepper):
     """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
 
     A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, whatever n and m are.
-    Parameters are those of `SampledStepper`, and `hyperparameters`, what moves theta or None.
+    Parameters are those of `SampledStepper`, and `hyperparameters`, the optimiser of theta or None.
     """
 
     def __init__(self, *args, hyperparameters: SampledAdam | None = None, **settings):
@@ -261,7 +253,7 @@ class QSGPStepper(SampledStepper):
         return Drawn(part, BasisDraw(phi, weights, scale, at_support), everywhere)
 
     def _square(self, *draws: Drawn) -> Float[Tensor, "b 1"]:
-        """The diagonal's share of the variance of f: unbiased, it varies little over draws."""
+        """An unbiased estimate of the variance of f from the diagonal of C."""
         if self.site.gaussian:
             return torch.zeros(len(draws[0].data.phi), 1).to(draws[0].data.phi)
         parts = [
@@ -271,7 +263,7 @@ class QSGPStepper(SampledStepper):
         return (sum(parts) / len(parts))[:, None]
 
     def _add_log_diagonal(self, draw: Drawn, gradient: Float[Tensor, "q u k"]) -> None:
-        """-1 / c_rr where column r meets coordinate r: half the gradient of -log c_rr."""
+        """Add the gradient of -log c_rr, which is -1 / c_rr where column r meets coordinate r."""
         columns = torch.arange(self.n_dense, device=gradient.device)
         at = torch.nonzero(self._coordinates(draw.part.index) == columns, as_tuple=True)
         weights = draw.data.weights.reshape(gradient.shape)[:, :, self.t :][at]
@@ -286,10 +278,10 @@ class QSGPStepper(SampledStepper):
     def _move_theta(
         self, site: Site, Y: Tensor, X: Tensor, left: Drawn, right: Drawn, control: Control
     ) -> None:
-        """Empirical Bayes: the gradient of the sampled loss through the features and the noise.
+        """A step of theta along the gradient of the sampled loss (empirical Bayes).
 
-        The control variate keeps the basis of the start (appendix F.3), so that what is known at
-        the support rows stays known.
+        The control variate keeps the basis of the start (appendix F.3), so that f at the support
+        rows remains known.
         """
         kernel, (third, scale) = self.support.kernel, self.basis.draw(self.sizes.blocks, self.rng)
         c = self.diagonal(third.index).flatten()
@@ -310,7 +302,7 @@ class QSGPStepper(SampledStepper):
     # ------------------------------------------------------------------ what the driver asks
 
     def refresh(self) -> None:
-        """The variance of f at the scores' rows and what depends on it; O(s m), not every step."""
+        """Update the variance of f at the scores' rows and the curvature; O(s m)."""
         X, w = self._rows[len(self.support) :], self.weights.a[len(self.support) :]
         for k in range(3):
             variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
@@ -318,7 +310,7 @@ class QSGPStepper(SampledStepper):
                 phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
                 variance += (phi.square() @ c.square())[:, None].double()
             self._sparse_variance = variance
-            # The variance has to be that of the curvature it ends with.
+            # The variance depends on the curvature, so that both are updated until they agree.
             if self.site.gaussian or k == 2:
                 return
             curvature = self._curvature(w)
@@ -329,7 +321,7 @@ class QSGPStepper(SampledStepper):
     def score(self) -> float:
         w = self.weights.a[len(self.support) :]
         if not self.site.gaussian and bool(torch.isfinite(w).all()):
-            # The closed form of the diagonal again, when the likelihood's curvature has moved.
+            # The closed form of the diagonal depends on the curvature of the likelihood.
             now = self._curvature(w)
             if abs(now - self.curvature) > 0.1 * self.curvature:
                 self.refresh()
@@ -342,7 +334,7 @@ class QSGPStepper(SampledStepper):
             return float("nan")
         likelihood = self._terms(w.a[s:]).value.mean() / t * self.n
         b, gram = w.shared, self.flattening.gram[:s]
-        # No part of the head is in b.
+        # The head is not part of b.
         tail = w.a[:s] - self._head_part(w)
         norm = torch.linalg.vector_norm(w.coef, dim=(0, 1)).double().square()
         norm = norm + (b * (2 * tail - gram @ b)).sum(0)
@@ -355,7 +347,7 @@ class QSGPStepper(SampledStepper):
         return float((divergence - likelihood) / self.n)
 
     def _terms(self, values: Float[Tensor, "c k"]) -> LikelihoodTerms:
-        """The likelihood at the scores' rows, where f and the dense columns have these values."""
+        """The expected log likelihood at the scores' rows, given all columns' values there."""
         variance = self._sparse_variance + values[:, self.t :].square().sum(1, keepdim=True)
         return self._check_terms(values[:, : self.t], variance)
 
@@ -363,7 +355,7 @@ class QSGPStepper(SampledStepper):
         return -2 * float(self._terms(values).d_variance.mean()) / self.t
 
     def _head_part(self, w: SampledWeights) -> Tensor | float:
-        """Phi_p w of the units that b does not act on."""
+        """Phi_p w of the head, on which b does not act."""
         if w.head == 0:
             return 0.0
         index, phi = head_functions(self.basis, self.support, w.head)
@@ -382,7 +374,7 @@ class QSGPStepper(SampledStepper):
 def head_functions(
     basis: SampledBasis, support: SupportRows, head: int
 ) -> tuple[Tensor, Float[Tensor, "sv qh"]]:
-    """The first units' numbers, and their functions at the support rows and those of the scores."""
+    """The numbers of the head's units, and their functions at the support and scores' rows."""
     part = basis.part(np.arange(-(-head // basis.block_units)))
     inside = part.index < head
     phi = by_unit(part.evaluate(support.theta, support.all_rows), basis.per_unit)
@@ -393,14 +385,14 @@ class DualStepper(SampledStepper):
     """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
 
     The gradient of minus the ELBO is K (r + mu), with r the derivative of minus the log likelihood
-    in f = K mu, and the natural one is r + mu: it has an entry a row, and a step changes those of
-    its rows only. f at these rows is estimated from other, independently drawn functions and what
-    is known at the support rows. O(b u d + b s^2) a step for u drawn functions. Weights are
-    residuals over the noise variance, and sums of few of them are noisy: draws of all functions,
-    O(b n d), often need so many fewer steps that they are the cheaper ones.
+    in f = K mu. The natural gradient is r + mu, which has an entry for each row, and a step changes
+    the entries of its rows only. The estimate of f at these rows comes from other, independently
+    drawn functions and from the support rows. A step costs O(b u d + b s^2) for u drawn functions.
+    Weights are residuals over the noise variance, so that sums of few of them are noisy. Draws of
+    all functions cost O(b n d), but often need so many fewer steps that they are cheaper.
 
-    Parameters are those of `SampledStepper`, and `support_index`, the support rows' numbers. Shared
-    weights are the support rows' own.
+    Parameters are those of `SampledStepper`, and `support_index`, the numbers of the support rows.
+    The shared weights belong to the support rows.
     """
 
     objective_name = "expected log likelihood a row and target"
@@ -422,7 +414,7 @@ class DualStepper(SampledStepper):
         self._move(index, gradient[None], everywhere.T)
 
     def _own(self, index: Tensor) -> Float[Tensor, "u t"]:
-        """Weights of some rows, with what support rows share."""
+        """The weights of some rows, including the shared ones of support rows."""
         out = self.weights.coef[0, index]
         at = torch.searchsorted(self.support_index, index).clamp_max(len(self.support_index) - 1)
         known = self.support_index[at] == index
@@ -430,7 +422,7 @@ class DualStepper(SampledStepper):
         return out
 
     def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
-        """f at the rows: of all functions, or of some and what is known at the support rows."""
+        """f at the rows, exact from all functions or estimated from drawn ones."""
         theta = self.support.theta
         if self.sizes.blocks >= self.basis.n_units:
             parts = self.basis.parts(max(1, _NUMBERS // len(X)))
@@ -441,7 +433,7 @@ class DualStepper(SampledStepper):
         return self._control(cross).function(draw)
 
     def _score(self, w: SampledWeights) -> float:
-        """Minus the expected log likelihood; log|K| is out of reach."""
+        """Minus the expected log likelihood, without the ELBO's log|K|, which would cost O(n^3)."""
         f = w.a[len(self.support) :]
         if not bool(torch.isfinite(f).all()):
             return float("nan")

@@ -1,4 +1,4 @@
-"""Quadruply stochastic training by steps: where weights start, how they go and are kept."""
+"""Quadruply stochastic training by steps: first weights, the steps, and the trained model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._weights import SampledWeights
 
 
 def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
-    """Steps of sampled rows and functions to the end, and the scale of their variances."""
+    """Train by steps of sampled rows and functions, then fit the scale of the variances."""
     run, stepper, scales = fit.run, None, None
     rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
     basis = functions.basis(fit.d, fit.plan.dtype, run.device)
@@ -48,9 +48,9 @@ def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
 def make_stepper(
     fit: Fit, basis: SampledBasis, site: Site, rng: np.random.Generator
 ) -> SampledStepper:
-    """A stepper at its first weights: the posterior given the support rows, or the past's.
+    """A stepper with its first weights: the posterior given the support rows, or those of the past.
 
-    O(s^2 m + s^3), for kernel functions at all rows O(s^3); looks at the clock.
+    O(s^2 m + s^3), or O(s^3) for kernel functions at all rows; checks the time.
     """
     plan, settings, compiled = fit.plan, fit.settings, basis.kernel
     dual, support = plan.method == "dual", fit.support(compiled)
@@ -84,9 +84,9 @@ def make_stepper(
 
 
 def calibrates(fit: Fit) -> bool:
-    """Whether rows of the scores that no batch has say how wide the errors are.
+    """Whether the scores' rows are held out of batches to fit the scale of the variances.
 
-    A fit that goes on has trained on all of its rows before.
+    With warm_start the past has already been trained on them.
     """
     return fit.plan.calibrates and (fit.past is None or fit.n_seen > 0)
 
@@ -98,24 +98,24 @@ def state_of(
     score: float,
     scales: tuple[float, float] | None = None,
 ) -> SampledModel:
-    """What a stepper has reached, as arrays of their own.
+    """The current model of a stepper, as copies in arrays.
 
     Parameters
     ----------
     fit : Fit
     stepper : SampledStepper
     functions : Functions
-        At the hyperparameters of the start.
+        The functions at the hyperparameters of the start.
     score : float
-        Minus the lower bound a row and target.
+        Minus the lower bound per row and target.
     scales : tuple of float, optional
-        Of the variance, and the noise; what the past had where there is one.
+        Scale of the variance, and the noise. The default is that of the past where there is one.
     """
     past, t, compiled = fit.past, fit.t, stepper.support.kernel
     if scales is None:
         scales = 1.0, stepper.site.noise
         if past is not None and stepper.site.noise > 0:
-            # What held-out rows said once stays true; the noise in units of the kernel's own.
+            # Scales that held-out rows chose before still hold, in units of the kernel's noise.
             own = noise_of(compiled, compiled.theta0)
             scales = past.variance_scale, stepper.site.noise * past.noise / own
     with torch.no_grad():
@@ -141,9 +141,9 @@ def state_of(
 
 
 def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, float]:
-    """A factor of the variance given the support rows, and a noise, that fit held-out rows.
+    """The factor of the variance given the support rows, and the noise, that fit held-out rows.
 
-    O(s^3), as often done before: no look at the clock, after whose end it still is worth its time.
+    O(s^3), without a check of the time: predictions need it also where the time is up.
     """
     support, s = stepper.support, len(stepper.support)
     weight = stepper.curvature * fit.n_total / s
@@ -158,9 +158,10 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
 def _first_weights(
     fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
 ) -> SampledWeights:
-    """The posterior given the support rows alone, as if they were all rows for C; else zero.
+    """The posterior given the support rows, each of which stands for n / s rows in C.
 
-    All of it is shared weights, but for the dense columns' first entries.
+    The weights are shared ones, except for the first entries of the dense columns. The means are
+    zero for optimisers without a preconditioner.
     """
     s, c, t, q = len(support), fit.plan.n_dense, fit.t, basis.per_unit
     shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
@@ -170,13 +171,13 @@ def _first_weights(
     a = gram @ shared
     if c == 0:
         return SampledWeights(coef, shared, a, head)
-    # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to what a Cholesky factor has.
+    # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to those of a Cholesky factor.
     index, phi = head_functions(basis, support, head)
     weight = site.curvature * fit.n / s
     whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
     factor, _ = cholesky_with_jitter(whole + torch.eye(s).to(whole) / weight)
-    # Coordinates count units first, then their functions.
+    # Coordinates are numbered unit by unit.
     first = phi[:s].reshape(s, q, head).permute(0, 2, 1).flatten(1)[:, :c].double()
     solved = torch.cholesky_solve(first, factor)
     root = (1 - (first * solved).sum(0)).clamp_min(1e-6).sqrt()
@@ -192,7 +193,7 @@ def _first_weights(
 def _resumed(
     fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
 ) -> SampledWeights:
-    """The past's."""
+    """The weights of the past."""
     coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)
     rows = support.all_rows
     a = torch.zeros(len(rows), coef.shape[2], dtype=torch.float64, device=rows.device)

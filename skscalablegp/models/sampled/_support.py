@@ -1,9 +1,10 @@
-"""Support rows: what is known there exactly serves as control variate and as preconditioner."""
+"""Support rows, at which f is known exactly, as control variate and as preconditioner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,9 +14,9 @@ from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import BasisPart, SampledBasis
 
-# Numbers of phi(support rows) that are held at a time.
+# Numbers of phi(support rows) that are kept at a time.
 _NUMBERS = 2**24
-# Eigenvalues below so many units of rounding of the largest are noise: flattening would amplify it.
+# Eigenvalues below so many rounding errors of the largest are noise, and are not flattened.
 _ROUNDING = 100
 # Share of the support rows' eigenvectors that the preconditioner flattens; the rest are noise.
 _FLATTENED = 0.4
@@ -32,13 +33,11 @@ class SupportRows:
     X : Tensor of shape (s, d)
     Y : Tensor of shape (s, t)
     X_check : Tensor of shape (v, d)
-        Further rows at which f is known, for scores only: the start fits the support rows too well
-        for them to judge.
+        Further rows at which f is known. They are for scores, because the start fits the support
+        rows too well for a score.
     Y_check : Tensor of shape (v, t)
-    inverse : Tensor of shape (s, s)
-        Of k(X, X) with jitter.
     known, known_check : Tensor or float
-        Known noise of both kinds of rows.
+        Known noise of the support rows and of the scores' rows.
     """
 
     kernel: TorchKernel
@@ -47,35 +46,23 @@ class SupportRows:
     Y: Float[Tensor, "s t"]
     X_check: Float[Tensor, "v d"]
     Y_check: Float[Tensor, "v t"]
-    inverse: Float[Tensor, "s s"]
     known: Tensor | float = 0.0
     known_check: Tensor | float = 0.0
 
-    @classmethod
-    def at(
-        cls,
-        kernel: TorchKernel,
-        theta: Float64[Tensor, " p"],
-        X: Float[Tensor, "s d"],
-        Y: Float[Tensor, "s t"],
-        X_check: Float[Tensor, "v d"],
-        Y_check: Float[Tensor, "v t"],
-        known: Tensor | float = 0.0,
-        known_check: Tensor | float = 0.0,
-    ) -> SupportRows:
-        """O(s^3)."""
-        K = kernel.cross(theta, X.double(), X.double())
-        scale = K.diagonal().mean()
-        K = K + 1e-4 * scale * torch.eye(len(X), dtype=K.dtype, device=K.device)
-        inverse = torch.cholesky_inverse(cholesky_with_jitter(K)[0]).to(X)
-        return cls(kernel, theta, X, Y, X_check, Y_check, inverse, known, known_check)
+    @cached_property
+    def inverse(self) -> Float[Tensor, "s s"]:
+        """The inverse of k(X, X) with jitter; O(s^3)."""
+        X = self.X.double()
+        K = self.kernel.cross(self.theta, X, X)
+        K = K + 1e-4 * K.diagonal().mean() * torch.eye(len(X), dtype=K.dtype, device=K.device)
+        return torch.cholesky_inverse(cholesky_with_jitter(K)[0]).to(self.X)
 
     def __len__(self) -> int:
         return len(self.X)
 
     @property
     def all_rows(self) -> Float[Tensor, "sv d"]:
-        """Support rows, then those of the scores."""
+        """The support rows, followed by the scores' rows."""
         return torch.cat([self.X, self.X_check])
 
     def cross(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b s"]:
@@ -83,7 +70,7 @@ class SupportRows:
         return self.kernel.cross(self.theta, X, self.X)
 
     def regression(self, cross: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:
-        """A with f(X) close to A f(support rows); O(b s^2)."""
+        """The matrix A of the regression of f(X) on f(support rows); O(b s^2)."""
         return cross @ self.inverse.to(cross)
 
 
@@ -97,9 +84,9 @@ def support_gram(
     parts: Callable[[SampledBasis, int], Iterator[BasisPart]] = SampledBasis.parts,
     skip: int = 0,
 ) -> Float64[Tensor, "sv s"]:
-    """phi phi_p' of all units but the first `skip`, phi at all rows; O(s^2 m), once.
+    """phi phi_p' summed over all units but the first `skip`, with phi at all rows; O(s^2 m).
 
-    `parts` goes over the basis, so many units at a time.
+    `parts` iterates over the basis, so many units at a time.
     """
     X, s = support.all_rows, len(support)
     gram = torch.zeros(len(X), s, dtype=torch.float64, device=X.device)
@@ -111,17 +98,17 @@ def support_gram(
 
 
 def by_unit(phi: Float[Tensor, "b qu"], per_unit: int) -> Float[Tensor, "b q u"]:
-    """Columns of an evaluation apart: function of the unit, unit."""
+    """Columns of an evaluation as (function of the unit, unit)."""
     return phi.reshape(len(phi), per_unit, -1)
 
 
 @dataclass(frozen=True, eq=False)
 class Flattening:
-    """P = I - Phi_p' Q Phi_p: the Hessian's largest eigenvalues, lowered to the level of the rest.
+    """P = I - Phi_p' Q Phi_p, which lowers the largest eigenvalues of the Hessian.
 
-    Gradient steps are as large as the largest eigenvalue allows and progress as slow as the
-    smallest; with P both come closer. P is dense over the m weights, so its part of a step is kept
-    as s numbers, Phi_p' b.
+    The largest eigenvalue limits the length of gradient steps and the smallest their progress, and
+    P brings the two closer together. P is dense over the m weights, so that its part of a step is
+    kept as s numbers, Phi_p' b.
 
     Attributes
     ----------
@@ -129,7 +116,7 @@ class Flattening:
     gram : Tensor of shape (s + v, s)
         Phi Phi_p' over the weights that b acts on, at all rows of `SupportRows`.
     level : float
-        Largest eigenvalue of P times a batch's Hessian: a step of 1 / level is safe.
+        Largest eigenvalue of P times the Hessian of a batch, so that steps of 1 / level are safe.
     """
 
     Q: Float64[Tensor, "s s"]
@@ -138,7 +125,7 @@ class Flattening:
 
     @classmethod
     def none(cls, gram: Float64[Tensor, "sv s"]) -> Flattening:
-        """P = I, for optimisers that have no preconditioner."""
+        """P = I, for optimisers without a preconditioner."""
         return cls(torch.zeros_like(gram[: gram.shape[1]]), gram, 1.0)
 
     @classmethod
@@ -150,18 +137,18 @@ class Flattening:
         curvature: float,
         n: int,
     ) -> Flattening:
-        """P from the spectrum at the support rows, its level from a batch X of other rows.
+        """P from the spectrum at the support rows, and its level from a batch X of other rows.
 
         Parameters
         ----------
         support, gram
             See `support_gram`.
         X : Tensor of shape (b, d)
-            As many rows as a step sees.
+            As many rows as a step has.
         curvature : float
             Second derivative of minus the log likelihood of a row.
         n : int
-            Rows in all.
+            Number of rows of the table.
 
         Notes
         -----

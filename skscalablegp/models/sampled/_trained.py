@@ -1,4 +1,4 @@
-"""What steps have trained, as NumPy arrays, and the scale of its variances."""
+"""The model that steps have trained, as NumPy arrays, and the scale of its variances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._posterior import ChevronPosterior, ChevronWeights, SupportVariance
 
 @dataclass(frozen=True, eq=False)
 class SampledModel:
-    """A chevron of very many weights, and all that training needs to go on.
+    """A chevron of very many weights, with all that further training needs.
 
     Attributes
     ----------
@@ -32,17 +32,17 @@ class SampledModel:
     noise : float
         Noise variance of predictions, 0 for labels.
     curvature : float
-        Mean curvature of minus the log likelihood a row.
+        Mean curvature of minus the log likelihood per row.
     n_rows : int
-        Rows seen so far.
+        Number of rows so far.
     dtype : str
-        Of training, and of predictions.
+        Precision of training and of predictions.
     lower_bound : float
         The ELBO in nats, NaN where it is not known.
     by_support : bool
-        Whether the support rows answer variances.
+        Whether variances are those given the support rows.
     variance_scale : float
-        Of the variance given the support rows.
+        Factor of the variance given the support rows.
     """
 
     functions: Functions
@@ -59,7 +59,7 @@ class SampledModel:
     by_support: bool
     variance_scale: float = 1.0
 
-    # What a fit that goes on and the fitted attributes ask of any model.
+    # Fits that continue and fitted attributes read this of any model.
     inference = "stochastic"
 
     @property
@@ -79,7 +79,7 @@ class SampledModel:
         return self.mean.reshape(-1, self.n_targets)
 
     def posterior(self, d: int, device: torch.device) -> Posterior:
-        """What answers predictions, in the training's precision."""
+        """The posterior, in the precision of training."""
         functions, dtype = self.functions, getattr(torch, self.dtype)
         compiled = compile_kernel(functions.kernel, d)
         arrays = (self.mean, self.dense, self.diagonal)
@@ -99,7 +99,7 @@ class SampledModel:
 def support_variance(
     compiled: TorchKernel, X: Tensor, weight: float, scale: float = 1.0
 ) -> SupportVariance:
-    """The variance of f given support rows X, each of which stands for several, `weight` in all."""
+    """The variance of f given support rows X whose noise variance is 1 / `weight`."""
     X = X.double()
     theta = compiled.theta0.to(X.device)
     K = compiled.cross(theta, X, X)
@@ -108,9 +108,9 @@ def support_variance(
 
 
 def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
-    """What to multiply variances of f by so that residuals (v, t) are likely; O(v t).
+    """The factor of the variances of f under which residuals (v, t) are likeliest; O(v t).
 
-    A weak prior at 1 decides where the noise is all there is.
+    A weak prior at 1 decides where the residuals consist of noise alone.
     """
     variance, square = variance[:, None], residual**2
 
@@ -124,8 +124,9 @@ def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> fl
 def fitted_scales(
     variance: np.ndarray, residual: np.ndarray, noise: float, known: np.ndarray | float = 0.0
 ) -> tuple[float, float]:
-    """What to multiply variances of f by, and the noise's variance beside the known: under both,
-    residuals (v, t) of rows that steps have not seen have the highest normal likelihood; O(v t).
+    """The factor of the variances of f, and the noise variance in addition to the known one.
+
+    Under these, residuals (v, t) of held-out rows have the highest normal likelihood; O(v t).
     """
     variance, square = variance[:, None], residual**2
     known = np.broadcast_to(known, variance.shape[:1])[:, None]

@@ -1,4 +1,4 @@
-"""Very many weights of which a step changes a few, and what is known about all of them."""
+"""A very large number of weights, of which a step changes a few."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class SampledWeights:
-    """w = u + Phi_p' b: m stored numbers a column, changed where drawn, and s shared ones.
+    """w = u + Phi_p' b: m numbers u for each column, of which steps change a few, and s numbers b.
 
-    Columns are the t means and the c dense columns of C. b acts on all units but the first `head`,
-    where the dense columns' triangle ends.
+    The columns are the t means and the c dense columns of C. b acts on all units but the first
+    `head`, which hold the triangle of the dense columns.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class SampledWeights:
     shared : Tensor of shape (s, k)
         b, in double precision.
     a : Tensor of shape (s + v, k)
-        Phi w at the support rows and at those of the scores, kept up to date in O((s + v) u).
+        Phi w at the support rows and at the scores' rows. A step updates it in O((s + v) u).
     """
 
     def __init__(
@@ -41,17 +41,18 @@ class SampledWeights:
 
 
 class RunningMean:
-    """The mean of the last steps' weights (Polyak and Juditsky 1992), kept where they are drawn.
+    """The mean of the weights over the last steps (Polyak and Juditsky 1992).
 
-    The noise of steps of a constant size stays in each of them and averages out over them. Entries
-    that a step does not touch are counted when they are next drawn, so that a step costs O(u + s).
-    Windows begin anew as their number doubles: the mean is that of the last half at least.
+    The mean averages out the noise that steps of a constant size leave in the weights. Entries that
+    a step does not change are added when they are next drawn, so that a step costs O(u + s). The
+    window begins again at every power of two of checks, so that it covers at least the last half of
+    the steps.
 
     Parameters
     ----------
     weights : SampledWeights
     t : int
-        Columns that are averaged, from the first; others are taken as they are.
+        Number of columns that are averaged, from the first. The others are copied.
     """
 
     def __init__(self, weights: SampledWeights, t: int):
@@ -60,7 +61,7 @@ class RunningMean:
         self.begin(0)
 
     def begin(self, now: int) -> None:
-        """Forget what was."""
+        """Begin a new window at step `now`."""
         w, t = self.weights, self.t
         self._from = now
         self._coef = torch.zeros_like(w.coef[:, :, :t])
@@ -69,18 +70,18 @@ class RunningMean:
         self._a = torch.zeros_like(w.a[:, :t])
 
     def before(self, index: Tensor, now: int) -> None:
-        """Some entries are about to change in step `now`."""
+        """Add entries that are about to change in step `now`."""
         span = (now - self._last[index])[None, :, None]
         self._coef[:, index] += span * self.weights.coef[:, index, : self.t]
         self._last[index] = float(now)
 
     def after(self) -> None:
-        """A step is over."""
+        """Add the shared weights after a step."""
         self._shared += self.weights.shared[:, : self.t]
         self._a += self.weights.a[:, : self.t]
 
     def mean(self, now: int) -> SampledWeights | None:
-        """The mean of the window; None if it is empty. O(m)."""
+        """The mean over the window, or None if it is empty; O(m)."""
         self._checks += 1
         count = now - self._from
         if count == 0:

@@ -65,8 +65,13 @@ def test_the_bound_of_steps_is_below_the_log_evidence():
         (QSGPRegressor(inference="stochastic"), set(), {"batch_size", "covariance", "n_dense"}),
         (
             QSGPRegressor(basis="rows", inference="stochastic", n_dense=50),
-            {"n_dense", "covariance", "learning_rate", "freeze"},
+            {"n_dense", "covariance", "learning_rate", "freeze", "control_variate"},
             {"batch_size"},
+        ),
+        (
+            QSGPClassifier(inference="stochastic", control_variate="squares"),
+            {"control_variate"},
+            {"n_dense"},
         ),
         (QSGPRegressor(optimizer=None), {"learning_rate", "n_restarts_optimizer"}, {"kernel"}),
         (QSGPClassifier(basis="rows", inference="stochastic"), {"n_dense"}, {"covariance"}),
@@ -85,9 +90,24 @@ def test_ignored_parameters_do_not_change_the_model():
     X, y = table(60)
     settings = dict(basis="rows", inference="stochastic", dtype="float64", **FIXED)
     plain = QSGPRegressor(**settings).fit(X, y)
-    other = QSGPRegressor(n_dense=50, covariance="chevron", freeze=0.5, **settings).fit(X, y)
+    settings |= dict(n_dense=50, covariance="chevron", freeze=0.5, control_variate=None)
+    other = QSGPRegressor(**settings).fit(X, y)
     for ours, theirs in zip(plain.predict(X, True), other.predict(X, True), strict=True):
         assert_array_equal(ours, theirs)
+
+
+def test_a_fit_that_continues_reports_what_the_first_one_has_set():
+    X, y = table(60)
+    of_the_first = {"optimizer", "subset_size", "kernel", "normalize_y", "standardize"}
+    warm = QSGPRegressor(warm_start=True, random_state=0).fit(X, y)
+    assert "bfgs" in warm.fit_report_.choices["optimizer"].value
+    report = warm.fit(X, y).fit_report_
+    assert of_the_first <= set(report.ignored) and "optimizer" not in report.choices
+    stream = QSGPRegressor(random_state=0).partial_fit(X, y)
+    kept = stream.likelihood_
+    stream.set_params(likelihood="laplace").partial_fit(X + 0.1, y)
+    assert {"likelihood", *of_the_first} <= set(stream.fit_report_.ignored)
+    assert stream.likelihood_ is kept
 
 
 def interrupted_once(monkeypatch, when):

@@ -173,7 +173,7 @@ def stepper(
 ):
     X, Y = source.rows(slice(None))
     s = 20
-    support = SupportRows.at(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
+    support = SupportRows(KERNEL, KERNEL.theta0, X[:s], Y[:s], X[s : s + 10], Y[s : s + 10])
     head = -(-dense // 2)
     gram = support_gram(support, functions, skip=head)
     size = size or len(X)
