@@ -19,6 +19,7 @@ from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     MeanFunctionRegressor,
+    NNGPRegressor,
     PoERegressor,
     RFFRegressor,
     SCGDDKLRegressor,
@@ -64,6 +65,7 @@ class TestLeaveOneOut:
             RFFRegressor(KERNEL, optimizer=None, n_components=60, random_state=0),
             SGPRRegressor(KERNEL, optimizer=None, inducing=Z, alpha=0.02),
             SVGPRegressor(KERNEL, optimizer=None, inducing=Z, optimize_inducing=False),
+            NNGPRegressor(KERNEL, optimizer=None, n_neighbors=12, alpha=0.02),
         ],
         ids=lambda model: type(model).__name__,
     )

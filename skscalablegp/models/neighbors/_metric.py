@@ -7,7 +7,7 @@ from copy import copy
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 from torch import Tensor
@@ -144,3 +144,14 @@ class Index:
         away, found = np.hstack([away, beside]), np.hstack([found, numbers])
         first = np.argsort(away, axis=1, kind="stable")[:, :m]
         return np.take_along_axis(away, first, 1), np.take_along_axis(found, first, 1)
+
+
+def others_near(
+    index: Index, points: Float[np.ndarray, "s q"], rows: Int[Tensor, " s"], m: int
+) -> Int[Tensor, "s m"]:
+    """The m nearest of all other rows for rows of the table, which are these points."""
+    found = torch.as_tensor(index.nearest(points, m + 1)[1])
+    own = found == rows[:, None].cpu()
+    # With many copies of a row, the search may return only copies and not the row itself.
+    own[~own.any(1), -1] = True
+    return found[~own].reshape(len(rows), m).to(rows)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ._local import blocks, left_out
-from ._metric import Index, Metric
+from ._metric import Index, Metric, others_near
 
 # What `objective` stands for: functions of a problem, theta, rows and their neighbours.
 VALUES = {"leave_one_out": left_out, "blocks": blocks}
@@ -23,11 +23,7 @@ def neighbours_of(
 ) -> Int[Tensor, "s m"]:
     """Of each row the m nearest other rows, in the kernel's metric at theta."""
     points = Metric(problem.kernel, theta, problem.X).points
-    found = torch.as_tensor(Index(points).nearest(points[rows.cpu().numpy()], m + 1)[1])
-    own = found == rows[:, None].cpu()
-    # With many copies of a row, the search may return only copies and not the row itself.
-    own[~own.any(1), -1] = True
-    return found[~own].reshape(len(rows), m).to(rows)
+    return others_near(Index(points), points[rows.cpu().numpy()], rows, m)
 
 
 class LocalGradient(GradientEstimator):

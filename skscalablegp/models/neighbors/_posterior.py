@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.posteriors import MeanAndVariance, Posterior, reported_variance
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
-from ._metric import Index, Metric
+from ._metric import Index, Metric, others_near
 
 
 class NeighborPosterior(Posterior):
@@ -68,6 +68,12 @@ class NeighborPosterior(Posterior):
     def _alone(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> MeanAndVariance:
         mean, variance = predict(self._problem, self._theta, X, near, self._precision)
         return mean, reported_variance(variance, self._problem.kernel.diag(self._theta, X))
+
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+        """Each row given its nearest others, at the cost of a prediction."""
+        near = others_near(self._index, self._metric(X), rows, self._m)
+        mean, variance = predict(self._problem, self._theta, X, near, self._precision)
+        return mean, variance.clamp_min(0) + noise
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self._problem.kernel.noise(self._theta, X)
