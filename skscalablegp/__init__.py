@@ -1,6 +1,11 @@
 """Scalable Gaussian processes with scikit-learn's interface."""
 
-from .meta import HeteroscedasticRegressor, LOVEPredictor, MeanFunctionRegressor
+from .meta import (
+    HeteroscedasticRegressor,
+    LOVEPredictor,
+    MeanFunctionRegressor,
+    StackedGPRegressor,
+)
 from .models.deep import BSGDDKLRegressor, MinimaxDKLRegressor, SCGDDKLRegressor
 from .models.experts import PoERegressor
 from .models.fourier import RFFRegressor, SSRFFRegressor
@@ -32,5 +37,6 @@ __all__ = [
     "SSRFFRegressor",
     "SVGPClassifier",
     "SVGPRegressor",
+    "StackedGPRegressor",
     "__version__",
 ]

@@ -38,6 +38,11 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
     is called only if some callback takes ``fitted_estimator``. A callback that raises, an
     interrupt included, is torn down by ``fit_context``; nothing is left to clean up here.
 
+``NamedEstimators``
+    For estimators over a list ``estimators`` of names and estimators. List it first among the
+    bases: the parameters of the estimators are then parameters, such as ``trees__max_iter``, and so
+    are the estimators by their names.
+
 Metadata routing needs nothing private: ``fit(self, X, y, noise_variance=None)`` alone gives the
 class ``set_fit_request(noise_variance=...)``; ``validate_data`` is public since 1.6.
 """
@@ -57,6 +62,7 @@ from sklearn.utils._param_validation import (
     Interval,
     StrOptions,
 )
+from sklearn.utils.metaestimators import _BaseComposition
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackMixin
@@ -67,6 +73,37 @@ except ImportError:  # scikit-learn < 1.9
 
 
 HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
+
+
+class NamedEstimators(_BaseComposition):
+    """Parameters of an estimator over a list of named estimators."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; with `deep` also the estimators by their names, and their parameters.
+
+        Parameters
+        ----------
+        deep : bool, default=True
+
+        Returns
+        -------
+        params : dict
+        """
+        return self._get_params("estimators", deep=deep)
+
+    def set_params(self, **params: Any):
+        """Set parameters, estimators by their names, or parameters of these.
+
+        Parameters
+        ----------
+        **params : dict
+            Such as ``trees__max_iter=100``.
+
+        Returns
+        -------
+        self : estimator
+        """
+        return self._set_params("estimators", **params)
 
 
 def sobol(d: int, n: int, seed: int) -> np.ndarray:

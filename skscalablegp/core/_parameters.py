@@ -299,6 +299,7 @@ PARAMETERS: dict[str, Parameter] = {
     "estimator": Parameter(
         [HasMethods(["fit", "predict"]), None], "Regressor on which this estimator builds."
     ),
+    "estimators": Parameter([list, None], "Names and regressors that are stacked."),
     "noise_estimator": Parameter(
         [HasMethods(["fit", "predict"]), None], "Regressor that learns the size of the errors."
     ),

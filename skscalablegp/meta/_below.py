@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from sklearn.model_selection import KFold
 
 from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
+from ..core.training import StopTraining
 from ..kernels import with_column_numbers
 
 # Settings of a regressor of this package that are replaced for the time of a fit inside another.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
+# Share of the mean noise variance that is added to each before its inverse becomes a weight.
+_EVEN = 0.1
 # Fitted attributes of the regressor below that the estimator over it shows as its own.
 _SHARED = (
     "kernel_",
@@ -61,6 +64,11 @@ def shuffled_folds(n: int, n_folds: int, run: FitRun) -> KFold:
     """Cross-fitting folds of n rows, no more than there are rows."""
     seed = int(run.random_state.randint(2**31 - 1))
     return KFold(min(n_folds, n), shuffle=True, random_state=seed)
+
+
+def noise_weights(known: np.ndarray) -> np.ndarray:
+    """Weights of rows by their known noise variances."""
+    return 1 / (known + _EVEN * known.mean() + np.finfo(float).tiny)
 
 
 def opened(estimator: Any, outer: Any, run: FitRun, names: Any = None) -> Any:
@@ -188,3 +196,39 @@ def fit_below(
         elif not run.stopped:
             run.warn(str(warning.message))
     return report.status, report.stop_reason
+
+
+def fitted_folds(
+    fresh: Any,
+    run: FitRun,
+    X: np.ndarray,
+    y: np.ndarray,
+    folds: Iterable[tuple[np.ndarray, np.ndarray]],
+    preview: Callable[[Any, Any], None],
+    share: float,
+    told: dict[str, np.ndarray],
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Rows of each fold, and the regressor fitted to the others; ends where the run has stopped.
+
+    Parameters
+    ----------
+    fresh : regressor
+    folds : iterable of (ndarray, ndarray)
+        Rows to fit, and rows that are left out.
+    preview, share
+        As of `fit_below`.
+    told : dict of ndarray of shape (n,)
+        Further arguments of its ``fit``.
+    """
+    for fitted, new in folds:
+        below = clone(fresh)
+        own = {name: values[fitted] for name, values in told.items()}
+        try:
+            run.monitor.check_time()
+            fit_below(below, run, X[fitted], y[fitted], preview, share, **own)
+        except (KeyboardInterrupt, StopTraining) as end:
+            # The model of all rows is there; only its noise or its weights are not.
+            run.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
+        if run.stopped:
+            return
+        yield new, below

@@ -14,9 +14,8 @@ from sklearn.utils.validation import has_fit_parameter
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
-from ..core.training import StopTraining
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, shuffled_folds
+from ._below import MetaRegressorBase, fit_below, fitted_folds, shuffled_folds
 from ._noise import FEWEST_ROWS, best_noise, level
 from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
@@ -321,19 +320,9 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             folds = shuffled_folds(n, way, run)
             run.ignores("validation_fraction", "no rows are held out")
         parts = []
-        for fitted, new in folds.split(X):
-            below = clone(fresh)
-            noises = {k: v[fitted] for k, v in told.items()}
-            # Meanwhile callbacks are shown the model of all rows.
-            seen = lambda model, _: model._finish(inner)  # noqa: E731
-            try:
-                run.monitor.check_time()
-                fit_below(below, run, X[fitted], y[fitted], seen, **noises)
-            except (KeyboardInterrupt, StopTraining) as end:
-                # The model of all rows is there; only its noise is not.
-                run.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
-            if run.stopped:
-                break
+        # Meanwhile callbacks are shown the model of all rows.
+        seen = lambda model, _: model._finish(inner)  # noqa: E731
+        for new, below in fitted_folds(fresh, run, X, y, folds.split(X), seen, 1.0, told):
             own = told.get("noise_variance", np.zeros(n))[new]
             mean, variance, _ = replace(inner, inner=below).below(X[new])
             parts.append((new, mean, None if variance is None else variance + own))

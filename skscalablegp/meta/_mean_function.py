@@ -16,10 +16,7 @@ from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, opened, shuffled_folds
-
-# Share of the mean noise variance that is added to each before its inverse becomes a weight.
-_EVEN = 0.1
+from ._below import MetaRegressorBase, fit_below, noise_weights, opened, shuffled_folds
 
 
 class MeanFunctionRegressor(MetaRegressorBase):
@@ -186,7 +183,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         fresh = opened(HistGradientBoostingRegressor() if given is None else given, self, run)
         weights = np.ones(len(X))
         if known is not None and has_fit_parameter(fresh, "sample_weight"):
-            weights = 1 / (known + _EVEN * known.mean() + np.finfo(float).tiny)
+            weights = noise_weights(known)
 
         def fitted(rows: np.ndarray) -> Any:
             weighted = {"sample_weight": weights[rows]} if np.ptp(weights) else {}

@@ -88,11 +88,17 @@ class Scaled:
         """
         core, rows = self.core(X)
         if core is not None:
-            rows = core._rows(rows)
-            mean, std = core._mean_and_std(rows, None)
-            parts = [core._posterior().noise(part).cpu() for _, part in core._chunks(rows)]
-            noise = torch.cat(parts).double().numpy() * np.square(core._y_train_std)
-            return mean, std**2, np.maximum(std**2 - noise, 0)
+            posterior, square = core._posterior(), np.square(core._y_train_std)
+            parts = []
+            for _, part in core._chunks(core._rows(rows)):
+                # Posteriors may keep what they know of the last rows that they were asked for.
+                mean, latent = posterior.mean_and_variance(part)
+                parts.append(
+                    [a.cpu().double().numpy() for a in (mean, latent, posterior.noise(part))]
+                )
+            core._warn_of_solves()
+            mean, latent, noise = map(np.concatenate, zip(*parts, strict=True))
+            return core._own_units(mean), square * (latent + noise), square * np.maximum(latent, 0)
         try:
             variance = predict_std(self.inner, X) ** 2
         except TypeError:  # the regressor predicts no standard deviations

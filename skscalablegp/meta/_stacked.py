@@ -1,0 +1,390 @@
+"""Several regressors, weighted by how well they predict rows that they have not seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import nnls
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import ShuffleSplit
+from sklearn.utils.validation import has_fit_parameter
+from torch import Tensor
+
+from .._compat import NamedEstimators, fit_context
+from ..core import SMALL_TABLE, FitRun, GPPredictionBase
+from ..core.posteriors import MeanAndVariance, Posterior
+from ..models.deep import SCGDDKLRegressor
+from ..models.neighbors import NNGPRegressor
+from ._below import MetaRegressorBase, fit_below, fitted_folds, noise_weights, shuffled_folds
+from ._scaled import Scaled, ScaledPosterior
+
+# Most rows that are held out: more would cost predictions and hardly change the weights.
+_MOST_HELD_OUT = 20_000
+# Where fewer rows would be held out, folds are worth their fits.
+_FEWEST_HELD_OUT, _FOLDS = 2000, 5
+# Rows above which scikit-learn stops boosting early, so that more trees may be tried.
+_STOPPED_EARLY, _MOST_TREES = 10_000, 400
+
+
+class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
+    """A weighted average of the predictive distributions of several regressors.
+
+    Each regressor predicts rows that it has not seen. The weights are those with the least squared
+    error on these rows; they are not negative and add up to one. Predictions come from the
+    regressors fitted on all rows. Their variance is that of the mixture: the average of the
+    regressors' variances, and the spread of their means.
+
+    Parameters
+    ----------
+    estimators : list of (str, regressor) or None, default=None
+        Names and regressors that are stacked. They are of this package or of scikit-learn's kind,
+        with ``return_std`` or without. None stacks an `NNGPRegressor`, a
+        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
+        rules on single columns and learned features, which err on different rows.
+    validation_fraction : float, default=0.2
+        Fraction of the rows that is held out. It is reduced to 20,000 rows, and below 2,000 rows
+        five folds take its place. Regressors with a closed form for rows that are left out, such as
+        `NNGPRegressor`, are fitted on all rows only.
+    random_state : int, RandomState instance or None, default=None
+        Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
+        regressors, where they have no seed of their own.
+    memory_budget : float or "auto", default="auto"
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
+        holds for the regressors, where they have "auto".
+    device : str, default="auto"
+        Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
+        regressors, where they have "auto"; two different devices are an error.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the matrix products in training. It also holds for the regressors, where they
+        have "auto"; two different precisions are an error.
+    callbacks : callable, list of callable or None, default=None
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. The steps are those of the regressors of this package.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        Each of the remaining fits may take an equal share of the remaining time. The regressors
+        fitted by then have equal weights where no time is left to compare them.
+    verbose : int, default=0
+        Whether to show a progress bar.
+
+    Attributes
+    ----------
+    estimators_ : list of regressor
+        The regressors, fitted on all rows.
+    weights_ : ndarray of shape (k,)
+        Their weights.
+    n_held_out_ : int
+        Number of rows from which the weights were computed.
+    n_iter_ : int
+        Training steps of all fits.
+    n_samples_seen_ : int
+        Rows of the fit.
+    history_ : dict of lists
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
+        of the fits below.
+    fit_report_ : FitReport
+        How the fit ended, and seconds by stage.
+    device_, dtype_ : str
+        Where the fit ran, and in what precision predictions are given.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Their names where X had any.
+
+    See Also
+    --------
+    HeteroscedasticRegressor : Noise that depends on the row. Over a stack, it learns from the rows
+        that the stack has held out, and needs no fit of its own.
+
+    Notes
+    -----
+    A regressor without standard deviations has that of its errors on held-out rows. All uncertainty
+    of a regressor that is not of this package counts as noise, which ``include_noise=False`` leaves
+    out. The mixture is replaced by the normal distribution with its mean and variance.
+
+    References
+    ----------
+    L. Breiman (1996), Stacked regressions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from skscalablegp import PoERegressor, StackedGPRegressor
+    >>> X = np.linspace(0, 1, 200)[:, None]
+    >>> y = np.sin(9 * X[:, 0])
+    >>> regressors = [("experts", PoERegressor()), ("line", LinearRegression())]
+    >>> gp = StackedGPRegressor(regressors, random_state=0).fit(X, y)
+    >>> gp.weights_.round(2)
+    array([1., 0.])
+    """
+
+    def __init__(
+        self,
+        estimators: Any = None,
+        *,
+        validation_fraction: Any = 0.2,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self._set(locals())
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=False)
+    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> StackedGPRegressor:
+        """Fit the regressors on all rows, and their weights on rows that they have not seen.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Regressors of other
+            packages receive it as weights, where they take `sample_weight`.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        with FitRun(self) as run:
+            X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
+            fresh = [self._opened(regressor, run) for _, regressor in self._given(len(X), run)]
+            told = [_told(regressor, known) for regressor in fresh]
+            members: list[Scaled] = []
+            for k, regressor in enumerate(fresh):
+                inner = clone(regressor)
+
+                def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
+                    model._finish([*members, Scaled(below)])
+
+                share = 1 / (2 * len(fresh) - k)
+                ended = fit_below(inner, run, X, y, preview, share, **told[k])
+                run.preview = None
+                members.append(_with_errors(inner, X, y))
+                if run.stopped:
+                    break
+            self._finish(members)
+            if not run.stopped and len(members) > 1:
+                self._weigh(fresh, X, y, known, told, run)
+            shown = ", ".join(
+                f"{weight:.2g} {type(inner).__name__}"
+                for weight, inner in zip(self.weights_, self.estimators_, strict=True)
+            )
+            run.reports(summary=f"{shown}, from {self.n_held_out_:,} rows held out")
+            status, because = ended
+            run.ended(status, n_iter=len(run.monitor.steps), because=because)
+        return self
+
+    def _given(self, n: int, run: FitRun) -> list[tuple[str, Any]]:
+        """Names and regressors, those by default for n rows.
+
+        Raises
+        ------
+        ValueError
+            For an empty list, for names that scikit-learn refuses, and for other objects.
+        """
+        if self.estimators is None:
+            trees = _MOST_TREES if n > _STOPPED_EARLY else 100
+            given = [
+                ("neighbors", NNGPRegressor()),
+                ("trees", HistGradientBoostingRegressor(max_iter=trees)),
+                ("deep", SCGDDKLRegressor()),
+            ][: 3 if n > SMALL_TABLE else 2]
+            run.chose("estimators", [name for name, _ in given], f"{n:,} rows")
+            return given
+        pairs = [pair for pair in self.estimators if isinstance(pair, tuple) and len(pair) == 2]
+        if not pairs or len(pairs) < len(self.estimators):
+            raise ValueError(
+                "estimators must be a list of pairs of a name and a regressor, at least one, got "
+                f"{self.estimators!r}."
+            )
+        self._validate_names([name for name, _ in pairs])
+        for name, regressor in pairs:
+            if not (hasattr(regressor, "fit") and hasattr(regressor, "predict")):
+                raise ValueError(f"estimators: {name!r} is no regressor, but {regressor!r}.")
+        return pairs
+
+    def _weigh(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
+        """Set the weights, from predictions of the same rows by all regressors."""
+        n = len(X)
+        n_held = min(int(self.validation_fraction * n), _MOST_HELD_OUT)
+        if n_held < _FEWEST_HELD_OUT:
+            splitter = shuffled_folds(n, _FOLDS, run)
+            run.ignores("validation_fraction", f"{_FOLDS} folds are better on {n:,} rows")
+        else:
+            seed = int(run.random_state.randint(2**31 - 1))
+            splitter = ShuffleSplit(1, test_size=n_held, random_state=seed)
+        folds = list(splitter.split(X))
+        rows = np.sort(np.concatenate([new for _, new in folds]))
+        members, means, variances = [], [], []
+        for k, member in enumerate(self._members):
+            share = 1 / (len(fresh) - k)
+            found = self._unseen(member, fresh[k], X, y, known, told[k], folds, rows, share, run)
+            if found is None:
+                return
+            mean, variance = found
+            if variance is None:
+                member = replace(member, extra=_mean_square(y[rows] - mean))
+                variance = np.full(len(rows), member.extra)
+            members.append(member)
+            means.append(mean)
+            variances.append(variance)
+        means, variances = np.stack(means), np.stack(variances)
+        counts = np.ones(n) if known is None else noise_weights(known)
+        weights = stacking_weights(y[rows] - means, counts[rows])
+        mean = weights @ means
+        variance = weights @ (variances + (means - mean) ** 2)
+        self._finish(members, weights, (rows, mean, np.sqrt(variance)))
+
+    def _unseen(self, member, fresh, X, y, known, told, folds, rows, share, run):
+        """Means and variances of rows by a regressor that has not seen them; None without time.
+
+        The variances, noise that is known included, are None where the regressor has none.
+        """
+        with run.stage("leave one out", optional=True):
+            found = member.left_out(X, y, known, rows)
+            if found is not None and np.array_equal(found[0], rows):
+                return found[1], found[2] ** 2
+        mean, variance = np.full(len(X), np.nan), np.full(len(X), np.nan)
+
+        def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
+            model._finish(self._members)
+
+        for new, below in fitted_folds(fresh, run, X, y, folds, preview, share, told):
+            mean[new], own, _ = replace(member, inner=below).below(X[new])
+            if own is not None:
+                noise = told["noise_variance"][new] if "noise_variance" in told else 0.0
+                variance[new] = own + noise
+        if run.stopped:
+            return None
+        return mean[rows], None if np.isnan(variance[rows]).all() else variance[rows]
+
+    def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
+        """The fitted model; equal weights where there are none."""
+        self._members, self._held = members, held
+        self.estimators_ = [member.inner for member in members]
+        self.weights_ = np.full(len(members), 1 / len(members)) if weights is None else weights
+        self.n_held_out_ = 0 if held is None else len(held[0])
+        self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
+        self._remember(self._build_posterior())
+
+    # ------------------------------------------------------------------ what predictions need
+
+    def _build_posterior(self) -> Posterior:
+        return StackedPosterior(self._members, self.weights_)
+
+    def _left_out(self, X, y, noise_variance, rows):
+        return self._held
+
+
+class StackedPosterior(Posterior):
+    """The normal distribution with the moments of a mixture, in the units of y.
+
+    Parameters
+    ----------
+    members : list of Scaled
+    weights : ndarray of shape (k,)
+        Members of weight zero are never asked.
+    """
+
+    def __init__(self, members: list[Scaled], weights: Float[np.ndarray, " k"]):
+        self._parts = [
+            (weight, ScaledPosterior(member))
+            for weight, member in zip(weights.tolist(), members, strict=True)
+            if weight > 0
+        ]
+        self.dtype, self.device = torch.float64, torch.device("cpu")
+        self.width = sum(part.width for _, part in self._parts)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
+        return sum(weight * part.mean(X) for weight, part in self._parts)
+
+    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+        moments = [(weight, *part.mean_and_variance(X)) for weight, part in self._parts]
+        mean = sum(weight * own for weight, own, _ in moments)
+        spread = (weight * (latent + (own - mean)[:, 0] ** 2) for weight, own, latent in moments)
+        return mean, sum(spread)
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return sum(weight * part.noise(X) for weight, part in self._parts)
+
+    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+        mean, total = self.mean(X), 0.0
+        for weight, part in self._parts:
+            away = part.mean(X) - mean
+            total = total + weight * (part.covariance(X) + away @ away.T)
+        return total
+
+    def sample(
+        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
+    ) -> Float[Tensor, "m 1 s"]:
+        zero = np.zeros(len(X))
+        f = random_state.multivariate_normal(zero, self.covariance(X).numpy(), n_samples).T
+        white = random_state.standard_normal(f.shape)
+        noisy = self.noise(X).sqrt()[:, None] * torch.as_tensor(white)
+        return (self.mean(X) + torch.as_tensor(f) + noisy)[:, None]
+
+
+def stacking_weights(
+    errors: Float[np.ndarray, "k n"], counts: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " k"]:
+    r"""The weights w >= 0 of sum one with the least sum of squared errors of the average.
+
+    They are the solution of :math:`\min_{v \ge 0} |E' v|^2 + (1 - 1' v)^2`, scaled to sum one:
+    along every ray v = t w the minimum over t grows with :math:`|E' w|^2` alone.
+
+    Parameters
+    ----------
+    errors : ndarray of shape (k, n)
+        Of each regressor on each row.
+    counts : ndarray of shape (n,)
+        How much each row counts.
+    """
+    errors = errors * np.sqrt(counts)
+    scale = np.sqrt(np.mean(errors**2, axis=1).min() * errors.shape[1])
+    system = np.vstack([errors.T / (scale or 1.0), np.ones(len(errors))])
+    weights = nnls(system, np.append(np.zeros(errors.shape[1]), 1.0))[0]
+    return weights / weights.sum()
+
+
+def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray) -> Scaled:
+    """A fitted regressor; one without variances has that of its training errors for now."""
+    if Scaled(inner).below(X[:1])[1] is not None:
+        return Scaled(inner)
+    return Scaled(inner, extra=_mean_square(y - inner.predict(X)))
+
+
+def _mean_square(errors: np.ndarray) -> float:
+    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
+
+
+def _told(fresh: Any, known: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Arguments that tell the fit of a regressor the noise of its rows, where it can be told."""
+    if known is None:
+        return {}
+    if has_fit_parameter(fresh, "noise_variance"):
+        return {"noise_variance": known}
+    return (
+        {"sample_weight": noise_weights(known)} if has_fit_parameter(fresh, "sample_weight") else {}
+    )

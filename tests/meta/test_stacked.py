@@ -1,0 +1,162 @@
+"""Stacks: weights against a general optimiser, moments against the regressors one by one."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.neighbors import KNeighborsRegressor
+
+from skscalablegp import (
+    HeteroscedasticRegressor,
+    IterativeGPRegressor,
+    NNGPRegressor,
+    RFFRegressor,
+    StackedGPRegressor,
+)
+from skscalablegp.meta._stacked import stacking_weights
+
+KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 2))
+    return X, 5 * X[:, 0] + np.sin(9 * X[:, 1]) + 0.2 * rng.standard_normal(n)
+
+
+def process():
+    return IterativeGPRegressor(KERNEL, optimizer=None, random_state=0)
+
+
+def features():
+    return RFFRegressor(KERNEL, optimizer=None, n_components=40, random_state=0)
+
+
+def stack(*regressors, **params):
+    named = [(f"r{k}", regressor) for k, regressor in enumerate(regressors)]
+    return StackedGPRegressor(named, random_state=0, **params)
+
+
+class Remembers(RegressorMixin, BaseEstimator):
+    """Knows the targets of rows that it was fitted to, and counts its fits."""
+
+    fits = 0
+
+    def fit(self, X, y):
+        type(self).fits += 1
+        self.seen_ = {tuple(row): value for row, value in zip(X, y, strict=True)}
+        return self
+
+    def predict(self, X):
+        return np.array([self.seen_.get(tuple(row), 0.0) for row in X])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_are_the_best_average(seed):
+    rng = np.random.default_rng(seed)
+    k = 4
+    errors = rng.standard_normal((k, k)) @ rng.standard_normal((k, 200)) + rng.uniform(
+        -1, 1, (k, 1)
+    )
+    counts = rng.uniform(0.1, 2, 200)
+    weights = stacking_weights(errors * 10.0 ** (3 * seed - 6), counts)
+    expected = minimize(
+        lambda w: np.mean(counts * (w @ errors) ** 2),
+        np.full(k, 1 / k),
+        method="SLSQP",
+        bounds=[(0, 1)] * k,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-14},
+    ).x
+    assert weights.sum() == pytest.approx(1) and weights.min() >= 0
+    np.testing.assert_allclose(weights, expected, atol=1e-4)
+
+
+def test_moments_are_the_mixtures():
+    X, y = table()
+    X_new, _ = table(6, seed=1)
+    model = stack(process(), features(), Ridge(30.0)).fit(X, y)
+    weights = np.array([0.5, 0.3, 0.2])
+    model._finish(model._members, weights)
+    gps = [clone(one).fit(X, y) for one in (process(), features())]
+    linear = Ridge(30.0).fit(X, y)
+    means = np.stack([one.predict(X_new) for one in (*gps, linear)])
+    mean = weights @ means
+    np.testing.assert_allclose(model.predict(X_new), mean)
+    cov = np.einsum("k,ki,kj", weights, means - mean, means - mean)
+    latent = [one.predict_std(X_new, include_noise=False) ** 2 for one in gps]
+    held = model._members[2].extra
+    noise = [one.predict_std(X_new[:1])[0] ** 2 - v[0] for one, v in zip(gps, latent, strict=True)]
+    for weight, one, v in zip(weights, gps, latent, strict=False):
+        full = one.predict(X_new, return_cov=True)[1]
+        np.fill_diagonal(full, v)
+        cov = cov + weight * full
+    extra = weights @ [*noise, held]
+    np.testing.assert_allclose(model.predict_std(X_new, include_noise=False) ** 2, np.diag(cov))
+    np.testing.assert_allclose(model.predict_std(X_new) ** 2, np.diag(cov) + extra)
+    joint = model.predict(X_new, return_cov=True)[1]
+    np.testing.assert_allclose(joint, cov + extra * np.eye(6), rtol=1e-6, atol=1e-9)
+    draws = model.sample_y(X_new, 20_000)
+    np.testing.assert_allclose(np.cov(draws), joint, atol=0.05 * joint.max())
+    np.testing.assert_allclose(draws.mean(1), mean, atol=0.03)
+
+
+def test_weights_come_from_rows_that_were_not_seen():
+    X, y = table()
+    model = stack(Remembers(), LinearRegression()).fit(X, y - y.mean())
+    assert model.weights_[0] < 0.01 and model.n_held_out_ == len(X)
+    unseen = np.mean((y - y.mean()) ** 2)
+    assert model._members[0].extra == pytest.approx(unseen)
+
+
+def test_closed_forms_and_held_out_rows():
+    """Above 10,000 rows a fifth is held out; nearest neighbours are fitted once."""
+    X, y = table(10_100)
+    Remembers.fits = 0
+    neighbors = NNGPRegressor(KERNEL, optimizer=None, n_neighbors=5)
+    model = stack(neighbors, KNeighborsRegressor(5), Remembers())
+    noisy = HeteroscedasticRegressor(model, LinearRegression(), random_state=0).fit(X, y)
+    assert Remembers.fits == 2
+    inner = noisy.estimator_
+    assert inner.n_held_out_ == noisy.n_residuals_ == 2020
+    rows, mean, std = inner._left_out(X, y, None, None)
+    kept = np.setdiff1d(np.arange(len(X)), rows)
+    own = KNeighborsRegressor(5).fit(X[kept], y[kept]).predict(X[rows])
+    alone = inner.estimators_[0]._left_out(X, y, None, rows)
+    expected = inner.weights_[:2] @ np.stack([alone[1], own])
+    np.testing.assert_allclose(mean, expected, rtol=1e-9)
+    assert inner.weights_[2] == 0 and np.mean(((y[rows] - mean) / std) ** 2) < 1.2
+
+
+def test_known_noise():
+    X, y = table(200)
+    noise = np.where(np.arange(200) < 100, 400.0, 1e-3)
+    y = y + np.sqrt(noise) * np.random.default_rng(1).standard_normal(200)
+    model = stack(process(), LinearRegression(), KNeighborsRegressor(200)).fit(X, y, noise)
+    assert model.weights_[0] > 0.9
+    gp = process().fit(X, y, noise)
+    np.testing.assert_allclose(model.estimators_[0].predict(X), gp.predict(X))
+    weights = 1 / (noise + 0.1 * noise.mean())
+    linear = LinearRegression().fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(model.estimators_[1].predict(X), linear.predict(X))
+
+
+def test_names_are_parameters():
+    model = stack(process(), Ridge())
+    model.set_params(r1__alpha=3.0, r0=features())
+    assert model.get_params()["r1__alpha"] == 3.0 and model.estimators[0][1].n_components == 40
+    X, y = table(60)
+    for wrong in ([], [Ridge()], [("a", Ridge()), ("a", Ridge())], [("a", 3)], [("a__b", Ridge())]):
+        with pytest.raises(ValueError, match=r"estimators|[Nn]ames"):
+            StackedGPRegressor(wrong).fit(X, y)
+
+
+def test_without_time_weights_are_equal():
+    X, y = table()
+    model = stack(Ridge(), process(), max_seconds=1e-9)
+    with pytest.warns(UserWarning, match="max_seconds"):
+        model.fit(X, y)
+    np.testing.assert_array_equal(model.weights_, [0.5, 0.5])
+    assert model.n_held_out_ == 0 and np.isfinite(model.predict_std(X)).all()
