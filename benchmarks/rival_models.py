@@ -132,3 +132,9 @@ def HeteroscedasticDeep(budget, seed):
 
 def HeteroscedasticExperts(budget, seed):
     return _ours(None, seed)
+
+
+def HeteroscedasticStack(budget, seed):
+    from skscalablegp import StackedGPRegressor
+
+    return _ours(StackedGPRegressor(), seed)

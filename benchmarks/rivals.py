@@ -3,7 +3,7 @@
 
     pip install -e ".[rivals]"
     python benchmarks/rivals.py                                   # all, on the six larger sets
-    python benchmarks/rivals.py --datasets pol --estimators CatBoostUncertainty Recommended
+    python benchmarks/rivals.py --datasets pol --estimators CatBoostUncertainty HeteroscedasticStack
 
 A cell is one estimator, data set and split, run once by one thread, as compare.py does it: what the
 output file has is skipped, what is not installed says so. Rivals have the settings that their users
@@ -19,6 +19,8 @@ HistGradientBoostingRegressor  as in compare.py
 HeteroscedasticTrees           HeteroscedasticRegressor over HistGradientBoostingRegressor
 HeteroscedasticDeep            HeteroscedasticRegressor over SCGDDKLRegressor
 HeteroscedasticExperts         HeteroscedasticRegressor over PoERegressor
+HeteroscedasticStack           HeteroscedasticRegressor over StackedGPRegressor, which the guide
+                               recommends
 
 ``--datasets flights`` has 300,000 flights to learn from and 10,000 to judge by.
 """
@@ -40,6 +42,7 @@ compare.BASELINES = [
     "HeteroscedasticTrees",
     "HeteroscedasticDeep",
     "HeteroscedasticExperts",
+    "HeteroscedasticStack",
 ]
 
 if __name__ == "__main__":

@@ -103,7 +103,11 @@ class NamedEstimators(_BaseComposition):
         -------
         self : estimator
         """
-        return self._set_params("estimators", **params)
+        given = params.get("estimators", self.estimators)
+        pairs = given if isinstance(given, list) else []
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return self._set_params("estimators", **params)
+        return super().set_params(**params)  # what fit refuses
 
 
 def sobol(d: int, n: int, seed: int) -> np.ndarray:

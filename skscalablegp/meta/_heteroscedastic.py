@@ -57,7 +57,8 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
         further fit, but a regressor with a closed form: exact and iterative processes, experts,
-        Fourier features, inducing points. An int is the number of cross-fitting folds. "held_out"
+        Fourier features, inducing points, nearest neighbours. A `StackedGPRegressor` has held out
+        rows by itself. An int is the number of cross-fitting folds. "held_out"
         fits once more, without a share of the rows. "auto" is "leave_one_out" where there is a
         closed form, otherwise 5 folds where fewer than 2,000 rows would be held out, otherwise
         "held_out".

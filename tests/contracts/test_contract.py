@@ -14,6 +14,7 @@ import pytest  # noqa: E402
 pytest.register_assert_rewrite("contracts.estimator_contract")
 
 from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
+from sklearn.linear_model import Ridge  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from skscalablegp import (  # noqa: E402
@@ -34,6 +35,7 @@ from skscalablegp import (  # noqa: E402
     SCGDDKLRegressor,
     SGPRRegressor,
     SSRFFRegressor,
+    StackedGPRegressor,
     SVGPClassifier,
     SVGPRegressor,
 )
@@ -112,6 +114,14 @@ ROWS = [
         multi_output=False,
         no_limit="training is that of the regressor below",
         search={"n_folds": [2, 3]},
+        columns="others see them",
+    ),
+    Row(
+        "stacked",
+        StackedGPRegressor([("features", RFFRegressor(n_components=30)), ("line", Ridge())]),
+        multi_output=False,
+        no_limit="training is that of the regressors below",
+        search={"validation_fraction": [0.2, 0.3]},
         columns="others see them",
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),

@@ -134,7 +134,7 @@ def test_known_noise():
     X, y = table(200)
     noise = np.where(np.arange(200) < 100, 400.0, 1e-3)
     y = y + np.sqrt(noise) * np.random.default_rng(1).standard_normal(200)
-    model = stack(process(), LinearRegression(), KNeighborsRegressor(200)).fit(X, y, noise)
+    model = stack(process(), LinearRegression(), KNeighborsRegressor(100)).fit(X, y, noise)
     assert model.weights_[0] > 0.9
     gp = process().fit(X, y, noise)
     np.testing.assert_allclose(model.estimators_[0].predict(X), gp.predict(X))
