@@ -2,6 +2,8 @@
 # make test   set up what is needed, then run the test suite
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
+# make typecheck  mypy on typical uses and on the modules that users import
+# make test-oldest  the tests with the lowest versions of pyproject.toml, in an environment of its own
 # make faults the same, then refits that fail at random places, by exceptions and by signals
 #
 # Variables:
@@ -14,6 +16,9 @@
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
 #   MUTANTS      families of mutants for "make mutants"; default: all
+#   OLDEST       where that environment lives
+#   OLDEST_ARGS  extra arguments of `uv pip install` for it, such as an index of CPU builds of torch
+#                and the lowest of them (the workflow "oldest" has one)
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -27,6 +32,8 @@ MUTANTS ?=
 CASES ?= 5000
 SEED ?= 0
 FAULTS ?= 25
+OLDEST ?= .venv-oldest
+OLDEST_ARGS ?=
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
 
 BIN := $(VENV)/bin
@@ -38,12 +45,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test test-oldest fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test fuzz faults mutants lint format doc bench clean
+.PHONY: help demo test test-oldest fuzz faults mutants lint typecheck format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -66,6 +73,15 @@ test: $(VENV)/.installed-test
 	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+test-oldest:
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found; name one: make PYTHON=..."; exit 1; }
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct \
+		$(OLDEST_ARGS) -e ".[test]"
+	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+		$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
 fuzz: $(VENV)/.installed-test
 	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
 		$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
@@ -82,6 +98,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+typecheck: $(VENV)/.installed-dev
+	$(BIN)/python -m mypy
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -93,4 +112,4 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/uci.py $(BENCH_ARGS)
 
 clean:
-	rm -rf build dist doc/_build doc/auto_examples doc/generated demo_output .pytest_cache .ruff_cache
+	rm -rf build dist doc/_build doc/auto_examples doc/generated demo_output .pytest_cache .ruff_cache .mypy_cache

@@ -51,11 +51,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from scipy.stats import qmc
-from sklearn.base import _fit_context as fit_context
 from sklearn.utils._optional_dependencies import check_matplotlib_support
 from sklearn.utils._param_validation import (
     HasMethods,
@@ -63,6 +62,13 @@ from sklearn.utils._param_validation import (
     StrOptions,
 )
 from sklearn.utils.metaestimators import _BaseComposition
+
+if TYPE_CHECKING:  # scikit-learn has no types, and a decorator of none would hide those of fit
+    Method = TypeVar("Method", bound=Callable[..., Any])
+
+    def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Method], Method]: ...
+else:
+    from sklearn.base import _fit_context as fit_context
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackMixin

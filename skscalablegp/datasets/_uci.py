@@ -17,7 +17,7 @@ FILES = ("data.csv.gz", "test_mask.csv.gz")
 
 HERE = Path(__file__).parent
 # SHA-256 of the data and of the test mask of each set, as ``sha256sum`` writes them.
-CHECKSUMS = {}
+CHECKSUMS: dict[str, list[str]] = {}
 for line in (HERE / "SHA256SUMS").read_text().splitlines():
     expected, path = line.split()
     CHECKSUMS.setdefault(path.partition("/")[0], []).append(expected)

@@ -322,11 +322,13 @@ def _places(X: Any, features: Any) -> tuple[list[int], tuple[str, ...]]:
     if len(getattr(X, "shape", np.shape(X))) != 2:
         raise ValueError("X must be a table of rows and columns, as an array or a data frame.")
     d = X.shape[1] if hasattr(X, "shape") else np.shape(X)[1]
-    known = [str(c) for c in X.columns] if hasattr(X, "columns") else None
-    chosen = [features] if isinstance(features, str | Integral) else features
+    known = [str(c) for c in X.columns] if hasattr(X, "columns") else []
+    chosen: list[Any] = [features] if isinstance(features, str | Integral) else features
     chosen = list(chosen) if isinstance(chosen, list | tuple | np.ndarray) else []
-    places = [known.index(c) if isinstance(c, str) and c in (known or ()) else c for c in chosen]
-    whole = [isinstance(c, Integral) and not isinstance(c, bool) and 0 <= c < d for c in places]
+    places = [known.index(c) if isinstance(c, str) and c in known else c for c in chosen]
+    whole = [
+        isinstance(c, int | np.integer) and not isinstance(c, bool) and 0 <= c < d for c in places
+    ]
     if not all(whole) or len(places) not in (1, 2) or len(set(places)) < len(places):
         named = f", or its names {known}" if known else ""
         raise ValueError(

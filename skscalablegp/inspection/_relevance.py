@@ -133,9 +133,8 @@ class RelevanceDisplay:
         check_count("n_repeats", n_repeats, 1)
         if not (scoring is None or isinstance(scoring, str) or callable(scoring)):
             raise ValueError(f"scoring must be one score, by name or callable; got {scoring!r}.")
-        spreads, kernel_columns, importances = {}, [], None
-        if "length_scale" in wanted:
-            spreads, kernel_columns = _spreads(estimator, X)
+        importances = None
+        spreads, kernel_columns = _spreads(estimator, X) if "length_scale" in wanted else ({}, [])
         if "permutation" in wanted and y is not None:
             own = "neg_log_loss" if is_classifier(estimator) else neg_nlpd_scorer
             importances = permutation_importance(
@@ -228,7 +227,8 @@ class RelevanceDisplay:
         return bars
 
     def _plot_importances(self, ax: Any, most: int, style: dict[str, Any]) -> list[Any]:
-        mean, spread = self.importances.mean(1), self.importances.std(1)
+        importances = np.asarray(self.importances)
+        mean, spread = importances.mean(1), importances.std(1)
         order = np.argsort(-mean, kind="stable")[:most]
         bars = ax.barh(np.arange(len(order)), mean[order], xerr=spread[order], **style)
         ax.set_yticks(np.arange(len(order)), [self.columns[j] for j in order])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
 _SOLVE_SHARE = 0.3
 
 
+# Not typing.Self, which the checks of annotations under pytest cannot resolve in a method.
+Solved = TypeVar("Solved", bound="SolvedGPRegressor")
+
+
 class SolvedGPRegressor(GPRegressorBase):
     """The exact model: trained on a subset first, then on all rows with a plan's gradients.
 
@@ -56,7 +60,7 @@ class SolvedGPRegressor(GPRegressorBase):
         """Resolve every parameter for n rows, and refuse what cannot be honoured."""
 
     @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SolvedGPRegressor:
+    def fit(self: Solved, X: Any, y: Any, noise_variance: Any = None) -> Solved:
         """Train the hyperparameters and compute what predictions need.
 
         Parameters
