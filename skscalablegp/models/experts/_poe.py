@@ -52,58 +52,63 @@ class PoERegressor(GPRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale a column, all starting at the scale of the data.
+        scale per column. Training starts at the scale of the data.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
-        Rule that combines the predictions of the experts. "gpoe" errs on the side of caution; "poe"
-        is overconfident everywhere, "bcm" and "rbcm" near the data. "grbcm" gives every expert a
-        common random part beside its own: training costs the same, factors and predictions two to
-        four times as much, and its standard deviations fit the errors best.
+        Rule that combines the predictions of the experts. "gpoe" errs on the side of caution. "poe"
+        is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data. "grbcm"
+        adds a common random part of the table to every expert. Its standard deviations match the
+        errors best; training costs the same, and factorisations and predictions cost two to four
+        times as much.
     expert_size : int or "auto", default="auto"
-        Number of training rows of an expert. Tables of no more rows have one expert: the exact
-        Gaussian process, whatever the combination. "auto" is all rows up to 2,000, and 1,024 above.
+        Number of training rows of an expert. If the table has no more rows, there is one expert,
+        which is the exact Gaussian process whatever the combination. "auto" is all rows up to
+        2,000, and 1,024 above.
     partition : {"kmeans", "random"}, default="kmeans"
-        Method that divides the rows among the experts. "kmeans" makes neighbourhoods of equal size
-        (bisecting k-means on standardised columns), "random" draws rows at random. In a
-        neighbourhood rows are as close as in the whole table, so that an expert knows as much there
-        as an exact process; "poe" alone is better off with random parts.
+        Method that divides the rows among the experts. "kmeans" forms neighbourhoods of equal size,
+        by bisecting k-means on standardised columns, and "random" draws rows at random. In a
+        neighbourhood rows are as close to each other as in the whole table, so that its expert
+        predicts as well there as an exact process. Only "poe" does better with random parts.
     share_hyperparameters : bool, default=True
-        Whether all experts have the same hyperparameters. If so, they maximise the sum of the
-        experts' log marginal likelihoods. Experts with a kernel each cannot be combined by "bcm",
-        "rbcm" and "grbcm", which divide by a prior that all have in common.
+        Whether all experts have the same hyperparameters. Shared hyperparameters maximise the sum
+        of the experts' log marginal likelihoods. Experts with different kernels cannot be combined
+        by "bcm", "rbcm" and "grbcm", which divide by a common prior.
     n_jobs : int or None, default=None
-        Number of experts that are processed in parallel, as in joblib. Any of its backends will do.
-        None is this process, whose cores take an expert each, unless in a
-        :class:`joblib.parallel_config` context. Predictions use one process.
+        Number of experts that are processed in parallel, as in joblib. Any backend of joblib can be
+        used. None means this process, with one expert per core, unless a
+        :class:`joblib.parallel_config` context says otherwise. Predictions always use this process.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method with exact values and gradients.
+        quasi-Newton method; values and gradients are exact.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. A step sees all experts, or one with hyperparameters of
-        its own; "auto" is 25 after a start on one part (Adam: 30), and 100 otherwise.
+        Maximum number of training steps. A step evaluates all experts, or a single one with
+        ``share_hyperparameters=False``. "auto" is 25 after a start on one part (30 for Adam), and
+        100 otherwise.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
         more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
@@ -117,13 +122,13 @@ class PoERegressor(GPRegressorBase):
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. Predictions have the same precision; "auto" is
-        float64, since parts are small, but for variances on tables of more than 10,000 rows where
-        those in single precision agree.
+        Precision of the matrix products in training. Predictions have the same precision. "auto" is
+        float64, except that variances on tables of more than 10,000 rows are computed in float32 if
+        a check shows them to be accurate.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. With `n_jobs` above 1, experts with hyperparameters of their own are
-        reported at the end only.
+        returns a true value. With ``share_hyperparameters=False`` and `n_jobs` above 1, the steps
+        are reported only when all experts are trained.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
@@ -132,29 +137,32 @@ class PoERegressor(GPRegressorBase):
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel; with separate hyperparameters, at their geometric mean.
+        The trained kernel; with separate hyperparameters, at their geometric mean.
     kernels_ : list of kernel instance
-        One for each expert.
+        The kernel of each expert.
     experts_ : list of ndarray of int
-        Rows of each expert; with "grbcm" the first one's are in all others too.
+        The rows of each expert. With "grbcm", those of the first expert are also in all others.
     X_train_, y_train_ : ndarray
-        What predictions are made from; the target normalised.
+        The rows from which predictions are made, and their normalised targets.
     log_marginal_likelihood_value_ : float
-        Of independent experts: summed over the parts, in normalised units.
+        The log marginal likelihood of independent experts, summed over the parts, in units of the
+        normalised target.
     n_iter_ : int
-        Training steps, all stages together; with separate hyperparameters, of all experts.
+        The number of training steps in all stages; with separate hyperparameters, of all experts.
     n_samples_seen_ : int
-        Training rows.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step.
+        stage, iteration, theta, objective, objective_name, residual, probe_residual, epochs and
+        seconds of each step.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, seconds by stage, the largest jitter.
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by stage,
+        and jitter. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------

@@ -43,35 +43,36 @@ class RFFRegressor(GPRegressorBase):
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It is made of stationary kernels, constants, DotProduct and WhiteKernel; None is
-        that of :class:`IterativeGPRegressor`, its signal variance at most ten times the target's:
-        the features err by a share of it.
+        respected. It must be made of stationary kernels, constants, DotProduct and WhiteKernel.
+        None means the default kernel of :class:`IterativeGPRegressor`, with a signal variance of at
+        most ten times the target's, since the error of the features grows with it.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. They
-        are shared equally among the products of the kernel that have a stationary factor, each of
-        which has at least one frequency; the exact columns of DotProduct and of constants come on
-        top. "auto" is 700, and no features up to 2,000 rows: the exact process of so few rows costs
-        no more, and its intervals are not narrowed by the features' errors.
+        are divided equally among the products of the kernel that have a stationary factor; each of
+        these has at least one frequency. The exact columns of DotProduct and of constants are added
+        to them. "auto" is 700. Up to 2,000 rows, "auto" uses no features but the exact process,
+        which is as fast and has no approximation error.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : {"auto", "bfgs", "lbfgs", "adam"}, callable, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
-        BFGS: the frequencies are drawn once, and values and gradients are exact for them.
-        "fmin_l_bfgs_b" is scikit-learn's name of "lbfgs".
+        BFGS, since values and gradients are exact once the frequencies are drawn. "fmin_l_bfgs_b"
+        is scikit-learn's name for "lbfgs".
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. "auto" is 100.
@@ -81,7 +82,8 @@ class RFFRegressor(GPRegressorBase):
         more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int or None, default=None
@@ -94,8 +96,8 @@ class RFFRegressor(GPRegressorBase):
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is float64 whatever is asked for: "float32"
-        has no effect, and the report says so.
+        Precision of the matrix products in training. It is always float64; "float32" has no effect,
+        which the fit report says.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -107,30 +109,33 @@ class RFFRegressor(GPRegressorBase):
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel.
+        The trained kernel.
     X_train_, y_train_ : ndarray
-        The training table, for `log_marginal_likelihood`; the target normalised.
+        The training rows and their normalised targets, for `log_marginal_likelihood`.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None for the exact process.
+        Posterior mean of the weights of the m features; None if the exact process is used.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
-        Lower Cholesky factor of the weights' posterior precision; None for the exact process.
+        Lower Cholesky factor of the posterior precision of the weights; None if the exact process
+        is used.
     log_marginal_likelihood_value_ : float
-        Of the model with these features, in normalised units.
+        The log marginal likelihood of the model with these features, in units of the normalised
+        target.
     n_iter_ : int
-        Training steps, restarts included.
+        The number of training steps, including restarts.
     n_samples_seen_ : int
-        Rows of the table.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective, objective_name, residual, epochs and seconds of each
-        step.
+        stage, iteration, theta, objective, objective_name, residual, probe_residual, epochs and
+        seconds of each step.
     fit_report_ : FitReport
-        How the fit went: status, stop_reason, choices, ignored, seconds, jitter and summary.
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by stage,
+        and jitter. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------

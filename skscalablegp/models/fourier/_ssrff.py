@@ -32,92 +32,97 @@ class SSRFFRegressor(GPRegressorBase):
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It has a spectral density; None is that of :class:`IterativeGPRegressor`.
+        respected. It must have a spectral density. None means the default kernel of
+        :class:`IterativeGPRegressor`.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     min_components : int, default=500
-        Number of random Fourier functions (sines and cosines) that every step uses. They are shared
-        equally among the products of the kernel that have a stationary factor. Tables of no more
-        rows are trained exactly.
+        Number of random Fourier functions (sines and cosines) that every step uses. It is rounded
+        up to a multiple of `component_step`. The functions are divided equally among the products
+        of the kernel that have a stationary factor. Tables of no more rows are trained exactly.
     component_step : int, default=100
-        Number of random Fourier functions that each term of the series adds. The last term is the
-        exact matrix.
+        Number of random Fourier functions that each term of the series adds. The last term of the
+        series is the exact matrix.
     truncation : {"reciprocal", "exponential", "geometric"} or object, default="reciprocal"
         Distribution of the term at which a series is truncated. Terms are counted in units of
         `component_step` functions.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : "adam", object or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. Methods
+        Method that trains the hyperparameters; None keeps them at their initial values. Optimisers
         that need exact values are refused.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
         and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100, few for so much noise.
+        Maximum number of training steps. "auto" is 100, which is few for gradients with so much
+        noise.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. A step without progress moves no log hyperparameter by more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int or None, default=None
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
-        frequencies and the terms.
+        frequencies and the terms of the series.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is float64 whatever is asked for: "float32"
-        has no effect, and the report says so.
+        Precision of the matrix products in training. It is always float64; "float32" has no effect,
+        which the fit report says.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        This state is the mean of the last five iterates. Up to a half is for the exact factor
-        behind predictions; where it allows a part of the rows only, `X_train_` are these, and a
-        warning says so.
+        This state is the mean of the last five iterates. Up to half of the budget is reserved for
+        the factorisation behind predictions. If that allows only some of the rows, these are in
+        `X_train_`, and a warning says so.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel; the mean of the last five iterates.
+        The trained kernel, at the mean of the last five iterates.
     X_train_, y_train_ : ndarray
-        What predictions are made from; the target normalised.
+        The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        Dual weights H^-1 y.
+        The dual weights H^-1 y.
     log_marginal_likelihood_value_ : float
-        At `kernel_`, exact, in normalised units.
+        The exact log marginal likelihood at `kernel_`, in units of the normalised target.
     n_iter_ : int
-        Training steps.
+        The number of training steps.
     n_samples_seen_ : int
-        Rows of the table.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective (not known here), objective_name, residual, epochs and
-        seconds of each step.
+        stage, iteration, theta, objective (NaN, since it is unknown), objective_name, residual,
+        probe_residual, epochs and seconds of each step.
     fit_report_ : FitReport
-        How the fit went: status, stop_reason, choices, ignored, seconds, jitter and summary.
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by stage,
+        and jitter. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------

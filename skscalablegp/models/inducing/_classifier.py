@@ -44,74 +44,78 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It is that of the latent functions, in the units of X, and training starts at its
-        values. None means ``ConstantKernel() * Matern(nu=1.5)`` with one length scale a column,
-        started at a common multiple of the columns' deviations that a regression on the labels of
-        500 rows chooses.
+        respected. It is the kernel of the latent functions, in the units of X, and training starts
+        at its values. None means ``ConstantKernel() * Matern(nu=1.5)`` with one length scale per
+        column. These start at the columns' standard deviations times a common factor, which a
+        regression on the labels of 500 rows determines.
     priors : dict of str to Prior, "auto" or None, default=None
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__constant_value"`` and ``"k2__length_scale"``).
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__constant_value"`` and
+        ``"k2__length_scale"``.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows where
+        Number of inducing points. "auto" is 512 for two classes and 256 for more, or all rows if
         there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="kmeans++"
-        Method that chooses the inducing points, or an array of points. Methods choose among the
-        training rows, by distances in the kernel's feature space.
+        Method that chooses the inducing points, or an array of points. The named methods choose
+        among the training rows, by distances in the kernel's feature space.
     optimize_inducing : bool, default=True
-        Whether training moves the inducing points. Optimizer "adam" moves them, in units of the
-        length scale.
+        Whether training moves the inducing points. With ``optimizer="adam"`` they are trained, in
+        units of the length scales.
     likelihood : {"auto", "bernoulli", "softmax"} or Likelihood, default="auto"
         Distribution of the target given the latent function. "auto" is ``Bernoulli(link="logit")``
-        for two classes and ``Softmax()`` for more; ``Bernoulli(link="probit")`` is in
-        ``skscalablegp.likelihoods``, or of your own.
+        for two classes and ``Softmax()`` for more. Other objects, such as
+        ``Bernoulli(link="probit")``, are in `skscalablegp.likelihoods`, and you can write your own.
     feature_extractor : int, sequence of int, callable, torch.nn.Module or None, default=None
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. It is trained with the kernel, which then
-        lives on its features; a module that you give is copied first.
+        returns a module for a given number of columns. It is trained together with the kernel,
+        which is a kernel of its outputs. A given module is copied first.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="relu"
         Activation function after each layer of a network that is given by its layer sizes.
     calibrate : bool, default=True
-        Whether to calibrate the predictive distribution on the training rows. Probabilities are
-        raised to the power of lowest log loss on up to 2,000 training rows: the variational
-        posterior alone is too cautious.
+        Whether to calibrate the predictive distribution on the training rows. The probabilities are
+        raised to the power with the lowest leave-one-out log loss on up to 2,000 training rows,
+        since those of the variational posterior are too cautious.
     variational_optimizer : {"natural", "adam"}, default="natural"
         Optimiser of the variational distribution. The distribution is that of the whitened function
-        values at the inducing points; "natural" follows natural gradients, in closed form.
+        values at the inducing points. "natural" takes natural-gradient steps, which have a closed
+        form.
     variational_learning_rate : float or "auto", default="auto"
-        Step size of the variational optimiser. A natural gradient step is a weighted mean in which
-        a batch has this weight, at most 1: "auto" is 0.1, or 0.3 where a step sees all rows. Adam's
-        is that of the hyperparameters. Without effect where Gaussian noise and a step on all rows
-        find the best belief.
+        Step size of the variational optimiser. A natural-gradient step is a weighted mean in which
+        a batch has this weight, at most 1; "auto" is then 0.1, or 0.3 if a step sees all rows. For
+        Adam, "auto" is the learning rate of the hyperparameters. It has no effect if the noise is
+        Gaussian and a step sees all rows, since the optimal distribution is then computed directly.
     optimizer : "adam" or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. It moves
-        the inducing points and the network, too.
+        Method that trains the hyperparameters; None keeps them at their initial values. It also
+        trains the inducing points and the network.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is that of log hyperparameters,
-        rises for ten steps and falls by half a cosine; "auto" is 0.05. Networks learn at a tenth of
-        it.
+        Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
+        the hyperparameters. The rate rises during the first ten steps and then falls along half a
+        cosine; networks learn at a tenth of it. "auto" is 0.05.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 1,024 or all.
+        Number of rows in a training step. "auto" is 1,024, or all rows if there are fewer.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 8 passes over the rows, between 80 (30 up to 200
-        rows) and 400 steps; for `partial_fit`, 30 passes over the new rows.
+        Maximum number of training steps. "auto" is the number of steps in 8 passes over the rows,
+        but at least 80 (30 for up to 200 rows) and at most 400. In `partial_fit` the limit counts
+        passes over the new rows, and "auto" is 30.
     random_state : int, RandomState instance or None, default=None
-        Seed for all random choices of a fit; None uses a new seed each time. It determines batches,
-        inducing points, draws and networks.
+        Seed for all random choices of a fit; None uses a new seed each time. It determines the
+        batches, the inducing points, the draws for predictions and the initial weights of networks.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows. Factors of
-        m x m matrices and predictions are always float64.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and float32
+        above. Factors of m x m matrices and predictions are always float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        This is the last state, since the bound of a few rows is too rough to choose by.
+        The last state counts as the best, since the bound on a batch is too noisy to compare states
+        by.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -120,38 +124,41 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     classes_ : ndarray of shape (c,)
         The labels, sorted.
     kernel_ : kernel instance
-        The trained scikit-learn kernel.
+        The trained kernel.
     likelihood_ : Likelihood
         The likelihood that was used.
     inducing_points_ : ndarray of shape (m, d)
-        In the units of X; with a network, in those of its features.
+        The inducing points, in the units of X, or of the network's outputs if there is a network.
     variational_mean_ : ndarray of shape (m, q)
-        Means of the whitened inducing values of the q latent functions: 1, or one a class.
+        Means of the whitened function values at the inducing points. There is one latent function
+        for two classes, and one per class for more.
     variational_cov_ : ndarray of shape (q, m, m)
-        Their covariances.
+        Covariances of these values.
     draws_ : ndarray of shape (256, c) or None
-        Standard normal points (a scrambled Sobol sequence, drawn at fit) over which softmax is
-        averaged in predictions; None for two classes, where a quadrature does it.
+        Standard normal points, a scrambled Sobol sequence drawn in the fit, over which predictions
+        average the softmax. None for two classes, for which a quadrature is used.
     probability_power_ : float
-        Probabilities are raised to it, and divided by their sum; 1 without `calibrate`.
+        The power to which probabilities are raised before they are normalised; 1 without
+        `calibrate`.
     lower_bound_ : float
-        The lower bound of the log marginal likelihood of the rows of `fit`, summed over rows,
-        in nats.
+        Lower bound of the log marginal likelihood of the rows of `fit`, in nats, summed over rows.
     n_samples_seen_ : int
-        Rows of `fit` and of every `partial_fit`.
+        The number of rows in `fit` and in all calls of `partial_fit`.
     n_iter_ : int
-        Training steps of the last call, and evaluations of the likelihood that chose their start.
+        The number of training steps in the last call, plus the evaluations of the likelihood that
+        determined their start.
     history_ : dict of lists
-        stage, iteration, theta, objective and its name, residual, epochs and seconds of each score.
+        stage, iteration, theta, objective, objective_name, residual, probe_residual, epochs and
+        seconds of each score.
     fit_report_ : FitReport
         How the last call ended, what "auto" chose and why, parameters without effect, seconds by
-        stage, passes over the rows, jitter.
+        stage, passes over the rows, and jitter. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------

@@ -49,61 +49,64 @@ class SGPRRegressor(TableRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale a column; for more than 1,000 rows it starts where the exact likelihood of 500 has its
-        maximum.
+        scale per column. For more than 1,000 rows, training then starts at the maximum of the exact
+        likelihood of 500 rows.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512, or all rows where there are fewer.
+        Number of inducing points. "auto" is 512, or all rows if there are fewer.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="conditional_variance"
-        Method that chooses the inducing points, or an array of points. Methods choose among the
-        training rows, at the starting hyperparameters.
+        Method that chooses the inducing points, or an array of points. The named methods choose
+        among the training rows, at the initial hyperparameters.
     optimize_inducing : bool, default=False
-        Whether training moves the inducing points. They then move with the hyperparameters.
+        Whether training moves the inducing points. They are then trained together with the
+        hyperparameters.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : {"lbfgs", "fmin_l_bfgs_b", "bfgs", "adam"}, callable, object or None, \
             default="lbfgs"
         Method that trains the hyperparameters; None keeps them at their initial values. Values and
-        gradients are exact. A callable has scikit-learn's signature.
+        gradients are exact. A callable has the signature that scikit-learn documents.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one; "auto" is
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is
         0.1.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100 for each start.
+        Maximum number of training steps. "auto" is 100. The limit applies to each start.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only "adam" uses this rule; a step without progress moves no log hyperparameter by
         more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
-        choice of points and the restarts.
+        choice of inducing points and the restarts.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It is float64 whatever you ask for: the bound
-        is a difference of large numbers, of which single precision leaves nothing where points are
-        near each other. `SVGPRegressor` honours it.
+        Precision of the matrix products in training. It is always float64. The bound is a
+        difference of large numbers, which single precision cannot resolve if inducing points are
+        close to each other. `SVGPRegressor` does use float32.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -115,34 +118,34 @@ class SGPRRegressor(TableRegressorBase):
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel.
+        The trained kernel.
     inducing_points_ : ndarray of shape (m, d)
-        In the units of X.
+        The inducing points, in the units of X.
     X_train_, y_train_ : ndarray
-        The training table, for `lower_bound`; the target normalised.
+        The training rows and their normalised targets, for `lower_bound`.
     precision_ : ndarray of shape (m, m)
-        Posterior precision of the whitened inducing values.
+        Posterior precision of the whitened function values at the inducing points.
     shift_ : ndarray of shape (m, t)
-        Precision times posterior mean.
+        That precision times the posterior mean of these values.
     lower_bound_ : float
-        The lower bound of the log marginal likelihood, summed over rows and targets, in nats; in
-        normalised units.
+        Lower bound of the log marginal likelihood, in nats and in units of the normalised target,
+        summed over rows and targets.
     n_iter_ : int
-        Gradient evaluations, those of the start and of restarts included.
+        The number of gradient evaluations, including those of the start and of restarts.
     n_samples_seen_ : int
-        Training rows.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective and its name, residual, epochs and seconds of each
-        evaluation.
+        stage, iteration, theta, objective, objective_name, residual, probe_residual, epochs and
+        seconds of each evaluation.
     fit_report_ : FitReport
         How the fit ended, what "auto" chose and why, parameters without effect, seconds by stage,
-        jitter.
+        and jitter. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------

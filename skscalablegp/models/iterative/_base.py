@@ -1,4 +1,4 @@
-"""What models share that are trained through linear solves, whatever their gradients."""
+"""The fit that the two models trained by linear solves share."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from ._final_solve import FinalSolve, final_solve
 from ._plan import Plan, numpy_cost
 from ._posterior import IterativePosterior
 
-# Why a fit departs from what it had planned.
+# The reason for choices that training had to change.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
-# Of the time budget: what training leaves to a last solve.
+# Share of the time budget that is reserved for the final solve.
 _SOLVE_SHARE = 0.3
 
 
@@ -42,15 +42,15 @@ Solved = TypeVar("Solved", bound="SolvedGPRegressor")
 
 
 class SolvedGPRegressor(GPRegressorBase):
-    """The exact model: trained on a subset first, then on all rows with a plan's gradients.
+    """An exact process that is trained on a subset first, then on all rows.
 
-    A subclass has the parameters, and says in `_plan` what they mean for a table.
+    A subclass has the parameters; its `_plan` resolves them for a table.
     """
 
     _any_kernel = True
 
     def _default_kernel(self, table: Table) -> Kernel:
-        """What stays as it is stays at 1, as scikit-learn's does."""
+        """If nothing is trained, all hyperparameters are 1, as in scikit-learn."""
         if self.optimizer is None:
             return default_kernel(n_columns(table.X))
         return super()._default_kernel(table)
@@ -127,7 +127,7 @@ class SolvedGPRegressor(GPRegressorBase):
         return self
 
     def _report_factorised(self, plan: Plan, n: int, run: FitRun) -> None:
-        """What changes where training has turned from solves to factorisations."""
+        """Report the choices of a fit that switched from solves to factorisations."""
         report_training(self._stage_settings(plan), True, n, run)
         for name, value in (("solver", "cholesky"), ("gradient", "exact")):
             run.chose(name, value, _ILL_CONDITIONED)
@@ -138,7 +138,7 @@ class SolvedGPRegressor(GPRegressorBase):
             )
 
     def _keep_plan(self, plan: Plan, run: FitRun) -> None:
-        """What predictions need to know of the settings of their fit."""
+        """Keep the settings that predictions need."""
         self.device_ = str(run.device)
         self.dtype_ = str(plan.sizes.dtype).removeprefix("torch.")
         self.solver_, self.posterior_ = plan.solver, plan.sizes.posterior
@@ -163,13 +163,13 @@ class SolvedGPRegressor(GPRegressorBase):
         )
 
     def _train(self, problem: GPProblem, plan: Plan, run: FitRun) -> TrainingResult:
-        """The trained hyperparameters; the kernel's own where there is nothing to train."""
+        """Train the hyperparameters, or keep them if there is nothing to train."""
         unused = ("training_max_epochs", "subset_size", "gradient")
         settings = self._stage_settings(plan)
         return train_or_report(problem, plan.gradient, settings, run, unused)
 
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
-        """How training and the last solve ended."""
+        """Report how training and the final solve ended."""
         if final is not None and final.interrupted:
             run.monitor.end("interrupted")
             run.reports(residuals=final.solution.residuals.cpu().numpy())
@@ -190,9 +190,9 @@ class SolvedGPRegressor(GPRegressorBase):
         generator: torch.Generator,
         monitor: Monitor,
     ) -> tuple[FinalSolve | None, float]:
-        """The attributes that predictions are made of; the last solve, and the jitter."""
+        """Set the attributes that predictions need; returns the final solve and the jitter."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
-        # As it will be read when the posterior is made again: it has been rounded as exp(theta).
+        # exp(theta) was rounded: this is the theta from which the posterior would be built again.
         theta = torch.tensor(self.kernel_.theta)
         self._pathwise = None
         if plan.sizes.posterior == "exact":
@@ -214,7 +214,7 @@ class SolvedGPRegressor(GPRegressorBase):
         return evaluation.jitter
 
     def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
-        """All rows; training may have ended on a subset, before it could see what they need."""
+        """All rows in the precision they need; training may have seen a subset only."""
         kernel = self._trained_kernel()
         table, sizes, device = self._table(), plan.sizes, self._fit_device()
         problem = table.problem(kernel, sizes.dtype, device, sizes.keep)
@@ -262,14 +262,14 @@ class SolvedGPRegressor(GPRegressorBase):
 
 
 def has_spectral_density(kernel: TorchKernel, posterior: str) -> bool:
-    """Whether prior samples can be drawn; an error where posterior="pathwise" needs them."""
+    """Whether prior samples can be drawn; raises an error if posterior="pathwise" needs them."""
     try:
         sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
     except NoSpectralDensity as error:
         if posterior != "pathwise":
             return False
         raise NoSpectralDensity(
-            f"{error.cause}, so posterior='pathwise' has nothing to draw prior samples "
-            "from: use posterior='exact' or 'solve'."
+            f"{error.cause}, so that posterior='pathwise' cannot draw prior samples: use "
+            "posterior='exact' or 'solve'."
         ) from None
     return True

@@ -1,4 +1,4 @@
-"""The solve at the trained hyperparameters that predictions are made of."""
+"""The solve at the trained hyperparameters, from which predictions are made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ._solves import Solves, default_preconditioner
 
 @dataclass(frozen=True)
 class FinalSolve:
-    """What an iterative posterior is rebuilt from.
+    """The results from which an iterative posterior can be built.
 
     Attributes
     ----------
@@ -46,8 +46,8 @@ class FinalSolve:
     samples : PathwiseSamples or None
         Of a pathwise posterior.
     value, std_error : float
-        The log marginal likelihood, and its standard error where it is an estimate; NaN where
-        there was no time for it.
+        The log marginal likelihood and its standard error, 0 if it is exact; NaN if there was no
+        time for an estimate.
     interrupted : bool
         Whether an interrupt cut it short.
     """
@@ -69,7 +69,7 @@ def final_solve(
     generator: Generator,
     monitor: Monitor,
 ) -> FinalSolve:
-    """Solve for the targets and, where there are any, for posterior samples.
+    """Solve for the targets and, if `n_samples` is positive, for posterior samples.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ def final_solve(
     n_samples : int
         Of a pathwise posterior; 0 for the mean alone.
     state : GradientState
-        What training ended with; its probes and solutions are moved to theta where they fit.
+        The last state of training. Its probes and solutions are used again if they fit.
     generator : torch.Generator
         Randomness of new probes and of the likelihood's estimate.
     monitor : Monitor
-        For what is left of the time budget: the solve has that, and a tenth of it in any case, and
-        what it has reached by then is the answer, as it is after an interrupt.
+        Gives the rest of the time budget. The solve has that time, but at least a tenth of the
+        budget; when it is over, or after an interrupt, the current iterate is the result.
     """
     operator, estimator = problem.operator(theta), solves.pathwise(n_samples)
     t = problem.Y.shape[1]
@@ -130,7 +130,7 @@ def _interruptible(
     x0: Tensor | None,
     preconditioner: Preconditioner,
 ) -> tuple[Solution, bool]:
-    """The solution, as far as it came before an interrupt, and whether there was one."""
+    """The solution, or the last iterate before an interrupt, and whether there was one."""
     states: list[SolverState] = []
 
     def keep(state: SolverState) -> None:
@@ -150,14 +150,14 @@ def _interruptible(
         if not states:
             raise
     state = states[0]
-    # Columns of an extreme size are solved for in other units.
+    # The solver rescales columns of an extreme size.
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)
     value, residuals = state.x * units.to(state.x), state.residual_norms
     return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
 
 
 def _of_variances(solves: Solves, operator: KernelOperator, generator: Generator) -> Preconditioner:
-    """One for the quadrature: that of predictions, or the one that "auto" builds."""
+    """The preconditioner of the quadrature: that of predictions, or that of "auto"."""
     chosen = preconditioner_for(solves.variances) or default_preconditioner()
     return build_preconditioner(chosen, operator, generator)
 
@@ -169,16 +169,16 @@ def _estimate_likelihood(
     preconditioner: Preconditioner,
     generator: Generator,
 ) -> tuple[float, float]:
-    """log p(Y) and its error, bias included, the log determinant by stochastic Lanczos quadrature.
+    """log p(Y) and its error, bias included; the log determinant by stochastic Lanczos quadrature.
 
-    So few steps leave a bias of hundreds of nats without a preconditioner: here there always is
-    one, whatever the solver uses.
+    Without a preconditioner so few steps have a bias of hundreds of nats, so that one is used even
+    if the solver has none.
     """
     n, t = problem.Y.shape
     log_det, error = stochastic_log_det(
         operator, 16, 30, generator=generator, preconditioner=preconditioner, lower=1.0
     )
-    # Y' H^-1 Y to second order in the residual, which training tolerances leave large.
+    # Y' H^-1 Y with an error of second order in the residual, which may be large.
     residual = problem.Y - operator.matmul(V)
     quadratic = float(((problem.Y + residual).double() * V.double()).sum())
     constant = 0.5 * n * t * math.log(2 * math.pi)
@@ -186,7 +186,7 @@ def _estimate_likelihood(
 
 
 def _continues(state: GradientState, problem: GPProblem, n_probes: int) -> bool:
-    """Whether training ended with pathwise probes that fit this problem."""
+    """Whether training left pathwise probes that fit this problem."""
     probes = state.samples
     return (
         probes is not None

@@ -1,6 +1,6 @@
 """Gaussian-process regression by iterative linear solves.
 
-Longer than most files here: two thirds of it document and list the parameters.
+Two thirds of this file document and list the parameters.
 """
 
 from __future__ import annotations
@@ -39,45 +39,49 @@ from ._solves import (
 class IterativeGPRegressor(SolvedGPRegressor):
     """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
 
-    A drop-in replacement of :class:`sklearn.gaussian_process.GaussianProcessRegressor`. Small
-    tables are trained exactly; larger ones are initialised on a subset and refined on all rows,
-    above some 8,000 of them with gradients from preconditioned conjugate gradients, without ever
-    inverting a matrix. Before a fit, predictions are those of the prior.
+    It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
+    Small tables are trained exactly. On larger tables, training starts with a subset and then uses
+    all rows; above 8,000 rows the gradients come from preconditioned conjugate gradients, which
+    need no factorisation. Before a fit, predictions are those of the prior.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale a column, all starting at the scale of the data, or at 1 before a fit and with
-        ``optimizer=None``. Any kernel will do; those without a compiled form are evaluated by their
-        own NumPy code, and may take rows that are no vectors, such as strings.
+        scale per column. Training starts at the scale of the data; before a fit, and with
+        ``optimizer=None``, all values are 1. Any kernel will do. Kernels without a compiled form
+        are evaluated by their own NumPy code, and may take rows that are not vectors, such as
+        strings.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : "auto", "natural", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
             default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
-        quasi-Newton where values and gradients are exact or a subset gave the curvature, and
-        "natural" elsewhere (above 50,000 rows, or with ``subset_size=None``): steps that measure
-        their own progress, see :class:`~skscalablegp.training.NaturalGradient`. "adam" is the
-        paper's. A callable has scikit-learn's signature. Up to 500 rows and with a given kernel,
-        "auto" and "fmin_l_bfgs_b" also take scikit-learn's steps from every start, and the better
-        optimum counts.
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
+        quasi-Newton method if values and gradients are exact or a subset has given the curvature.
+        Otherwise, that is above 50,000 rows or with ``subset_size=None``, it is "natural":
+        natural-gradient steps that measure their own progress, see
+        :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper. A
+        callable has the signature that scikit-learn documents. For up to 500 rows and a given
+        kernel, "auto" and "fmin_l_bfgs_b" also run scikit-learn's optimiser from every start and
+        keep the better optimum.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel. They are used only where values are exact.
+        of the kernel. Restarts are made only if values are exact.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
@@ -86,110 +90,110 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Seed for all random choices of a fit; None uses a new seed each time.
     solver : {"auto", "cholesky", "cg", "block_cg", "ap", "sgd", "sdd", "adasap"} or object, \
             default="auto"
-        Solver for the linear systems of a training step. "auto" decides by the number of rows from
-        measured times and says what it took in `solver_`. "block_cg" shares directions among the
-        right-hand sides and needs the fewest epochs; "ap" and "adasap" read blocks of rows and
-        stand small budgets best.
+        Solver for the linear systems of a training step. "auto" chooses by the number of rows, from
+        measured times, and the choice is stored in `solver_`. "block_cg" shares search directions
+        among the right-hand sides and needs the fewest epochs. "ap" and "adasap" read blocks of
+        rows and give the best results with small budgets.
     gradient : {"auto", "exact", "standard", "pathwise"} or object, default="auto"
-        Estimator of the gradient of the log marginal likelihood. "auto": exact with Cholesky, else
-        pathwise where predictions go on from its samples, else standard with probes of the
-        preconditioner's covariance (without one: pathwise from exact samples up to 3,000 rows).
-        What an object says of solver, probes and tolerance holds for the whole fit; parameters here
-        may not contradict it.
+        Estimator of the gradient of the log marginal likelihood. "auto" is "exact" if the matrix is
+        factorised. Otherwise it is "pathwise" if predictions use its samples, and "standard" with
+        probes drawn from the preconditioner's covariance if they do not; without a preconditioner
+        and up to 3,000 rows it is "pathwise" with exact samples. The solver, probes and tolerance
+        of a gradient object hold for the whole fit, and other parameters must not contradict them.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         Preconditioner of the iterative linear solver. "auto" is randomly pivoted Cholesky of rank
-        200 for "cg" and "block_cg" by name, and what a solver object's own settings say otherwise.
-        Without effect on solvers that take none.
+        200 for solvers given as "cg" or "block_cg"; a solver object keeps its own. It has no effect
+        on solvers that take none.
     n_probes : int or "auto", default="auto"
         Number of probe vectors for the trace in the gradient. They are also the samples of a
-        pathwise posterior. "auto" is 32 where only gradients come from them and 64 where variances
-        do.
+        pathwise posterior. "auto" is 32 if only gradients use them, and 64 if variances do.
     solver_tol : float, default=0.01
-        Relative residual at which a linear solve ends. Solves for variances go on to 1e-4, and
-        further where the noise is below 1 % of the signal.
+        Relative residual at which a linear solve ends. Solves for variances continue to 1e-4, and
+        further if the noise variance is below 1% of the signal variance.
     solver_max_epochs : float, default=1000
         Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
     solver_warm_start : bool, default=True
         Whether each solve starts from the solution of the previous step, with the same probe
         vectors.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one; "auto" is 0.1
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. On all rows; "auto" is 100, after a subset 25 (natural
-        steps: 200 and 50; Adam: 100 and 30).
+        Maximum number of training steps. The limit applies to training on all rows. "auto" is 100,
+        and 25 after a start on a subset (200 and 50 for natural gradients, 100 and 30 for Adam).
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
         more than 1e-3.
     training_max_epochs : float, "auto" or None, default="auto"
         Budget of all linear solves during training on all rows, in solver epochs; None sets no
-        limit. "auto" is 600 where a subset gave the curvature and `max_iter` is "auto" too, since
-        hard systems take fewer, longer steps; else None.
+        limit. "auto" is 600 if a subset has given the curvature and `max_iter` is "auto" too, and
+        None otherwise; hard systems then get fewer and longer steps.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows (ten neighbourhoods of so many above 50,000 rows), else None, which
-        starts at the kernel's own hyperparameters.
+        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. For
+        smaller tables it is None, which starts at the hyperparameters of the kernel.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        Method that computes predictive variances. The methods are one Cholesky factorisation,
-        `n_probes` pathwise samples, and a solve for each prediction. "auto" is "exact" up to 20,000
-        rows (40,000 on a GPU) and "pathwise" above; with an iterative solver by name "solve" up to
-        3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave solves for
-        variances to "block_cg".
+        Method that computes predictive variances. "exact" is one Cholesky factorisation, "pathwise"
+        uses `n_probes` posterior samples, and "solve" solves a linear system for each prediction.
+        "auto" is "exact" up to 20,000 rows (40,000 on a GPU) and "pathwise" above. If an iterative
+        solver is given by name, it is "solve" up to 3,000 rows and "pathwise" above. Solvers that
+        read a few rows at a time leave the solves for variances to "block_cg".
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows, and where
-        float32 would not hold a factor of the kernel matrix. Predictions are computed in float64
-        unless "float32" is asked for.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and for
+        badly conditioned kernel matrices, and float32 otherwise. Predictions are computed in
+        float64 unless this is "float32".
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. Up
-        to a half is kept for the factorisation or the solve behind predictions; where it allows a
-        part of the rows only, `X_train_` are these, and a warning says so.
+        to half of the budget is reserved for the factorisation or the solve behind predictions. If
+        that allows only some of the rows, these are in `X_train_`, and a warning says so.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel.
+        The trained kernel.
     X_train_, y_train_ : ndarray
-        What predictions are made from; the target normalised.
+        The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        Dual weights H^-1 y.
+        The dual weights H^-1 y.
     log_marginal_likelihood_value_ : float
-        At `kernel_`, in normalised units; with iterative posteriors of more than 3,000
-        rows a stochastic Lanczos estimate.
+        The log marginal likelihood at `kernel_`, in units of the normalised target. If the
+        posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos
+        estimate.
     log_marginal_likelihood_std_error_ : float
-        Its standard error, plus the bias that the quadrature may have; 0 where it is exact. Both
-        are NaN where the time budget or an interrupt left no time for an estimate.
+        Standard error of that value plus the possible bias of the quadrature; 0 if the value is
+        exact. Both are NaN if the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
-        Gradient evaluations, all stages together.
+        The number of gradient evaluations in all stages.
     n_samples_seen_ : int
-        Rows of the fit.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective (where it is known), objective_name, residual, epochs and
-        seconds of each evaluation.
+        stage, iteration, theta, objective (NaN if unknown), objective_name, residual,
+        probe_residual, epochs and seconds of each evaluation.
     solver_ : str
-        What "auto" became: "cholesky" or "block_cg", or the given solver's name, a gradient
-        object's own included.
+        The solver that was used: "cholesky" or "block_cg" for "auto", otherwise the name of the
+        given solver or of the gradient object's solver.
     fit_report_ : FitReport
-        Status, what "auto" chose and why, parameters without effect, epochs, seconds by stage,
-        residuals and jitter; `print` shows it as text.
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by
+        stage, solver epochs, residuals and jitter. `print` shows it as text.
     posterior_ : str
         "exact", "pathwise" or "solve".
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X; missing where rows are no vectors.
+        The number of columns of X; missing if rows are not vectors.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------
@@ -197,8 +201,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     Notes
     -----
-    Training costs O(n^3) in all for few rows, and O(k n^2) a step beyond, k the solver's epochs
-    (tens); memory is O(n^2) while it fits and O(n) otherwise.
+    A training step costs O(n^3) for small tables, and O(k n^2) for larger ones, where k is the
+    number of solver epochs (tens). Memory is O(n^2) if that is available and O(n) otherwise.
 
     References
     ----------
@@ -261,7 +265,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         return super()._answering(X) if "n_iter_" in vars(self) else self._given_no_rows(X)
 
     def _given_no_rows(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
-        """The prior is the posterior given no rows: a copy that was fitted to none of X."""
+        """A copy of the estimator that is fitted to no rows, whose posterior is the prior."""
         self._validate_params()
         model = copy(self)
         X = validated(model, X, **self._accepted_rows(self.kernel))
@@ -284,7 +288,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
     }
 
     def _object(self, name: str, value: Any) -> Any:
-        """Gradients by name have the estimator's settings."""
+        """As in the base class; a gradient given by name gets the estimator's settings."""
         if name != "gradient" or str(value) not in ("standard", "pathwise"):
             return super()._object(name, value)
         return resolve_gradient(
@@ -322,9 +326,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
         gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
         if sizes.posterior == "pathwise":
-            run.chose("n_probes", n_probes, "variances come from them")
+            run.chose("n_probes", n_probes, "variances are computed from them")
         elif not gradient.exact:
-            run.chose("n_probes", n_probes, "only gradients come from them")
+            run.chose("n_probes", n_probes, "only gradients are computed from them")
         self._say_what_is_ignored(solves, sizes, gradient, run)
         return Plan(
             sizes,
@@ -335,7 +339,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         )
 
     def _factorises(self) -> bool | None:
-        """Whether steps factorise H; None where the number of rows decides."""
+        """Whether training steps factorise H; None if that depends on the number of rows."""
         auto = is_auto(self.solver)
         direct = not auto and resolve_solver(self.solver).direct
         exact = self.gradient == "exact"
@@ -358,17 +362,17 @@ class IterativeGPRegressor(SolvedGPRegressor):
     def _solves_of(self, given: dict[str, Any], sizes: Sizes, n: int, run: FitRun) -> Solves:
         solver, preconditioner = given["solver"], given["preconditioner"]
         if is_auto(solver):
-            # Half the epochs of "cg" and .67 and .76 of its time to the same end (pol, elevators).
+            # It takes half the epochs of "cg", and .67 (pol) and .76 (elevators) of its time.
             solver = "cholesky" if sizes.exact else "block_cg"
             why = "a factorisation does not fit, or costs more than solves"
             if sizes.exact:
                 why = "a factorisation is cheaper than solves"
             if self._factorises():
-                why = "what is asked for needs exact gradients"
+                why = "the gradient or the optimizer needs a factorisation"
             run.chose("solver", solver, f"{n:,} rows: {why}")
         made = preconditioned(solver, preconditioner)
         if made.takes_preconditioner:
-            run.chose("preconditioner", made.preconditioner, "of the solver")
+            run.chose("preconditioner", made.preconditioner, "that of the solver")
         return Solves(
             made,
             for_variances(given["solver"], preconditioner),
@@ -406,7 +410,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         few, prior = n <= FLOAT64_ROWS, "fourier" if spectral else "exact"
         if choice == "auto" and sizes.posterior != "pathwise":
             if solves.solver.takes_preconditioner or not few:
-                why = "probes of the preconditioner's covariance, and no samples to predict from"
+                why = "the preconditioner gives good probes, and predictions need no samples"
                 run.chose("gradient", "standard", why)
                 return resolve_gradient("standard", **settings, probes="preconditioned")
             prior = "exact"
@@ -416,7 +420,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
                 f"density to draw them from; exact ones for {n} rows do not fit "
                 "in memory. Use gradient='standard'."
             )
-        run.chose("gradient", "pathwise", "its systems are the easier ones")
+        run.chose("gradient", "pathwise", "its linear systems are easier to solve")
         return resolve_gradient("pathwise", **settings, prior=prior)
 
     def _say_what_is_ignored(

@@ -1,4 +1,4 @@
-"""What "auto" means: decided from the size of the table, so that refits are identical; and why."""
+"""Values of "auto", which depend only on the table's size, so that refits are identical."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from ...linalg.operators import tile_size
 from ...linalg.solvers import Cholesky, resolve_solver
 from ._solves import Solves, solver_name
 
-# Rows up to which a factorisation with its inverse is cheaper than the solves of a stochastic step;
-# benchmarks/crossover.py measures both, these are the CPU's and a GPU's crossing.
+# Rows up to which a factorisation with its inverse is faster than the solves of a stochastic step,
+# as measured by benchmarks/crossover.py.
 EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000}
-# Rows up to which a badly conditioned problem is rather trained by float64 factorisations.
+# Rows up to which a badly conditioned problem is trained by float64 factorisations.
 EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000}
-# Rows up to which one factorisation for prediction is worth its n^3 / 3 flops.
+# Rows up to which predictions use a factorisation, at n^3 / 3 operations.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000}
-# Up to here every step is so cheap that double precision costs nothing that matters.
+# Rows up to which steps are so cheap that double precision does not matter.
 FLOAT64_ROWS = 3_000
-# Rows of the exact fit that initialises the hyperparameters of a larger one.
+# Rows of the exact fit from which training on a larger table starts.
 SUBSET_ROWS = 2_000
-# Nested subsets grow up to here, a second or two a step on two cores.
+# Rows of the largest nested subset, at one or two seconds a step on two cores.
 EXACT_SUBSET_ROWS = 6_000
-# Above so many rows the initialisation averages over neighbourhoods (Lin et al. 2024).
+# Rows above which the start averages over neighbourhoods (Lin et al. 2024).
 CENTROID_ROWS = 50_000
-# Rows up to which "auto" answers variances of an iterative model by solves to tolerance.
+# Rows up to which "auto" computes variances of an iterative model by solves.
 SOLVED_VARIANCE_ROWS = 3_000
-# Pathwise samples whose deviations have a relative standard error of 9 %.
+# Number of pathwise samples; the standard deviations then have a relative error of 9%.
 ENOUGH_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What follows from the number of rows and the memory.
+    """Settings that depend on the number of rows and on memory.
 
     Attributes
     ----------
@@ -57,9 +57,9 @@ class Sizes:
     factor_if_ill_conditioned : bool
         Whether "auto" may turn to Cholesky when the subsets show that float32 will not do.
     posterior : {"exact", "pathwise", "solve"}
-        What answers variances.
+        How variances are computed.
     room : float
-        Bytes for all matrices together.
+        Bytes that all matrices together may take.
     """
 
     exact: bool
@@ -97,7 +97,7 @@ class Plan:
     n_restarts: int = 0
 
     def factorised(self, dtype: torch.dtype) -> Plan:
-        """The same where the subsets showed that only a factorisation would do."""
+        """The plan after subsets have shown that the systems need a factorisation."""
         return replace(
             self,
             sizes=replace(self.sizes, exact=True, dtype=dtype),
@@ -107,11 +107,11 @@ class Plan:
 
     @property
     def solver(self) -> str:
-        """What solves the systems of a training step, by name."""
+        """The name of the method that solves the systems of a training step."""
         return "cholesky" if self.gradient.exact else solver_name(self.solves.solver)
 
     def describe(self, n: int, dtype: str, device: torch.device) -> str:
-        """One sentence for people."""
+        """A summary in one sentence."""
         sizes = self.sizes
         way = "Cholesky" if self.solver == "cholesky" else f"{self.solver} solves"
         kept = "kept" if sizes.keep else "tiled"
@@ -127,12 +127,12 @@ _VECTORS = 400
 
 
 def numpy_cost(kernel: TorchKernel, n: int) -> str:
-    """What kernels without a compiled form cost, to end a sentence with."""
+    """A clause on the cost of kernels without a compiled form; empty if there are none."""
     if not kernel.numpy_code:
         return ""
     return (
-        f"; {' and '.join(kernel.numpy_code)} by NumPy code of its own, which is asked for about "
-        f"{n * n:,} entries in each evaluation of H and up to twice as many in each gradient"
+        f"; {' and '.join(kernel.numpy_code)} by its own NumPy code, which computes about "
+        f"{n * n:,} entries for each evaluation of H and up to twice as many for each gradient"
     )
 
 
@@ -154,11 +154,11 @@ def decide_sizes(
     n : int
         Rows.
     run : FitRun
-        For its device and its memory; hears of every choice.
+        Gives device and memory, and records every choice.
     solver, posterior, subset_size, dtype
         Of the estimator.
     exact : bool or None
-        Whether training factorises; None where that is open.
+        Whether training factorises the matrix; None if that is to be decided.
     has_spectral_density : bool
         Of the kernel.
 
@@ -169,9 +169,9 @@ def decide_sizes(
         setting that fits.
     """
     device, room, rows = run.device, _memory_room(run), f"{n:,} rows"
-    small = f"up to {FLOAT64_ROWS:,} double precision costs nothing that matters"
+    small = f"up to {FLOAT64_ROWS:,} rows double precision costs little"
     if n > FLOAT64_ROWS:
-        small = "float64 only where float32 would not hold a factor of the kernel matrix"
+        small = "float32 unless the kernel matrix is badly conditioned"
     in_dtype = resolve_dtype(dtype, n, threshold=FLOAT64_ROWS)
     run.chose("dtype", str(in_dtype).removeprefix("torch."), f"{rows}: {small}")
     bytes_train = n * n * in_dtype.itemsize
@@ -235,21 +235,21 @@ def _memory_room(run: FitRun) -> float:
 
 
 def directly(solver: Any) -> bool:
-    """Whether a solver that was asked for factorises."""
+    """Whether the given solver factorises the matrix."""
     return resolve_solver(solver).direct
 
 
 def _auto_posterior(
     n: int, auto: bool, exact: bool, spectral: bool, device: torch.device, fits: bool
 ) -> tuple[str, str]:
-    sampled = ("pathwise", "samples take linear memory")
-    solved = ("solve", "few enough to solve for each prediction")
+    sampled = ("pathwise", "samples need memory that is linear in the rows")
+    solved = ("solve", "few enough for a solve per prediction")
     if not spectral:
         sampled = solved = ("solve", "the kernel has no spectral density to sample from")
     if not exact and not auto:
         return sampled if n > SOLVED_VARIANCE_ROWS else solved
     if exact or (fits and n <= EXACT_POSTERIOR_ROWS[device.type]):
-        return "exact", "one factorisation fits, and answers everything"
+        return "exact", "one factorisation fits into memory and serves all predictions"
     return sampled
 
 
@@ -257,7 +257,7 @@ def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:
     if subset_size is None:
         return None, 0
     if subset_size == "auto":
-        # Below half again as many rows an initialisation costs what it saves.
+        # On smaller tables the start would cost as much as it saves.
         if n <= 1.5 * SUBSET_ROWS:
             return None, 0
         return SUBSET_ROWS, 1 if n <= CENTROID_ROWS else 10

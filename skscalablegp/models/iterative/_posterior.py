@@ -1,4 +1,4 @@
-"""The posterior where no factor fits: pathwise samples, or one more solve."""
+"""The posterior without a factorisation: by pathwise samples, or by further solves."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class IterativePosterior(KernelPosterior):
     weights : Tensor of shape (n, t)
         H^-1 Y.
     samples : PathwiseSamples or None
-        Solved prior draws (Lin et al. 2024, section 3); without them variances cost a solve.
+        Solved prior draws (Lin et al. 2024, section 3). Without them, a variance costs a solve.
     solver, stopping :
-        How further solves are done: for covariances, for variances without samples, and for more
-        samples than were drawn at fit. The solver's preconditioner is built at the first of them,
-        and kept.
+        The method and the stopping rule of further solves: for covariances, for variances without
+        samples, and for more samples than were drawn in the fit. The solver's preconditioner is
+        built at the first solve and kept.
 
     Notes
     -----
@@ -92,14 +92,14 @@ class IterativePosterior(KernelPosterior):
 
     @cached_property
     def _built(self) -> Preconditioner:
-        """The solver's preconditioner, from seed 0, so that it repeats."""
+        """The solver's preconditioner; seed 0 makes predictions repeatable."""
         chosen = preconditioner_for(self._solver)
         return build_preconditioner(chosen, self.operator, torch.Generator().manual_seed(0))
 
     def _mean_and_deviations(
         self, X: Float[Tensor, "m d"], samples: PathwiseSamples
     ) -> tuple[Float[Tensor, "m t"], Float[Tensor, "m s"]]:
-        """The mean, and g_j at the rows of X, from one product with the cross-covariances."""
+        """The mean and the deviations g_j at X, from one product with k(X, training rows)."""
         t, zhat = self.weights.shape[1], samples.representer_weights.to(self.weights)
         both = self.cross(X).matmul(torch.cat([self.weights, zhat], 1))
         with torch.no_grad():
@@ -128,18 +128,18 @@ class IterativePosterior(KernelPosterior):
     def _solved_cross(self, X: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor, Tensor]:
         """B = k(training rows, X), V near H^-1 B, and R = B - H V; one epoch more than the solve.
 
-        B'V + V'R = B'V + V'B - V'HV falls short of B' H^-1 B by R' H^-1 R, which is positive
-        semidefinite and of second order in R: variances are never too small, covariances never
-        indefinite, however early the solve ended.
+        B'V + V'R = B'V + V'B - V'HV is smaller than B' H^-1 B by R' H^-1 R, which is positive
+        semidefinite and of second order in R. However early the solve ended, variances are never
+        too small and covariances never indefinite.
         """
         cross = self.cross(X).to_dense().T.contiguous()
         V = self._solve(cross).value
         return cross, V, cross - self.operator.matmul(V)
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
-        """The solved samples have the covariance H^-1, whose diagonal their mean squares estimate.
+        """From the diagonal of H^-1, which is estimated by the mean squares of the solved samples.
 
-        With s of them a variance has a relative standard error of sqrt(2 / s).
+        With s samples a variance has a relative standard error of sqrt(2 / s).
         """
         if self.samples is None:
             return None
@@ -150,7 +150,7 @@ class IterativePosterior(KernelPosterior):
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
         if self.samples is None:
-            # Covariances are solved for to tolerance anyway, and need no spectral density.
+            # The joint covariance needs no spectral density.
             return joint_normal(self, X, n_samples, random_state)
         stored = self.samples.prior_weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
@@ -171,7 +171,7 @@ class IterativePosterior(KernelPosterior):
         return mean[:, :, None] + deviations + white
 
     def _draw(self, n_samples: int, generator: torch.Generator) -> PathwiseSamples:
-        """New prior draws and their solve."""
+        """New prior draws, solved."""
         op, features = self.operator, self.samples.features
         shape = (features.n_features, n_samples)
         w = torch.randn(shape, generator=generator, dtype=op.dtype).to(op.device)

@@ -16,70 +16,76 @@ from ._base import SolvedGPRegressor, has_spectral_density
 from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, decide_sizes
 from ._solves import Solves, for_variances, is_auto, named_preconditioner, preconditioned
 
-# The preconditioner of training has one column for so many rows, and 200 at most.
+# In training the preconditioner's rank is n divided by this number, and 200 at most.
 _ROWS_A_RANK = 40
 
 
 class RRCGRegressor(SolvedGPRegressor):
     """Gaussian-process regression trained by Russian-roulette conjugate gradients.
 
-    Each training step cuts conjugate gradients short at random and weights what was computed, so
-    that the gradient is right on average however few iterations it takes. Plain truncated solves
-    favour too long length scales and may diverge. Predictions solve to tolerance.
+    Each training step truncates conjugate gradients at a random iteration and weights the terms
+    that were computed, so that the gradient is unbiased however few iterations it takes. Plain
+    truncation is biased towards long length scales, and training with it may diverge. Solves for
+    predictions run until they reach their tolerance.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. None is that of :class:`IterativeGPRegressor`.
+        respected. None means the default kernel of :class:`IterativeGPRegressor`.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="exponential"
-        Distribution of the term at which a series is truncated. The terms are the iterations of
-        conjugate gradients. "exponential" is 20 iterations and about 20 more, and begins later
-        where the two estimates of a step differ by more than a tenth; ``ExponentialTruncation(0.05,
-        min_iter=20)`` and others that say where they begin stay as they are. "fixed" gives plain
-        truncated conjugate gradients, to compare with.
+        Distribution of the term at which a series is truncated. The terms are iterations of
+        conjugate gradients. "exponential" always computes 20 iterations and on average about 20
+        more; it starts to truncate later if the two estimates of a step differ by more than a
+        tenth. Objects that say where truncation starts, such as ``ExponentialTruncation(0.05,
+        min_iter=20)``, are not changed. "fixed" is plain truncated conjugate gradients, for
+        comparison.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
-        Preconditioner of the iterative linear solver. It serves training and the solves for
-        predictions. "auto" is randomly pivoted Cholesky: of rank 200 for predictions, while
-        training takes a fortieth of the rows where that is less. A larger rank would solve small
-        tables within the terms that every truncation computes, and nothing would be left to cut.
+        Preconditioner of the iterative linear solver. It is used in training and in the solves for
+        predictions. "auto" is randomly pivoted Cholesky, of rank 200 for predictions and of rank n
+        / 40, at most 200, in training. With a larger rank, small tables would be solved within the
+        iterations that every truncation includes.
     n_probes : int or "auto", default=10
-        Number of probe vectors for the trace in the gradient. A pathwise posterior draws as many
-        samples of its own, and at least 64. "auto" is 10.
+        Number of probe vectors for the trace in the gradient. A pathwise posterior draws the same
+        number of samples of its own, but at least 64. "auto" is 10.
     probes : {"rademacher", "normal", "preconditioned"}, default="preconditioned"
-        Distribution of the probe vectors. Normals of the covariance of the preconditioner have the
-        smallest variance; the paper's are "rademacher" or "normal".
+        Distribution of the probe vectors. "preconditioned" draws from a normal distribution with
+        the preconditioner's covariance, which gives the smallest variance. The paper uses
+        "rademacher" or "normal".
     n_draws : int, default=8
         Number of truncation points over which each of the two solutions of a step is averaged. The
-        paper's is 1, which is noisier; more of them cost iterations only where they are later.
+        paper uses 1, which is noisier. Further draws cost iterations only if they are later than
+        the others.
     reorthogonalize : bool or "auto", default="auto"
-        Whether to reorthogonalise the residuals of conjugate gradients. Without it, rounding spoils
-        the series once the noise is small, and with it the unbiasedness. "auto" does so up to 3,000
-        rows, where it costs little: O(n (n_probes + t)) memory for each iteration.
+        Whether to reorthogonalise the residuals of conjugate gradients. If the noise is small,
+        rounding errors spoil the series without it, and gradients are no longer unbiased. "auto"
+        does so up to 3,000 rows, where it is cheap. It takes O(n (n_probes + t)) memory for each
+        iteration.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : {"natural", "adam"}, object or None, default="natural"
         Method that trains the hyperparameters; None keeps them at their initial values. "natural"
         measures its own progress and ends when the mean gradient is within its noise, see
-        :class:`~skscalablegp.training.NaturalGradient`; "adam" is the paper's. Unbiased, but noisy
-        gradients rule out those that need exact ones.
+        :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper.
+        Optimisers that need exact gradients are refused, since those here are noisy.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one; "auto" is 0.1
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. On all rows; "auto" is 200, and 50 after an initialisation
-        on subsets (Adam: 100 and 30).
+        Maximum number of training steps. The limit applies to training on all rows. "auto" is 200,
+        and 50 after a start on subsets (100 and 30 for Adam).
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
@@ -89,11 +95,12 @@ class RRCGRegressor(SolvedGPRegressor):
         limit. "auto" is None.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows, as in :class:`IterativeGPRegressor`, and None starts at the kernel's
-        own hyperparameters.
+        more than 3,000 rows, as in :class:`IterativeGPRegressor`. None starts at the
+        hyperparameters of the kernel.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
@@ -101,8 +108,8 @@ class RRCGRegressor(SolvedGPRegressor):
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
     posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        Method that computes predictive variances. "auto" is one Cholesky factorisation up to 20,000
-        rows.
+        Method that computes predictive variances. "auto" is "exact", one Cholesky factorisation, up
+        to 20,000 rows (40,000 on a GPU), and as in :class:`IterativeGPRegressor` above.
     solver_tol : float, default=1e-4
         Relative residual at which a linear solve ends. It applies to the solves for predictions;
         training does not use it.
@@ -114,66 +121,67 @@ class RRCGRegressor(SolvedGPRegressor):
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows, and where
-        float32 would not hold a factor of the kernel matrix.
+        Precision of the matrix products in training. "auto" is float64 up to 3,000 rows and for
+        badly conditioned kernel matrices, and float32 otherwise.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        With Adam this is the mean of the last iterates. Up to a half is for the factorisation or
-        the solve behind predictions; where it allows a part of the rows only, `X_train_` are these,
-        and a warning says so.
+        With Adam, this state is the mean of the last iterates. Up to half of the budget is reserved
+        for the factorisation or the solve behind predictions. If that allows only some of the rows,
+        these are in `X_train_`, and a warning says so.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel; of Adam the mean of the last five iterates.
+        The trained kernel; with Adam, at the mean of the last five iterates.
     X_train_, y_train_ : ndarray
-        What predictions are made from; the target normalised.
+        The rows from which predictions are made, and their normalised targets.
     alpha_ : ndarray of shape (n,) or (n, t)
-        Dual weights H^-1 y.
+        The dual weights H^-1 y.
     log_marginal_likelihood_value_ : float
-        At `kernel_`, in normalised units; above 3,000 rows an estimate where the posterior is
-        not exact.
+        The log marginal likelihood at `kernel_`, in units of the normalised target. If the
+        posterior is not exact and there are more than 3,000 rows, it is a stochastic Lanczos
+        estimate.
     log_marginal_likelihood_std_error_ : float
-        Its standard error, plus the bias that the quadrature may have; 0 where it is exact. Both
-        are NaN where the time budget or an interrupt left no time for an estimate.
+        Standard error of that value plus the possible bias of the quadrature; 0 if the value is
+        exact. Both are NaN if the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
-        Gradient evaluations, all stages together.
+        The number of gradient evaluations in all stages.
     n_samples_seen_ : int
-        Rows of the fit.
+        The number of training rows.
     history_ : dict of lists
-        stage, iteration, theta, objective (where it is known), objective_name, residual, epochs and
-        seconds of each evaluation.
+        stage, iteration, theta, objective (NaN if unknown), objective_name, residual,
+        probe_residual, epochs and seconds of each evaluation.
     solver_ : str
         "cg".
     fit_report_ : FitReport
-        Status, what "auto" chose and why, parameters without effect, epochs, seconds by stage,
-        residuals and jitter; `print` shows it as text.
-        ``cut_steps`` counts the training steps that left a series before its residual fell below
-        1e-3. ``orthogonality_loss`` says how far rounding has spoiled the series at worst; see
+        How the fit ended, what "auto" chose and why, parameters without effect, seconds by
+        stage, solver epochs, residuals and jitter. `print` shows it as text. ``cut_steps`` is the
+        number of training steps that truncated a series before its residual fell below 1e-3.
+        ``orthogonality_loss`` is the largest loss of orthogonality by rounding, see
         `skscalablegp.truncation.WeightedSolve`.
     posterior_ : str
         "exact", "pathwise" or "solve".
     device_, dtype_ : str
-        Where and in what precision training ran.
+        The device and the precision of training.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------
-    IterativeGPRegressor : Solves to tolerance while training, too.
+    IterativeGPRegressor : Solves to a tolerance in training, too.
     skscalablegp.truncation : Distributions of the number of iterations.
 
     Notes
     -----
-    A step costs max(J) products with n_probes + t columns at most, J the truncation points, and
-    O(n^2) memory or, tiled, O(n (n_probes + t)).
+    A step costs at most max(J) products of the kernel matrix with n_probes + t columns, where J are
+    the truncation points. It takes O(n^2) memory, or O(n (n_probes + t)) if the matrix is tiled.
 
     References
     ----------
@@ -242,16 +250,16 @@ class RRCGRegressor(SolvedGPRegressor):
             dtype=self.dtype,
         )
         solver = preconditioned("cg", self.preconditioner)
-        in_training, why = solver.preconditioner, "that of conjugate gradients by name"
+        in_training, why = solver.preconditioner, "the default of solver='cg'"
         if is_auto(self.preconditioner):
             in_training = preconditioner_of_training(in_training, n)
             if in_training.rank < solver.preconditioner.rank:
-                why = "of training; a larger rank would leave nothing to cut"
+                why = "in training; a larger rank would leave nothing to truncate"
             run.chose("preconditioner", in_training, why)
         n_probes = 10 if self.n_probes == "auto" else self.n_probes
-        run.chose("n_probes", n_probes, "their noise is small beside the truncation's")
+        run.chose("n_probes", n_probes, "their noise is small compared with that of the truncation")
         orthogonal = n <= FLOAT64_ROWS if is_auto(self.reorthogonalize) else self.reorthogonalize
-        run.chose("reorthogonalize", orthogonal, f"{n:,} rows: what it costs beside a product")
+        run.chose("reorthogonalize", orthogonal, f"{n:,} rows: by its cost")
         gradient = TruncatedGradient(
             self.truncation,
             preconditioner=in_training,
@@ -267,7 +275,7 @@ class RRCGRegressor(SolvedGPRegressor):
                 "predictions factorise the matrix, training has no tolerance",
             )
         return Plan(
-            # Training never factorises, whatever the conditioning.
+            # Training never factorises the matrix, however badly conditioned it is.
             replace(sizes, factor_if_ill_conditioned=False),
             gradient,
             Solves(
@@ -276,7 +284,7 @@ class RRCGRegressor(SolvedGPRegressor):
                 self.solver_tol,
                 self.solver_max_epochs,
             ),
-            # Training leaves no solved probes to go on with: deviations are what decides.
+            # Training leaves no solved probes, so that the accuracy of variances decides.
             max(n_probes, ENOUGH_SAMPLES),
         )
 
@@ -286,14 +294,14 @@ class RRCGRegressor(SolvedGPRegressor):
             return
         if named or resolve_optimizer(self.optimizer, informed=True).exact_only:
             raise ValueError(
-                f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
-                "unbiased, but noisy: use optimizer='natural', optimizer='adam', an object of "
-                "theirs, or None."
+                f"optimizer={self.optimizer!r} needs exact values and gradients, but those of "
+                "RRCGRegressor are noisy: use optimizer='natural', optimizer='adam', an object of "
+                "these classes, or None."
             )
 
 
 def preconditioner_of_training(chosen: Any, n: int) -> Any:
-    """What "auto" trains n rows with: the preconditioner of the solves, but no larger rank.
+    """The preconditioner that "auto" uses in training: that of the solves, with a smaller rank.
 
     Parameters
     ----------

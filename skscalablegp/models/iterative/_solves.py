@@ -1,4 +1,4 @@
-"""By what, and how far, linear systems are solved: one answer from several parameters."""
+"""Solver, preconditioner and tolerances, resolved from several parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ...linalg.solvers import (
     resolve_solver,
 )
 
-# Largest relative residual, and largest in units of noise over signal: deviations within 1 %.
+# Largest relative residual of solves for variances, absolute and as a multiple of noise / signal;
+# standard deviations are then accurate to 1%.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
 
-# What a gradient object and the estimator may both say.
+# Parameters that a gradient object and the estimator both have.
 _OF_GRADIENTS = (
     "solver",
     "preconditioner",
@@ -44,7 +45,7 @@ class Solves:
     solver : Solver
         Of training and of the final solve, with its preconditioner.
     variances : Solver
-        Of predictions' variances, which need small residuals.
+        Of variances in predictions, which need small residuals.
     tol, max_epochs : float
         Relative residual at which a solve ends, and its budget.
     warm_start : bool
@@ -71,35 +72,35 @@ class Solves:
         )
 
     def stopping(self, operator: KernelOperator) -> Any:
-        """When a solve for variances ends: they cancel, and take more than gradients do.
+        """The stopping rule of solves for variances, which need smaller residuals than gradients.
 
-        With R the residual, variances err by R' H^-1 R, which is up to |R|^2 / noise, and near
-        training rows they are as small as the noise.
+        A residual R changes a variance by R' H^-1 R, which is at most |R|^2 / noise, and near
+        training rows variances are as small as the noise.
         """
         ratio = float(operator.noise.min()) / max(float(operator.diag().double().mean()), 1e-300)
-        # Nearer to rounding no solve gets reliably.
+        # Solves do not reliably reach residuals closer to the rounding error.
         reachable = torch.finfo(operator.dtype).eps ** 0.5
         tol = min(self.tol, _TOL, max(_TOL_OF_NOISE * ratio, reachable))
         return RelativeResidual(tol) | MaxEpochs(self.max_epochs)
 
 
 def default_preconditioner() -> PreconditionerConfig:
-    """What "auto" builds for a solver by name."""
+    """The preconditioner of "auto" for a solver given by name."""
     return preconditioner_for("block_cg")
 
 
 def named_solver(name: str) -> Solver:
-    """What solver="cg" stands for in an estimator: with the preconditioner of "auto"."""
+    """The object for ``solver="cg"`` and other names, with the preconditioner of "auto"."""
     return preconditioned(name, "auto")
 
 
 def named_preconditioner(name: str) -> Any:
-    """What preconditioner="auto", or another name, stands for in an estimator."""
+    """The object for a preconditioner given by name."""
     return default_preconditioner() if name == "auto" else resolve_preconditioner(name)
 
 
 def preconditioned(solver: Any, preconditioner: Any) -> Solver:
-    """The solver with the preconditioner that both parameters together ask for.
+    """A copy of the solver with the preconditioner that the two parameters specify.
 
     Parameters
     ----------
@@ -118,17 +119,17 @@ def preconditioned(solver: Any, preconditioner: Any) -> Solver:
         return clone(made)
     if made.preconditioner is not None:
         raise ValueError(
-            f"preconditioner={preconditioner!r} contradicts solver={solver!r}, which has its own: "
-            "leave preconditioner='auto', or give the solver none."
+            f"preconditioner={preconditioner!r} contradicts solver={solver!r}, which has another "
+            "one: leave preconditioner='auto', or use a solver without a preconditioner."
         )
     return clone(made).set_params(preconditioner=chosen)
 
 
 def for_variances(solver: Any, preconditioner: Any) -> Solver:
-    """The solver of training where it reaches small residuals, else "block_cg".
+    """The solver of training if it reaches small residuals, else "block_cg".
 
-    Methods that read a few rows at a time are made for loose tolerances; block conjugate gradients
-    reach small residuals in far fewer epochs.
+    Methods that read a few rows at a time suit loose tolerances. Block conjugate gradients reach
+    small residuals in far fewer epochs.
     """
     if is_auto(solver) or resolve_solver(solver).reads_rows:
         return preconditioned("block_cg", preconditioner)
@@ -136,7 +137,7 @@ def for_variances(solver: Any, preconditioner: Any) -> Solver:
 
 
 def max_jitter(solver: Any, gradient: Any) -> float:
-    """What an object that factorises says of jitter."""
+    """The `max_jitter` of a solver or gradient object that factorises, or the default."""
     for settings in (solver, gradient):
         if not isinstance(settings, str):
             return settings.get_params(deep=False).get("max_jitter", 1e-3)
@@ -144,12 +145,12 @@ def max_jitter(solver: Any, gradient: Any) -> float:
 
 
 def solver_name(solver: Solver) -> str:
-    """As `resolve_solver` takes it."""
+    """The name of a solver, such as "block_cg"."""
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(solver).__name__).lower()
 
 
 def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> dict[str, Any]:
-    """The estimator's parameters about solves, those of a gradient object in the first place.
+    """The estimator's parameters of linear solves, overridden by those of a gradient object.
 
     Parameters
     ----------
@@ -157,12 +158,12 @@ def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> d
         Of the estimator.
     gradient : str or GradientEstimator
     run : FitRun
-        Hears of what the object decides.
+        Records the parameters that the object overrides.
 
     Raises
     ------
     ValueError
-        If the user has set one of them to something else than the object has.
+        If a parameter is set to another value than the object's.
     """
     merged = {name: params[name] for name in _OF_GRADIENTS}
     if isinstance(gradient, str):
@@ -188,7 +189,7 @@ def _check(name: str, params: dict, defaults: dict, theirs: Any, gradient: Any) 
         return
     raise ValueError(
         f"{name}={given!r} contradicts gradient={gradient!r}, which has {theirs!r}: leave {name} "
-        "at its default, or say the same in the gradient object."
+        "at its default, or change the gradient object."
     )
 
 
@@ -197,7 +198,7 @@ def is_auto(value: Any) -> bool:
 
 
 def _same(name: str, a: Any, b: Any) -> bool:
-    """Whether two values of a parameter mean the same."""
+    """Whether two values of a parameter have the same meaning."""
     resolve = {"solver": resolve_solver, "preconditioner": resolve_preconditioner}.get(name)
     if resolve is not None:
         a, b = resolve(a), resolve(b)

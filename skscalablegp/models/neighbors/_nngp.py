@@ -57,39 +57,41 @@ class NNGPRegressor(GPRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
-        scale a column, all starting at the scale of the data. Periodic kernels have no nearest rows
-        and are refused.
+        scale per column. Training starts at the scale of the data. Periodic kernels are refused,
+        since they define no distance by which to search for neighbours.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where there are at most 120
-        rows, and at most 15 a column, of three columns or more; None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if there are at least three columns, at most 120 rows,
+        and at most 15 rows per column. None means no priors.
     n_neighbors : int or "auto", default="auto"
-        Number of training rows from which a new row is predicted. Tables of no more rows are the
-        exact Gaussian process. "auto" is all rows up to 2,000, and 200 above; time grows with its
-        third power.
+        Number of training rows from which a new row is predicted. If the table has no more rows,
+        the model is the exact Gaussian process. "auto" is all rows up to 2,000, and 200 above. Time
+        grows with the third power of this number.
     objective : {"leave_one_out", "blocks", "subset"}, default="leave_one_out"
         Objective that the hyperparameters maximise. "leave_one_out" is the log density of rows
-        given their nearest others, which is what predictions are scored by; "blocks" is the
-        likelihood of neighbourhoods that know nothing of each other; "subset" is the exact
-        likelihood of some random rows, and the fastest. The last two do not see how far predictions
-        are right.
+        given their nearest other rows, which measures what predictions do. "blocks" is the
+        likelihood of neighbourhoods that are treated as independent. "subset" is the exact
+        likelihood of random rows and the fastest. The last two do not measure how well rows are
+        predicted.
     calibrate : bool, default=True
-        Whether to calibrate the predictive distribution on the training rows. The kernel's
-        amplitude and noise then maximise the leave-one-out score after objectives "blocks" and
-        "subset"; "leave_one_out" maximises it in any case.
+        Whether to calibrate the predictive distribution on the training rows. After training with
+        ``objective="blocks"`` or "subset", the kernel's amplitude and noise are trained further to
+        maximise the leave-one-out score. With "leave_one_out" it has no effect.
     subset_size : int, "auto" or None, default="auto"
-        Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 where
-        training ends there (``objective="subset"``).
+        Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
+        ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
+        the kernel; with ``objective="subset"`` it means 3,000.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. Rows that are left out, or centres of blocks, the same in
-        every step; "auto" is 1,000.
+        Number of rows in a training step. These are the rows that are left out, or the centres of
+        the blocks; they are the same in every step. "auto" is 1,000.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
         quasi-Newton method.
@@ -97,10 +99,10 @@ class NNGPRegressor(GPRegressorBase):
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 25 after the exact start (Adam: 30), and 100
+        Maximum number of training steps. "auto" is 25 after the exact start (30 for Adam), and 100
         otherwise.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
@@ -108,7 +110,8 @@ class NNGPRegressor(GPRegressorBase):
         more than 1e-3.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so unless a kernel is given, which is then a prior for y in its own units.
+        "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
+        units.
     copy_X_train : bool, default=True
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
@@ -123,8 +126,8 @@ class NNGPRegressor(GPRegressorBase):
         on the CPU.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Precision of the matrix products in training. It applies to the small systems of
-        predictions: "auto" is float64 up to 10,000 rows. Training, and variances too small for
-        float32, are float64.
+        predictions. "auto" is float64 up to 10,000 rows and float32 above. Training is always
+        float64, and so are variances that float32 cannot resolve.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -136,28 +139,31 @@ class NNGPRegressor(GPRegressorBase):
     Attributes
     ----------
     kernel_ : kernel instance
-        The trained scikit-learn kernel.
+        The trained kernel.
     n_neighbors_ : int
-        Rows that predict a new one.
+        The number of training rows from which a row is predicted.
     X_train_, y_train_ : ndarray
-        What predictions are made from; the target normalised.
+        The rows from which predictions are made, and their normalised targets.
     log_marginal_likelihood_value_ : float
-        What training maximised, in normalised units, as if all rows had been looked at: the log
-        density of rows given their neighbours, or of blocks or the subset.
+        The training objective at `kernel_`, in units of the normalised target: the log likelihood
+        of the subset, or the mean log density of the rows in the objective times the number of
+        training rows. It is exact if all rows are neighbours.
     n_iter_ : int
-        Training steps, all stages together.
+        The number of training steps in all stages.
     n_samples_seen_ : int
-        Training rows.
+        The number of rows in `fit` and in all calls of `partial_fit`.
     history_ : dict of lists
-        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step.
+        stage, iteration, theta, objective, objective_name, residual, probe_residual, epochs and
+        seconds of each step.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, seconds by stage.
+        How the fit ended, what "auto" chose and why, parameters without effect, and seconds by
+        stage. `print` shows it as text.
     device_, dtype_ : str
-        Where and in what precision predictions run.
+        The device and the precision of predictions.
     n_features_in_ : int
-        Columns of X.
+        The number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        The names of the columns, if X has any.
 
     See Also
     --------
