@@ -1,10 +1,18 @@
 """The documentation names everything that is public, and everything that it shows runs."""
 
 import importlib
+import importlib.util
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from shown_code import code_blocks
+
+import skscalablegp
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,3 +44,92 @@ def test_reference_lists_every_public_name():
         public = set(importlib.import_module(module).__all__)
         assert names <= public, module
         assert public - INTERNAL <= names, module
+
+
+# ------------------------------------------------------------------ pages
+
+# Blocks below a comment ".. needs: network" (or minutes) are read, not run.
+NOT_RUN = {"doc/how_to/data_sets.rst": "network"}
+
+
+def pages():
+    found = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "doc").rglob("*.rst"))]
+    generated = ("generated", "auto_examples", "_build", "_templates")
+    found = [p for p in found if not set(p.relative_to(ROOT).parts) & set(generated)]
+    return {str(p.relative_to(ROOT)): p for p in found if p.exists() and code_blocks(p)}
+
+
+PAGES = pages()
+
+
+def test_pages_are_found():
+    assert {"README.rst", "doc/index.rst", "doc/tutorials/first_model.rst"} <= set(PAGES)
+    assert len(PAGES) > 20
+
+
+def test_blocks_that_are_not_run_are_listed():
+    needing = {
+        name: need for name, path in PAGES.items() for _, _, need in code_blocks(path) if need
+    }
+    assert needing == NOT_RUN
+
+
+def run_shown_code(*arguments, folder):
+    """In a process of its own, so that blocks meet the package as its users do."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "shown_code.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_pages_run_from_top_to_bottom(tmp_path):
+    run_shown_code("pages", *(str(path) for path in PAGES.values()), folder=tmp_path)
+
+
+def test_a_page_that_fails_is_noticed(tmp_path):
+    (tmp_path / "page.rst").write_text(".. code-block:: python\n\n    a = 1\n    assert a > 1\n")
+    with pytest.raises(AssertionError, match="line 4"):
+        run_shown_code("pages", str(tmp_path / "page.rst"), folder=tmp_path)
+
+
+def test_docstring_examples_run(tmp_path):
+    run_shown_code("docstrings", folder=tmp_path)
+
+
+def test_every_estimator_has_an_example():
+    missing = [
+        name
+        for name in skscalablegp.__all__
+        if name != "__version__" and ">>> " not in getattr(skscalablegp, name).__doc__
+    ]
+    assert not missing
+
+
+# ------------------------------------------------------------------ figures
+
+SCALE = "Gaussian processes for up to 300,000 rows, as scikit-learn estimators"
+
+
+def test_one_statement_of_scale():
+    """The same words everywhere; benchmarks/neighbors.py measured so many rows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["description"] == SCALE
+    for name in ("README.rst", "doc/index.rst"):
+        assert f"**{SCALE}.**" in (ROOT / name).read_text("utf-8"), name
+    measured = (ROOT / "benchmarks" / "results" / "neighbors.jsonl").read_text("utf-8")
+    assert '"n_train": 317346' in measured
+
+
+def test_scores_of_the_readme_are_those_that_were_measured():
+    spec = importlib.util.spec_from_file_location("scores", ROOT / "doc" / "scores.py")
+    scores = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(scores)
+    text = (ROOT / "README.rst").read_text("utf-8")
+    assert scores.BEGIN + "\n" + scores.table() + "\n" + scores.END in text, (
+        "the results have changed: run python doc/scores.py"
+    )

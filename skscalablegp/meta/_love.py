@@ -121,9 +121,9 @@ class LOVEPredictor(MetaRegressorBase):
     --------
     >>> import numpy as np
     >>> from skscalablegp import KISSGPRegressor, LOVEPredictor
-    >>> X = np.random.default_rng(0).uniform(size=(2000, 2))
+    >>> X = np.random.default_rng(0).uniform(size=(300, 2))
     >>> y = np.sin(5 * X[:, 0]) + X[:, 1]
-    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=20, solver="cg")).fit(X, y)
+    >>> gp = LOVEPredictor(KISSGPRegressor(grid_size=10, solver="cg")).fit(X, y)
     >>> mean, std = gp.predict(X[:3], return_std=True)
     >>> bool(gp.variance_error_ < 1e-4)
     True
