@@ -13,8 +13,7 @@ import torch
 
 F = TypeVar("F", bound=Callable)
 
-# Parameters that add to a diagonal, and parameters of which a smaller value needs less memory.
-_NOISE = {"alpha": "raise alpha", "min_noise": "raise min_noise"}
+# Parameters of which a smaller value needs less memory.
 _SIZES = ("n_inducing", "n_components", "min_components", "grid_size", "expert_size", "batch_size")
 
 
@@ -22,6 +21,16 @@ def with_name(estimator: Any, message: str) -> str:
     """The message, preceded by the estimator's name unless it has the name already."""
     name = type(estimator).__name__
     return message if name in message else f"{name}: {message}"
+
+
+def more_noise(estimator: Any) -> str:
+    """How to add noise to the diagonal of this estimator's covariance matrix."""
+    params = estimator.get_params(deep=False)
+    raised = [f"raise {name}" for name in ("alpha", "min_noise") if name in params]
+    if raised:
+        return " or ".join(raised)
+    below = "raise the noise of the estimator inside"
+    return "add a WhiteKernel to the kernel" if "kernel" in params else below
 
 
 def ours(error: BaseException, estimator: Any) -> BaseException | None:
@@ -33,13 +42,12 @@ def ours(error: BaseException, estimator: Any) -> BaseException | None:
     """
     params = estimator.get_params(deep=False)
     if isinstance(error, (torch.linalg.LinAlgError, np.linalg.LinAlgError)):
-        definite = (
-            "give a kernel that is positive definite (ExpSineSquared is so for one column only)"
-        )
-        remedies = [text for key, text in _NOISE.items() if key in params]
+        remedy = more_noise(estimator)
         if "kernel" in params:
-            remedies += [definite] if remedies else ["add a WhiteKernel to the kernel", definite]
-        remedy = ", or ".join(remedies) or "raise the noise of the estimator inside"
+            remedy += (
+                ", or give a kernel that is positive definite (ExpSineSquared is so for one column "
+                "only)"
+            )
         found = str(error).removesuffix(" Increase the noise.")
         if not found.startswith("No Cholesky factor"):
             found = "A matrix of covariances is not numerically positive definite."

@@ -1,4 +1,4 @@
-"""Exact processes: in the place of approximations of small tables, and within time budgets."""
+"""Exact Gaussian processes for small tables in place of approximations, and time budgets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from ._run import FitRun
 from ._stages import StageSettings, train_or_report
 from .data import Table
 
-# Rows up to which models that only approximate the exact process fit it instead, where nothing was
-# asked of the approximation: training takes some ten seconds of one core at most, about what the
-# approximations take, and their intervals are not as good.
+# With default settings, approximate models fit the exact process up to this number of rows. That
+# takes about ten seconds of one core at most, as approximations do, and intervals are better.
 SMALL_TABLE = 2000
-# Rows from which training begins with a part of them.
+# Larger tables begin training with a random subset of this many rows.
 _START_ROWS = 600
-# Steps that training on so few rows may take: twenty length scales need more than a hundred.
+# Maximum number of training steps: twenty length scales need more than a hundred.
 _STEPS = 500
-# Rows of the factorisation that is timed, and the share of the time budget by which the last one
-# may exceed it.
+# Number of rows of the factorisation whose time is measured, and the fraction of the time budget by
+# which the final factorisation may exceed it.
 _TIMED_ROWS, _GRACE = 1500, 0.1
 
 
 def start_rows(n: int) -> int | None:
-    """Rows that the exact training of n rows begins with; None for all of them."""
+    """Number of rows with which exact training on n rows begins; None for all rows."""
     return _START_ROWS if n > 1.5 * _START_ROWS else None
 
 
@@ -40,20 +39,21 @@ def train_exactly(
     run: FitRun,
     planned: bool = False,
 ) -> None:
-    """Hyperparameters of maximal exact likelihood, the fitted model, and the report.
+    """Maximise the exact likelihood, set the fitted attributes and write the report.
 
     Parameters
     ----------
     problem : GPProblem
         All rows, in float64.
     settings : StageSettings
-        Those of the estimator.
+        The estimator's settings of training.
     keep : callable
-        ``keep(model, theta)`` gives a model its fitted attributes and returns the jitter.
+        ``keep(model, theta)`` sets the fitted attributes of a model and returns the jitter.
     run : FitRun
-        Begun already.
+        A run after `FitRun.begin`.
     planned : bool, default=False
-        Whether running out of steps is no news, as where no parameter of the estimator counts them.
+        Whether to give no warning when the steps run out, for estimators without a parameter that
+        limits them.
     """
     n = len(problem.X)
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
@@ -66,10 +66,11 @@ def train_exactly(
 
 
 class FactorBudget:
-    """The part of a time budget that the factorisation behind predictions needs.
+    """The part of a time budget that the factorisation for predictions needs.
 
-    Where a budget is set, the time of all rows is estimated from that of a few, as a sum of a
-    square (the matrix) and a cube (its factor), and training has to leave it.
+    If a budget is set, a factorisation of a few rows is timed. The time for all rows is
+    extrapolated as a quadratic term (filling the matrix) plus a cubic one (factorising it), and is
+    reserved.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ class FactorBudget:
         return self._square * n**2 + self._cube * n**3
 
     def affordable(self, table: Table) -> Table:
-        """The table, or as many of its rows, drawn at random, as there is time to factorise."""
+        """The table, or as many random rows of it as can be factorised in the remaining time."""
         run, n = self._run, len(table.X)
         need, budget = self._seconds(n), run.monitor.max_seconds
         if budget is None:
@@ -108,7 +109,7 @@ class FactorBudget:
         m = max(_TIMED_ROWS, bisect(range(n), left, key=self._seconds) - 1)
         run.monitor.end("max_seconds")
         run.warn(
-            f"Predictions come from {m:,} random rows, since to factorise all {n:,} would have "
-            f"taken about {need:.0f} s."
+            f"Predictions are based on {m:,} random rows, since factorising all {n:,} would have "
+            f"taken about {need:.0f} s. Raise max_seconds to use all rows."
         )
         return table.rows(run.random_state.permutation(n)[:m])

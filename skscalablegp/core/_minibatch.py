@@ -1,4 +1,4 @@
-"""What the estimators share that learn from random batches and keep no training rows."""
+"""Base classes of estimators that learn from random batches and keep no training rows."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
 from .likelihoods import Likelihood
 
-# Large tables stay in the precision they come in: nothing copies them.
+# Tables in these precisions are not copied.
 _KEPT = [np.float64, np.float32]
 
 
 def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool, shared: bool = False) -> Scaling:
-    """Standardised columns, and targets too where asked for; one pass over the data."""
+    """The scaling that standardises columns and, if asked for, targets; one pass over the data."""
     return Scaling(*column_moments(X), *target_moments(Y, normalize_y, shared))
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):
-    """Regressors whose posterior needs no training rows: inputs are standardised on the way in.
+    """Regressors whose posterior needs no training rows; they standardise the inputs.
 
-    A subclass sets ``_scaling`` (from `_read_rows`) when its training has succeeded.
+    A subclass calls ``_keep_scaling`` after its training has succeeded.
     """
 
     def _read_rows(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Validated X and (n, t) targets; neither is copied where it is floating point already."""
+        """Validated X and (n, t) targets; floating-point tables are not copied."""
         X, y = validated(
             self,
             X,
@@ -52,9 +52,9 @@ class MinibatchGPRegressorBase(GPPredictionBase):
     def _known_noise(
         self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
     ) -> np.ndarray:
-        """`noise_variance` in normalised units, as the likelihood takes noise; (n,).
+        """`noise_variance` in normalised units, in the form that the likelihood takes; (n,).
 
-        Remembers that it was given, for predictions; only `reset` forgets what earlier rows had.
+        Also sets ``_noise_given`` for predictions; only `reset` can set it to False.
 
         Raises
         ------
@@ -64,14 +64,14 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         known = known_noise(noise_variance, n, scaling.y_scale)
         if noise_variance is not None and not likelihood.additive:
             raise ValueError(
-                f"noise_variance is that of additive noise, which likelihood={likelihood!r} does "
-                "not have."
+                "noise_variance is the variance of additive noise, which "
+                f"likelihood={likelihood!r} does not have. Leave it out."
             )
         self._noise_given = noise_variance is not None or (self._noise_given and not reset)
         return known / likelihood.variance_factor() if known.any() else known
 
     def _keep_scaling(self, scaling: Scaling) -> None:
-        """Make the units part of the fitted model; single targets as scikit-learn has them."""
+        """Make the scaling part of the fitted model."""
         self._scaling = scaling
         self._y_train_mean, self._y_train_std = scaling.y_mean, scaling.y_scale
 
@@ -85,12 +85,12 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
 
 class GPClassifierBase(ClassifierMixin, GPModel):
-    """Labels in, probabilities out; a subclass answers `_probabilities` for scaled rows."""
+    """Base class of classifiers; a subclass defines `_probabilities`."""
 
     def _read_rows(
         self, X: Any, y: Any, reset: bool = True, classes: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Validated X and class numbers (n,); sets ``classes_`` where `reset`.
+        """Validated X and class numbers (n,); sets ``classes_`` if `reset`.
 
         Raises
         ------
@@ -112,9 +112,8 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         unseen = self.classes_[codes] != y
         if unseen.any():
             raise ValueError(
-                f"y has labels that the model does not know: {np.unique(np.asarray(y)[unseen])[:5]}"
-                f"; its classes are {self.classes_}. Pass all of them as classes= to the first "
-                "partial_fit."
+                f"y has labels {np.unique(np.asarray(y)[unseen])[:5]}, but the classes of the "
+                f"model are {self.classes_}. Pass all classes as classes= to the first partial_fit."
             )
         return X, codes
 
@@ -123,10 +122,10 @@ class GPClassifierBase(ClassifierMixin, GPModel):
 
     @abstractmethod
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
-        """(m, c) for validated rows in their own units; never more than a block at a time."""
+        """Probabilities (m, c) for a block of validated rows in their own units."""
 
     def _by_blocks(self, X: Any, answer: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Validated rows, a block at a time."""
+        """Validate the rows, and concatenate the answers for blocks of them."""
         check_is_fitted(self, "n_iter_")
         X = validated(self, X, dtype=_KEPT, reset=False)
         blocks = [answer(X[start : start + BLOCK_ROWS]) for start in range(0, len(X), BLOCK_ROWS)]
@@ -134,7 +133,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
 
     @answers
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities, the uncertainty of the latent functions integrated out.
+        """Predict class probabilities, averaged over the uncertainty of the latent functions.
 
         Parameters
         ----------
@@ -154,7 +153,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         return self._by_blocks(X, self._probabilities)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class.
+        """Predict the most probable class.
 
         Parameters
         ----------
@@ -170,5 +169,5 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         NotFittedError
             Before `fit`.
         """
-        probabilities = self.predict_proba(X)  # says so where the model is not fitted
+        probabilities = self.predict_proba(X)  # raises NotFittedError before `fit`
         return self.classes_[np.argmax(probabilities, axis=1)]

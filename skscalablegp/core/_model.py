@@ -1,4 +1,4 @@
-"""What every estimator of the package is: parameters, a posterior outside __dict__."""
+"""The base class of all estimators: their parameters, kernel, priors and posterior."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ from ._parameters import PARAMETERS
 from .data import n_columns
 from .posteriors import Posterior
 
-# Posteriors hold torch tensors, which must not be in __dict__ nor pickled.
+# Posteriors hold torch tensors, which must neither be in __dict__ nor be pickled.
 _POSTERIORS: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
 
 
 class GPModel(CallbackMixin, NamedSettings, ABC):
-    """A posterior that is made of fitted NumPy arrays, and made again where it is missing.
+    """Base class of all estimators.
 
-    `fit` runs inside a `FitRun`; ``n_iter_``, which that sets, says that there is a model. What
-    scikit-learn checks of the parameters comes from the one table.
+    The fitted attributes are NumPy arrays. The posterior is made from them on demand and cached
+    outside ``__dict__``, so that models can be pickled. `fit` runs inside a `FitRun`, whose
+    ``n_iter_`` marks a fitted model. scikit-learn's rules for the parameters come from the table in
+    ``_parameters``.
     """
 
-    # Whether kernels without a compiled form will do, and rows that are no vectors with them.
+    # Whether kernels without a compiled form are accepted, and with them rows that are no vectors.
     _any_kernel: bool = False
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            # A parameter that the table does not have is its class's own, checked or not.
+            # A user's subclass may have parameters of its own, with rules of its own or none.
             rules = {name: parameter.rule for name, parameter in PARAMETERS.items()}
             rules |= getattr(cls, "_parameter_constraints", {})
             names = inspect.signature(cls.__init__).parameters
             cls._parameter_constraints = {name: rules[name] for name in names if name in rules}
 
     def _set(self, arguments: dict[str, Any]) -> None:
-        """Keep a constructor's arguments, its ``locals()``."""
+        """Set the arguments of the constructor, given as ``locals()``, as attributes."""
         keep_settings(self, arguments)
 
     @property
@@ -72,7 +74,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         return "" if report is None else report._repr_html_()
 
     def _own_kernel(self, X: np.ndarray) -> Kernel | None:
-        """A copy of `kernel` with column numbers in place of names; None where there is none.
+        """A copy of `kernel` with column numbers in place of names; None for the default kernel.
 
         Raises
         ------
@@ -85,53 +87,53 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         return kernel
 
     def _numbered_kernel(self, X: np.ndarray) -> Kernel | None:
-        """The same for whoever compiles it and looks at the categories."""
+        """`_own_kernel` without the check of categories, for callers that compile the kernel."""
         if self.kernel is None:
             return None
         names = getattr(self, "feature_names_in_", None)
         return with_column_numbers(clone(self.kernel), n_columns(X), names)
 
     def _kernel_of_features(self) -> Kernel | None:
-        """A copy of `kernel` for what a network gives, which has no columns of X."""
+        """A copy of `kernel` for the outputs of a network, which are no columns of X."""
         if self.kernel is None:
             return None
         check_no_columns(self.kernel)
         return clone(self.kernel)
 
-    # Of what training maximises, without the priors.
+    # The attribute with the value that training has maximised, without the priors.
     _objective = "log_marginal_likelihood_value_"
 
     def _priors(
         self, kernel: Kernel, shape: tuple[int, int], noisy: bool, run: Any
     ) -> dict[str, Any] | None:
-        """The priors of hyperparameters, where there are any; kept by the run for its report.
+        """The priors of the hyperparameters, with "auto" resolved; None without any.
 
         Parameters
         ----------
         kernel : Kernel
-            The user's, or the default one.
+            The user's or the default kernel.
         shape : tuple of int
-            Rows and columns.
+            Numbers of rows and columns.
         noisy : bool
-            Whether all that is known of the noise is the default kernel's.
+            Whether the WhiteKernel of the default kernel is the only noise.
         run : FitRun
         """
         settings = self.get_params(deep=False)
         run.priors = settings.get("priors")
         if isinstance(run.priors, str):
             own = settings["kernel"] is not None or settings["optimizer"] is None or not noisy
-            chosen = None, "only the noise of the default kernel has one where it is trained"
+            chosen = None, "only the trained noise of the default kernel has a prior"
             if not own:
                 chosen = default_priors(kernel, *shape)
             run.priors = run.chose("priors", *chosen)
         return run.priors
 
     def _trained_kernels(self) -> list[Kernel]:
-        """Every kernel that training gave values to."""
+        """All kernels whose hyperparameters were trained."""
         return [self.kernel_]
 
     def prior_facts(self, priors: dict[str, Any] | None) -> dict[str, float]:
-        """For the report of a fit with priors: their log density, and what training reached."""
+        """Entries of the report on priors: log prior and log posterior; none without priors."""
         if not priors:
             return {}
         kernels = self._trained_kernels()
@@ -140,7 +142,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:
-        """The posterior from fitted attributes alone."""
+        """Make the posterior from the fitted attributes."""
 
     def _posterior(self) -> Posterior:
         check_is_fitted(self, "n_iter_")
@@ -151,36 +153,37 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         return posterior
 
     def _remembered(self) -> Posterior | None:
-        """The posterior that was kept, if there is one."""
+        """The cached posterior, if there is one."""
         return _POSTERIORS.get(self)
 
     def _remember(self, posterior: Posterior | None) -> None:
-        """Keep what fit has computed already, for as long as the model lives; None forgets it."""
+        """Cache the posterior for the lifetime of the model; None empties the cache."""
         if posterior is None:
             _POSTERIORS.pop(self, None)
         else:
             _POSTERIORS[self] = posterior
 
     def _budget(self) -> float | None:
-        """Bytes that matrices may take, None where the machine says how many."""
+        """The memory budget in bytes; None stands for the free memory of the machine."""
         return None if self.memory_budget == "auto" else float(self.memory_budget)
 
     def _check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
-        """As ``FitRun.check_memory``, after a fit."""
+        """Raise a MemoryError as ``FitRun.check_memory`` does, after a fit."""
         check_memory(need_bytes, what, remedy, self._budget(), device=self._fit_device())
 
     def _fit_device(self) -> torch.device:
-        """The device of the fit where there still is one, else the CPU."""
+        """The device of the fit if this machine has it, else the CPU."""
         device = torch.device(getattr(self, "device_", "cpu"))
         return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
 
 
 def check_categories(kernel: TorchKernel, X: np.ndarray) -> None:
-    """Refuse codes of categories that are not whole numbers."""
+    """Raise a ValueError if codes of categories are not whole numbers."""
     for j in kernel.coded:
         wrong = X[:, j][X[:, j] != np.rint(X[:, j])]
         if len(wrong):
             raise ValueError(
-                f"{kernel.kernel} has categories in column {j}, which are whole numbers, but X has "
-                f"{wrong[0]:.6g} there: encode the column with OrdinalEncoder, and do not scale it."
+                f"kernel={kernel.kernel} expects categories in column {j}, which are whole "
+                f"numbers, but X has {wrong[0]:.6g} there. Encode the column with OrdinalEncoder, "
+                "and do not scale it."
             )

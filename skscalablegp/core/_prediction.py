@@ -1,4 +1,4 @@
-"""What every Gaussian-process regressor answers: a posterior's predictions as arrays."""
+"""Predictions of all regressors: the answers of a posterior as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,69 +25,71 @@ from ._model import GPModel
 from ._run import warn_once
 from .posteriors import Posterior
 
-# Bytes of k(X_new, X_train) evaluated at a time.
+# Predictions evaluate blocks of k(X_new, X_train) of at most this many bytes.
 _CHUNK_BYTES = 2**27
-# That of `alpha`: a jitter relative to the target's variance, whatever its units.
+# The default of `alpha` is a jitter relative to the target's variance, in any units.
 _DEFAULT_ALPHA = 1e-10
-# Models whose users know that predictions leave known noise out.
+# Posteriors whose users have been warned that predictions leave out known noise.
 _TOLD: WeakSet[Posterior] = WeakSet()
 
 
 class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
     """Prediction and sampling over a posterior, in the target's own units.
 
-    A subclass trains (``fit``), sets ``_y_train_mean`` and ``_y_train_std`` of shape () or (t,),
-    and says how its posterior is rebuilt from fitted NumPy arrays (``_build_posterior``).
+    A subclass defines ``fit``, which sets ``_y_train_mean`` and ``_y_train_std`` of shape () or
+    (t,), and ``_build_posterior``, which makes the posterior from fitted NumPy arrays.
     """
 
-    # Whether fit was told the noise of its rows.
+    # Whether `fit` was given noise_variance.
     _noise_given: bool = False
 
     def _n_outputs(self) -> int:
-        """t, the number of targets."""
+        """The number t of targets."""
         return np.size(self._y_train_mean)
 
     def _alpha_in_y_units(self) -> bool:
         """Whether `alpha` is in squared units of y although the fit may normalise y.
 
-        "auto" normalises without being asked to, and must not change what a given alpha means.
+        With ``normalize_y="auto"`` users do not ask for normalisation, which therefore must not
+        change the meaning of an alpha that they set.
         """
         return self.normalize_y == "auto" and not np.array_equal(self.alpha, _DEFAULT_ALPHA)
 
     def _shares_scale(self, noise_variance: Any) -> bool:
-        """Whether targets are divided by one number, as noise known in the units of y needs it."""
+        """Whether all targets are divided by the same number, which known noise requires."""
         known = noise_variance is not None or self._alpha_in_y_units()
         return self.normalize_y == "auto" and known
 
     def _own_noise(self, n: int, y_std: np.ndarray) -> np.ndarray:
-        """`alpha` of n rows in normalised units, (n,); the targets then share their scale."""
+        """`alpha` for n rows in normalised units, (n,)."""
         unit = np.ravel(y_std)[0] if self._alpha_in_y_units() else 1.0
         return check_noise(self.alpha, n) / np.square(unit)
 
     def _has_low_rank_form(self) -> bool:
-        """Whether the posterior will have a ``low_rank_form``, known before a fit."""
+        """Whether the posterior of a fit will have a ``low_rank_form``."""
         return False
 
     def _left_out(
         self, X: np.ndarray, y: np.ndarray, noise_variance: Any, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Training targets as a model predicts them that has not seen them.
+        """Leave-one-out predictions of training targets, in closed form.
 
         Parameters
         ----------
         X, y, noise_variance
-            What the fit was given; a single target.
+            The arguments of `fit`, with a single target.
         rows : ndarray of shape (k,)
-            The rows that are asked for, rising.
+            Row numbers in increasing order.
 
         Returns
         -------
-        rows, mean, std : ndarray of shape (k,) or None
-            In the target's own units, noise included; other rows where the fit has held out some,
-            None where there is no closed form.
+        rows, mean, std : ndarray of shape (k,), or None
+            Means and standard deviations in the target's own units, noise included. The rows are
+            others than those asked for if the fit has held out some. None if there is no closed
+            form.
         """
         if len(getattr(self, "X_train_", X)) < len(X):
-            # A spent time budget has left a random part of the rows, in another order.
+            # A spent time budget has left a random part of the rows, whose numbers are unknown.
             return None
         posterior, (scale,) = self._posterior(), np.atleast_1d(self._y_train_std)
         known = check_noise_variance(noise_variance, len(X), 1)
@@ -110,14 +112,14 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return validated(self, X, dtype=np.float64, reset=False)
 
     def _answering(self, X: Any) -> tuple[GPPredictionBase, np.ndarray]:
-        """The model that predictions come from, and validated rows.
+        """The model that makes the predictions, and the validated rows.
 
-        It is this one, except where a model without a fit answers from its prior.
+        The model is this one, or the prior if a subclass predicts before a fit.
         """
         return self, self._rows(X)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
-        """Validated rows as the posterior takes them."""
+        """Validated rows as a tensor for the posterior."""
         posterior = self._posterior()
         # A reordered data frame arrives with negative strides, which torch refuses.
         X = np.ascontiguousarray(X)
@@ -130,7 +132,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             yield part, self._inputs(X[part])
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """(m, t) in normalised units to (m,) or, for several targets, (m, t) in their own."""
+        """Convert (m, t) normalised differences to the target's units; (m,) for one target."""
         return squeeze(values * self._y_train_std)
 
     def _mean(self, X: np.ndarray) -> np.ndarray:
@@ -141,13 +143,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return self._own_units(out)
 
     def _own_units(self, means: np.ndarray) -> np.ndarray:
-        """(m, t) normalised means as the target has them."""
+        """Convert (m, t) normalised means to the target's units."""
         return self._scaled(means) + squeeze(np.atleast_1d(self._y_train_mean))
 
     def _new_noise(
         self, noise_variance: Any, X: np.ndarray, include_noise: Any = True
     ) -> np.ndarray | None:
-        """Known noise of new rows, (m, t) in the target's units squared; None where none counts."""
+        """Known noise variances of new rows, (m, t) in squared target units; None without any."""
         posterior = self._posterior()
         known = check_noise_variance(noise_variance, len(X), self._n_outputs())
         if known is None:
@@ -163,20 +165,20 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             return None
         if not include_noise:
             raise ValueError(
-                "noise_variance is a part of the noise, which include_noise=False leaves out: give "
-                "one of them."
+                "noise_variance is a part of the noise, which include_noise=False leaves out. Give "
+                "only one of the two."
             )
         if not posterior.likelihood.additive:
             raise ValueError(
-                f"noise_variance is that of additive noise, which likelihood="
-                f"{posterior.likelihood!r} does not have."
+                f"noise_variance is the variance of additive noise, which likelihood="
+                f"{posterior.likelihood!r} does not have. Leave it out."
             )
         return known
 
     def _mean_and_std(
         self, X: np.ndarray, known: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard deviations of noisy targets, from one look at the kernel."""
+        """Means and standard deviations of observations, from one evaluation of the kernel."""
         posterior, t = self._posterior(), self._n_outputs()
         means, variance = np.empty((len(X), t)), np.empty(len(X))
         for part, rows in self._chunks(X):
@@ -196,7 +198,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return self._deviations(variance, known)
 
     def _deviations(self, variance: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-        """Standard deviations of every target in its own units; warns of failed solves."""
+        """Standard deviations in the units of each target; warns of unfinished solves."""
         self._warn_of_solves()
         std = np.repeat(np.sqrt(variance)[:, None], self._n_outputs(), axis=1) * self._y_train_std
         return squeeze(std if known is None else np.sqrt(np.square(std) + known))
@@ -216,7 +218,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return out * scale + mean
 
     def _warn_of_solves(self) -> None:
-        """One ConvergenceWarning a prediction whose linear solves ended above their tolerance."""
+        """Give one ConvergenceWarning if linear solves of a prediction were unfinished."""
         failed = self._posterior().take_unfinished()
         if failed:
             last = failed[-1]
@@ -242,32 +244,33 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         X : array-like of shape (m, d)
             Rows to predict.
         return_std : bool, default=False
-            Also return standard deviations. They include the kernel's white noise and exclude
-            `alpha`, as in scikit-learn.
+            Whether to also return standard deviations. They include the white noise of the kernel
+            and exclude `alpha`, as in scikit-learn.
         return_cov : bool, default=False
-            Also return the joint covariance of all m rows.
+            Whether to also return the joint covariance of all m rows.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
-            Known noise variances of the new observations, in the target's own units squared: a
-            part of the deviations, and of the covariance's diagonal. A model whose `fit` was given
-            such noise warns once where it predicts uncertainty without it; 0 is an answer too.
+            Known noise variances of the new observations, in squared units of the target. They are
+            added to the variances and to the diagonal of the covariance. A model whose `fit` was
+            given noise_variance warns once if uncertainty is predicted without it; pass 0 for
+            observations without such noise.
 
         Returns
         -------
         mean : ndarray of shape (m,) or (m, t)
-            In the target's own units.
+            Posterior mean in the target's own units.
         std : ndarray of shape (m,) or (m, t)
-            Only with `return_std`.
+            Standard deviations; only with `return_std`.
         cov : ndarray of shape (m, m) or (m, m, t)
-            Only with `return_cov`.
+            Covariance; only with `return_cov`.
 
         Raises
         ------
         RuntimeError
-            If both are requested.
+            If both `return_std` and `return_cov` are set.
         MemoryError
-            When a covariance of so many rows would not fit, before any work.
+            If the covariance of so many rows does not fit into memory; before any work is done.
         ValueError
-            Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
+            If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
             Before `fit`, unless the estimator then answers from its prior.
         """
@@ -296,8 +299,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         X : array-like of shape (m, d)
             Rows to predict.
         include_noise : bool, default=True
-            Whether noise counts, the kernel's white noise and `noise_variance`: the deviation of a
-            new observation, or of the function behind it.
+            Whether the standard deviations are those of new observations, with the white noise of
+            the kernel and `noise_variance`, or those of the latent function.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
 
@@ -309,7 +312,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         Raises
         ------
         ValueError
-            For a noise_variance beside ``include_noise=False``.
+            If `noise_variance` is given although ``include_noise=False``.
         NotFittedError
             Before `fit`, unless the estimator then answers from its prior.
         """
@@ -329,29 +332,31 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         q : float or array-like of shape (k,)
             Probabilities, strictly between 0 and 1.
         include_noise : bool, default=True
-            Whether noise counts, as in `predict_std`. Without it they are quantiles of the function
-            behind the observations.
+            Whether to include noise, as in `predict_std`. Without it the quantiles are those of
+            the latent function.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
 
         Returns
         -------
         quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k)
-            In the target's own units; the last axis is there where q has one.
+            In the target's own units; the last axis is there only if q is an array.
 
         Raises
         ------
         ValueError
-            For probabilities outside (0, 1), and a noise_variance beside ``include_noise=False``.
+            For probabilities outside (0, 1), or if `noise_variance` is given although
+            ``include_noise=False``.
         NotImplementedError
-            For a likelihood of your own that has no ``cdf``.
+            For a user-defined likelihood without a ``cdf``.
         NotFittedError
             Before `fit`, unless the estimator then answers from its prior.
 
         Notes
         -----
-        Those of the predictive distribution itself: a normal one, or that of normal uncertainty
-        plus the noise of `likelihood`, such as Student's t, by root finding to double precision.
+        The predictive distribution is normal, or it is that of a normal latent function plus the
+        noise of `likelihood`, such as Student's t. In the second case quantiles are found by root
+        finding, to double precision.
         """
         q = check_share(q, "q")
         model, X = self._answering(X)
@@ -374,25 +379,26 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         X : array-like of shape (m, d)
             Rows to predict.
         coverage : float, default=0.95
-            Probability that an interval holds; the rest is shared equally by its two sides.
+            Probability of the interval. The remaining probability is divided equally between
+            the two sides.
         include_noise : bool, default=True
-            Whether noise counts, as in `predict_std`. Without it they are intervals for the
-            function behind the observations.
+            Whether to include noise, as in `predict_std`. Without it the intervals are for the
+            latent function.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
 
         Returns
         -------
         interval : ndarray of shape (m, 2) or (m, t, 2)
-            Lower and upper ends, in the target's own units.
+            Lower and upper ends in the target's own units.
 
         Raises
         ------
         ValueError
-            For a coverage that is not one number in (0, 1), and a noise_variance beside
-            ``include_noise=False``.
+            For a coverage that is not one number in (0, 1), or if `noise_variance` is given
+            although ``include_noise=False``.
         NotImplementedError
-            For a likelihood of your own that has no ``cdf``.
+            For a user-defined likelihood without a ``cdf``.
         NotFittedError
             Before `fit`, unless the estimator then answers from its prior.
         """
@@ -402,7 +408,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return out[:, 0] if out.shape[1] == 1 else out
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        """Refuse m x m and m x n blocks that do not fit, before any work."""
+        """Raise a MemoryError if m x m and m x n blocks do not fit, before any work."""
         m, n = len(X), self._posterior().width
         self._check_memory(
             8 * m * (3 * m + 2 * n),
@@ -439,7 +445,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         n_samples : int, default=1
             Number of draws.
         random_state : int, RandomState instance or None, default=0
-            Seed of the draws.
+            Seed of the random draws.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
 
@@ -451,9 +457,9 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         Raises
         ------
         MemoryError
-            When a covariance of so many rows would not fit, before any work.
+            If the covariance of so many rows does not fit into memory; before any work is done.
         ValueError
-            Where a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
+            If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
             Before `fit`, unless the estimator then answers from its prior.
         """
@@ -465,7 +471,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         if known is not None:
             known = known / np.square(model._y_train_std)
         draws = posterior.sample_noisy(rows, known, n_samples, check_random_state(random_state))
-        # Ten million numbers cost more to pass over than to draw: in place, and only if need be.
+        # Further passes over many draws cost more than drawing them: work in place, if at all.
         draws = draws.cpu().double().numpy()
         model._warn_of_solves()
         if np.any(model._y_train_std != 1):
@@ -476,5 +482,5 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
 
 def squeeze(values: np.ndarray) -> np.ndarray:
-    """A single target loses its axis, as in scikit-learn."""
+    """Drop the last axis of a single target, as scikit-learn does."""
     return values[..., 0] if values.shape[-1] == 1 else values

@@ -1,4 +1,4 @@
-"""What the regressors that keep their training table (a grid: its sums) share."""
+"""Base classes of regressors that keep their training table (a grid keeps its sums)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ._stages import StageSettings
 from .data import Table, known_noise, n_columns
 from .posteriors import ExactPosterior
 
-# Variances whose products single precision still holds.
+# The largest variance whose square single precision can hold.
 _LARGEST_SINGLE = 1e30
 
 
 class TableRegressorBase(GPPredictionBase):
-    """A kernel, and a table that stays with the model."""
+    """A regressor with a kernel that keeps its training table."""
 
-    # What a fit may measure rows from.
+    # The point from which rows are measured, to keep their digits in single precision.
     _origin: np.ndarray | float = 0.0
 
     def _has_low_rank_form(self) -> bool:
         return True
 
     def _accepted_rows(self, kernel: Any) -> dict[str, Any]:
-        """What `validate_data` is to make of rows for a kernel."""
+        """Arguments of `validate_data` for the rows that a kernel accepts."""
         if not self._any_kernel or kernel is None or kernel.requires_vector_input:
             return {"dtype": np.float64}
         return {"dtype": None, "ensure_2d": False}
@@ -49,9 +49,9 @@ class TableRegressorBase(GPPredictionBase):
     def _read_table(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, copy: bool | None = None
     ) -> Table:
-        """The validated table; sets what scikit-learn's own validation sets, and `_noise_given`.
+        """The validated table; also sets the attributes of `validate_data` and `_noise_given`.
 
-        It is copied where `copy`, by default `copy_X_train`, says so.
+        `copy` says whether X is copied; the default is the parameter `copy_X_train`.
         """
         copy = self.copy_X_train if copy is None else copy
         X, y = validated(
@@ -77,7 +77,7 @@ class TableRegressorBase(GPPredictionBase):
     def _read_more(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows beside those of the fit, their targets (m, t) and known noise in its units."""
+        """Further rows for `partial_fit`, with normalised targets (m, t) and known noise (m,)."""
         X, y = validated(
             self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, reset=False
         )
@@ -90,14 +90,14 @@ class TableRegressorBase(GPPredictionBase):
         return X, ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1), known
 
     def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
-        """Put such rows behind those of the table; how many there are then."""
+        """Append such rows to the table; returns the number of rows."""
         self.X_train_ = np.concatenate([self.X_train_, X])
         self.y_train_ = np.concatenate([self.y_train_, Y.reshape(-1, *self.y_train_.shape[1:])])
         self._noise_train = np.concatenate([self._noise_train, known])
         return len(self.X_train_)
 
     def _compile_kernel(self, table: Table, run: FitRun) -> TorchKernel:
-        """The kernel as torch functions, with starting values from the data if none was given."""
+        """The kernel as torch functions; the default kernel starts at values from the table."""
         kernel = self._numbered_kernel(table.X)
         if kernel is None:
             kernel = self._default_kernel(table)
@@ -111,11 +111,11 @@ class TableRegressorBase(GPPredictionBase):
         return compiled
 
     def _check_kernel(self, kernel: Kernel, compiled: TorchKernel, table: Table) -> None:
-        """Refuse what leaves nothing to learn, and variances that the precision cannot hold."""
+        """Refuse kernels of noise alone, and variances that the precision cannot hold."""
         if not self._any_kernel and not compiled.node.products():
             raise ValueError(
                 f"kernel={kernel} is noise alone and has no function to learn: add a kernel such "
-                "as RBF() to it, or use IterativeGPRegressor."
+                "as RBF() to it, or use IterativeGPRegressor, which accepts it."
             )
         if self.dtype == "float32" and np.max(kernel.diag(table.X[:1])) > _LARGEST_SINGLE:
             raise ValueError(
@@ -124,7 +124,7 @@ class TableRegressorBase(GPPredictionBase):
             )
 
     def _default_kernel(self, table: Table) -> Kernel:
-        """Where training starts if no kernel was given."""
+        """The default kernel at the values from which training starts."""
         return data_scaled_kernel(table.X, table.y)
 
     def _trained_kernel(self) -> TorchKernel:
@@ -155,7 +155,7 @@ class TableRegressorBase(GPPredictionBase):
         return super()._inputs(X - self._origin)
 
     def _value_at(self, theta: Any, eval_gradient: bool, kept: str):
-        """What training maximises, and its gradient: at theta, or the attribute that `fit` kept."""
+        """Objective of training and its gradient at theta; without theta the attribute `kept`."""
         check_is_fitted(self, "kernel_")
         if theta is None:
             if eval_gradient:
@@ -165,8 +165,8 @@ class TableRegressorBase(GPPredictionBase):
         p = len(self.kernel_.theta)
         if theta.shape != (p,):
             raise ValueError(
-                f"theta must have shape ({p},), one logarithm for each hyperparameter of kernel_ "
-                f"that is not fixed; got {tuple(theta.shape)}."
+                f"theta must have shape ({p},), with the logarithm of each hyperparameter of "
+                f"kernel_ that is not fixed; got {tuple(theta.shape)}."
             )
         value, grad = self._likelihood_at(theta, eval_gradient)
         value = np.float64(value)
@@ -176,11 +176,11 @@ class TableRegressorBase(GPPredictionBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """Value and gradient of what training maximises."""
+        """Value and gradient of the objective of training."""
 
 
 class GPRegressorBase(TableRegressorBase):
-    """A model that keeps its table and has a log marginal likelihood."""
+    """A regressor that keeps its table and has a log marginal likelihood."""
 
     @answers
     def log_marginal_likelihood(
@@ -191,17 +191,17 @@ class GPRegressorBase(TableRegressorBase):
         Parameters
         ----------
         theta : array-like of shape (p,), optional
-            Log hyperparameters; the trained ones by default.
+            Logarithms of the hyperparameters; the trained ones by default.
         eval_gradient : bool, default=False
-            Also return the gradient in theta.
+            Whether to also return the gradient with respect to theta.
         clone_kernel : bool, default=True
-            False leaves `theta` in `kernel_`, as in scikit-learn. Predictions are then made with
-            it, so that only a copy of a fitted model should be asked so.
+            If False, `kernel_` is set to `theta`, as in scikit-learn. This changes the predictions
+            of the model, so use it on a copy only.
 
         Returns
         -------
         value : float
-            Summed over targets.
+            The log marginal likelihood, summed over targets.
         gradient : ndarray of shape (p,)
             Only with `eval_gradient`.
 
@@ -210,14 +210,15 @@ class GPRegressorBase(TableRegressorBase):
         ValueError
             For a gradient without theta, or a theta of the wrong shape.
         MemoryError
-            When the exact value would not fit.
+            If the matrices do not fit into memory.
         NotFittedError
             Before `fit`.
 
         Notes
         -----
-        Exact by Cholesky in float64, O(n^3), where the model is an exact one; of the approximate
-        model otherwise. Without theta the value is the one stored by `fit`.
+        Exact models compute it by a Cholesky factorisation in float64, O(n^3). For approximate
+        models it is the likelihood of the approximation. Without theta the value stored by `fit`
+        is returned.
         """
         answer = self._value_at(theta, eval_gradient, "log_marginal_likelihood_value_")
         if theta is not None and not clone_kernel:
@@ -228,7 +229,7 @@ class GPRegressorBase(TableRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """Value and gradient of the model's own likelihood; a subclass may have another."""
+        """Value and gradient of the exact likelihood; approximate models override this."""
         kernel = self._trained_kernel()
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
         problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
@@ -236,7 +237,7 @@ class GPRegressorBase(TableRegressorBase):
         return result.value, result.grad
 
     def _exact(self, device: torch.device) -> tuple[ExactPosterior, ExactEvaluation]:
-        """The exact process of the kept table under `kernel_`, in float64."""
+        """The exact Gaussian process of the table under `kernel_`, in float64."""
         kernel = self._trained_kernel()
         problem = self._table().problem(kernel, torch.float64, device, keep=True)
         return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
@@ -249,7 +250,7 @@ class GPRegressorBase(TableRegressorBase):
         remedy: str,
         run: FitRun,
     ) -> None:
-        """Train and keep the exact process of a small table, O(n^3), in the place of the model."""
+        """Fit the exact process of a small table in place of the approximation; O(n^3)."""
         n = len(table.X)
         run.check_memory(24 * n * n, f"An exact fit of {n} rows", remedy)
         run.begin(table.X, table.y)
@@ -262,7 +263,7 @@ class GPRegressorBase(TableRegressorBase):
         train_exactly(problem, settings, keep, run)
 
     def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
-        """The exact process at these hyperparameters as the fitted model; its evaluation."""
+        """Make the exact process at theta the fitted model; returns the evaluation."""
         self.kernel_ = kernel.to_sklearn(theta)
         posterior, evaluation = self._exact(device)
         self.log_marginal_likelihood_value_ = evaluation.value
@@ -279,5 +280,5 @@ class GPRegressorBase(TableRegressorBase):
         )
 
     def _max_jitter(self) -> float:
-        """Of exact factorisations, as a multiple of the mean diagonal entry."""
+        """Largest jitter of exact factorisations, as a multiple of the mean diagonal entry."""
         return 1e-3

@@ -1,4 +1,4 @@
-"""How a fit went, for people and programs."""
+"""The report of a fit, for people and programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import Bunch
 
-# How a fit can end.
+# All values of `FitReport.status`.
 STATUSES = (
     "converged",
     "completed",
@@ -23,7 +23,7 @@ STATUSES = (
 
 
 class Choice(NamedTuple):
-    """What a parameter that was left to the estimator became, and why."""
+    """The value that "auto" was resolved to, and the reason."""
 
     value: Any
     reason: str
@@ -33,46 +33,47 @@ class Choice(NamedTuple):
 
 
 class FitReport(Bunch):
-    """How a fit went; ``print(model.fit_report_)`` reads as text.
+    """The report of a fit; ``print(model.fit_report_)`` shows it as text.
 
-    Its entries are also attributes.
+    Entries can be read as items and as attributes.
 
     Parameters
     ----------
     status : str
-        "converged"; "completed" (a planned schedule of steps ran out, as it should); "max_iter" (a
-        limit cut an optimisation that had not ended); "max_seconds"; "callback"; "interrupted";
-        "stagnated" (an optimiser found no better point where the gradient is not small, or a linear
-        solve ended above its tolerance with nothing left to gain);
-        "diverged".
+        How the fit ended: "converged"; "completed" (a planned number of steps was made);
+        "max_iter" (a limit stopped an unfinished optimisation); "max_seconds"; "callback";
+        "interrupted"; "stagnated" (the optimiser found no better point although the gradient is
+        not small, or a linear solve stopped making progress above its tolerance); "diverged".
     stop_reason : str
-        The same as a sentence.
+        The status as a sentence.
     choices : dict of str to Choice
-        What each parameter that was "auto" became, and why; none of them is among `ignored`.
+        The value of each parameter that was "auto", with the reason. Parameters in `ignored` are
+        left out.
     ignored : dict of str to str
-        Parameters that had no effect in this fit, and why.
+        Parameters that had no effect in this fit, with the reason.
     n_iter : int
-        Training steps, all stages together.
+        Number of training steps in all stages together.
     epochs : float
-        Solver epochs in all, n^2 kernel entries each; for random batches, passes over the rows.
+        Total number of solver epochs, of n^2 kernel entries each; for random batches, number of
+        passes over the rows.
     seconds : dict of str to float
         Wall time of each stage, and "total".
     residuals : ndarray or None
-        Relative residuals of the last linear solve, where one was made.
+        Relative residuals of the last linear solve, if there was one.
     n_unconverged : int
-        Linear solves that ended above their tolerance.
+        Number of linear solves that did not reach their tolerance.
     jitter : float
-        What had to be added to a diagonal before it could be factorised.
+        Number that was added to a diagonal to make a matrix positive definite.
     at_bounds : dict of str to str
-        A sentence for each trained hyperparameter that ended at a bound, such as
-        "k1__length_scale 0", the number that of the column.
+        A sentence for each trained hyperparameter that ended at a bound. The keys are the name and
+        the number of the element, such as "k1__length_scale 0".
     summary : str
         The method in words.
     failures : tuple of str
-        Restarts or experts whose training failed, beside others that make up for them.
+        Restarts or experts whose training failed while others succeeded.
     log_prior, log_posterior : float
-        Only with `priors`: their log density at the trained hyperparameters, and what training
-        maximised, the log marginal likelihood (or its bound) plus that.
+        Only with `priors`: their log density at the trained hyperparameters, and the sum of that
+        and the log marginal likelihood (or its bound), which training has maximised.
     """
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ class FitReport(Bunch):
         for name, reason in self.ignored.items():
             lines.append(f"{name} had no effect: {reason}")
         if self.n_unconverged:
-            lines.append(f"{self.n_unconverged} linear solves ended above their tolerance")
+            lines.append(f"{self.n_unconverged} linear solves did not reach their tolerance")
         lines += self.get("failures", ())
         if "log_prior" in self:
             lines.append(f"log prior {self.log_prior:.5g}, log posterior {self.log_posterior:.5g}")
@@ -111,9 +112,9 @@ class FitReport(Bunch):
 
 
 def at_bounds(kernel: Kernel) -> dict[str, str]:
-    """A sentence for each hyperparameter at a bound, in scikit-learn's words and by its rule.
+    """scikit-learn's warning for each hyperparameter at a bound, by its rule.
 
-    Their keys are what it calls them, such as "k1__length_scale 0".
+    Keys are the name and the number of the element, such as "k1__length_scale 0".
     """
     near = np.isclose(kernel.bounds, np.atleast_2d(kernel.theta).T)
     free = [h for h in kernel.hyperparameters if not h.fixed]

@@ -34,13 +34,13 @@ from sklearn.utils import check_random_state
 from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
-from ._edge import ours, translated, with_name
+from ._edge import more_noise, ours, translated, with_name
 from ._report import STATUSES, Choice, FitReport, at_bounds
 from .training import Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
 
-# How a solve's end counts where nothing else ended the fit.
+# The status of a fit whose training was complete, but whose final linear solve was not.
 _OF_SOLVES = {
     Status.MAX_EPOCHS: "max_iter",
     Status.MAX_ITER: "max_iter",
@@ -49,24 +49,24 @@ _OF_SOLVES = {
     Status.BREAKDOWN: "diverged",
 }
 
-# Standard deviations of the prior beyond which a target's mean is worth a warning, and the rows at
-# which the prior is looked up.
+# A fit warns of a target whose mean is so many standard deviations of the prior away from zero. The
+# prior is evaluated at the first few rows.
 _FAR, _FEW_ROWS = 10.0, 20
 
-# Whose lines are not the user's.
+# A warning is attributed to the innermost line of code outside these packages.
 _INNER = ("skscalablegp", "sklearn", "joblib", "jaxtyping")
 
 
 class Run:
-    """What every stage of one training shares.
+    """The monitor and the random generators that all stages of one training share.
 
     Parameters
     ----------
     monitor : Monitor
     generator : torch.Generator
-        Of what torch draws.
+        For random numbers from torch.
     random_state : RandomState
-        Of what NumPy and scikit-learn draw.
+        For random numbers from NumPy and scikit-learn.
     """
 
     def __init__(
@@ -76,38 +76,39 @@ class Run:
 
     @property
     def restarts(self) -> np.random.RandomState:
-        """Of an optimiser's further starts."""
+        """Generator of additional starting points of an optimiser."""
         return self.random_state
 
 
 class FitRun(Run):
     """Clock, seeds, memory, callbacks, progress, interrupts, warnings and the commit of one fit.
 
-    If the body raises, whatever it raises, the estimator is what it was before, its old model
-    included. If it ends, `fit_report_` and `history_` are set, callbacks hear of it, and at most
-    one ConvergenceWarning says what to change, beside scikit-learn's for each hyperparameter of a
-    user's kernel that ended at its bound.
+    If the body raises an exception of any kind, the estimator is restored to its state before the
+    fit, including the model of the previous fit. Otherwise `fit_report_` and `history_` are set,
+    the callbacks are notified, and at most one ConvergenceWarning says what to change. In addition,
+    there is one warning in scikit-learn's words for each hyperparameter of a user's kernel that
+    ended at its bound.
 
     Parameters
     ----------
     estimator : estimator
-        Being fitted; has the parameters callbacks, max_seconds, verbose, memory_budget, device and
-        random_state.
+        The estimator that is being fitted. It has the parameters callbacks, max_seconds, verbose,
+        memory_budget, device and random_state.
 
     Attributes
     ----------
     monitor : Monitor
-        For the drivers of training.
+        Passed to the drivers of training.
     device : torch.device
-        What `device=` means here.
+        The device that the parameter `device` stands for on this machine.
     priors : dict or None
-        What the hyperparameters' priors became.
+        The priors of the hyperparameters, after "auto" has been resolved.
     random_state, generator
-        The two kinds of generator that `random_state=` seeds.
+        A NumPy and a torch generator, both seeded by the parameter `random_state`.
     preview : callable or None
-        ``preview(model, step)`` gives `model`, a copy of the estimator, the fitted attributes of
-        the model as it is at a `TrainingStep`, without touching the fit. Called only where a
-        callback asks for a model: one of scikit-learn's, or by ``step.model()``.
+        ``preview(model, step)`` sets the fitted attributes of `model`, a copy of the estimator, to
+        those at a `TrainingStep`, without changing the fit. It is called only if a callback asks
+        for a model: one of scikit-learn's callbacks, or a call of ``step.model()``.
     """
 
     _committed = False
@@ -143,13 +144,13 @@ class FitRun(Run):
         try:
             return self._leave(error)
         except BaseException:
-            # Whatever comes up on the way out, a signal too, before the new model is whole.
+            # An exception or a signal has come before the new model was complete.
             if not self._committed:
                 self._restore()
             raise
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Commit, or restore the old model and say what happened."""
+        """Commit the new model, or restore the old one and translate the error."""
         self.monitor.close()
         if error is None:
             self._commit()
@@ -158,27 +159,24 @@ class FitRun(Run):
             return False
         self._restore()
         if isinstance(error, KeyboardInterrupt):
-            old = "the model of the last fit is unchanged" if self._fitted_before else "no model"
+            refitted = "n_iter_" in self._before
+            old = "the model of the last fit is unchanged" if refitted else "there is no model"
             error.add_note(
-                f"{type(self.estimator).__name__}: interrupted before there was anything to keep; "
+                f"{type(self.estimator).__name__}: interrupted before there was a model to keep; "
                 f"{old}."
             )
         if isinstance(error, StopTraining):
             raise TimeoutError(
-                f"{type(self.estimator).__name__}: {error} ended the fit before there was anything "
-                "to keep: raise max_seconds, or let the callback wait."
+                f"{type(self.estimator).__name__}: {error} ended the fit before there was a model "
+                "to keep. Raise max_seconds, or let the callback stop later."
             ) from error
         translated = ours(error, self.estimator)
         if translated is not None:
             raise translated from error
         return False
 
-    @property
-    def _fitted_before(self) -> bool:
-        return "n_iter_" in self._before
-
     def _restore(self) -> None:
-        """The estimator as it was, in one assignment; callbacks are still to be torn down."""
+        """Restore the estimator in one assignment, except for what tears down its callbacks."""
         self.estimator.__dict__ = self._before | callbacks_under_way(self.estimator)
         self.estimator._remember(self._old_posterior)
 
@@ -202,28 +200,29 @@ class FitRun(Run):
 
     @property
     def random_state(self) -> np.random.RandomState:
-        """For what NumPy and scikit-learn draw."""
+        """Generator of random numbers for NumPy and scikit-learn."""
         return self._seeds[0]
 
     @property
     def generator(self) -> torch.Generator:
-        """For what torch draws."""
+        """Generator of random numbers for torch."""
         return self._seeds[1]
 
     @property
     def restarts(self) -> np.random.RandomState:
-        """Of an optimiser's further starts: those that scikit-learn draws from equal seeds."""
+        """Generator of additional starting points: those of scikit-learn for the same seed."""
         return self._seeds[2]
 
     @property
     def memory_budget(self) -> float | None:
-        """In bytes; None is what the machine has."""
+        """The limit in bytes; None stands for the free memory of the machine."""
         return self.estimator._budget()
 
     def reserve(self, work: Callable[[], Any], times: float) -> None:
-        """Keep as much of the time budget for what follows training as `times` such pieces of work.
+        """Reserve a part of the time budget, at most half of it, for the work after training.
 
-        Half of it at most; the piece is timed now. Does nothing where there is no budget.
+        The work is estimated as `times` calls of `work`, which is called once to measure its time.
+        Without a time budget nothing is measured or reserved.
         """
         if self.monitor.max_seconds is not None:
             begun = self.monitor.seconds
@@ -231,22 +230,19 @@ class FitRun(Run):
             self.monitor.reserve(times * (self.monitor.seconds - begun))
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
-        """Refuse work that does not fit on the fit's device, before it starts.
+        """Raise a MemoryError before work that does not fit into memory on the fit's device.
 
-        Raises
-        ------
-        MemoryError
-            Names the need, the limit and the remedy.
+        See `check_memory` in ``_validation`` for the parameters.
         """
         check_memory(need_bytes, what, remedy, self.memory_budget, device=self.device)
 
     # ------------------------------------------------------------------ what is announced
 
     def begin(self, X: Any, y: Any, seen: int = 0) -> None:
-        """Tell scikit-learn's callbacks that a fit on these validated arrays begins.
+        """Notify scikit-learn's callbacks that a fit on these validated arrays begins.
 
-        Counts their rows, beside those `seen` by earlier calls, in ``n_samples_seen_``, and sets
-        ``device_``, by which previews and final solves know where they belong.
+        Sets ``n_samples_seen_`` to the number of rows plus the number `seen` by earlier calls, and
+        ``device_``, which previews and final solves read.
         """
         self.estimator.n_samples_seen_ = seen + len(X)
         self.estimator.device_ = str(self.device)
@@ -270,7 +266,7 @@ class FitRun(Run):
     def _model_at(self, show: Callable[[Any, TrainingStep], None], step: TrainingStep) -> Any:
         """A copy of the estimator with the fitted attributes of a step."""
         model = copy(self.estimator)
-        # Those of the fit before, if there was one.
+        # These attributes, if present, belong to the previous fit.
         for name in ("history_", "fit_report_"):
             vars(model).pop(name, None)
         state = self.generator.get_state()
@@ -291,19 +287,19 @@ class FitRun(Run):
         return {name: value for name, value in vars(model).items() if name not in parameters}
 
     def normalizes(self, Y: np.ndarray, additive: bool = True, scaled: bool = False) -> bool:
-        """What `normalize_y` means for a target; reported where it was left open.
+        """Whether to normalise a target; resolves and reports ``normalize_y="auto"``.
 
         Parameters
         ----------
         Y : ndarray of shape (n,) or (n, t)
-            The target in its own units. Where it keeps them and lies far from the zero that the
-            prior expects, the fit's one warning says so.
+            The target in its own units. If it is not normalised, and its mean is far from zero in
+            units of the prior's standard deviation, the warning of the fit says so.
         additive : bool, default=True
-            Whether noise is added to the latent function; counts and the like have units of their
-            own, which "auto" leaves alone.
+            Whether noise is added to the latent function. If not, as for counts, the target has
+            units of its own, and "auto" does not normalise it.
         scaled : bool, default=False
-            Whether the model divides the target by its size in any case: a kernel is then no prior
-            for y in its own units, and "auto" centres under every kernel.
+            Whether the model divides the target by its size in any case. A kernel is then not a
+            prior for y in its own units, and "auto" normalises under every kernel.
         """
         given = self.estimator.normalize_y
         if given == "auto":
@@ -319,12 +315,12 @@ class FitRun(Run):
         return bool(given)
 
     def _check_offset(self) -> None:
-        """Warn of a target that the prior holds to be all but impossible."""
+        """Warn if the mean of the target is very unlikely under the prior."""
         if self._offset == 0:
             return
         rows, kernel = self._some_rows, self.estimator.kernel_
         network = self.estimator.get_params(deep=False).get("feature_extractor")
-        # Of other rows a kernel has no noise; the columns of a network's features are its own.
+        # `diag` would include white noise. A network's features have other columns than the rows.
         diagonal = np.diag(kernel(rows, rows)) if network is None else kernel.diag(rows)
         prior = float(np.sqrt(np.mean(diagonal)))
         if self._offset > _FAR * prior:
@@ -335,45 +331,45 @@ class FitRun(Run):
             )
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
-        """Report what a parameter became, and why, if it was "auto"; returns the value."""
+        """Report the value of a parameter that was "auto", with the reason; returns the value."""
         given = self.estimator.get_params(deep=False).get(parameter)
         if isinstance(given, str) and given == "auto":
             self._choices[parameter] = Choice(value, reason)
         return value
 
     def computes_in_float64(self, reason: str) -> None:
-        """Say that nothing but double precision will do, whatever was asked for."""
+        """Report that the fit uses double precision for every value of `dtype`."""
         self.estimator.dtype_ = self.chose("dtype", "float64", reason)
         if self.estimator.dtype == "float32":
             self.ignores("dtype", reason)
 
     def ignores(self, parameters: str | Iterable[str], reason: str) -> None:
-        """Report one parameter, or several, that has no effect in this fit."""
+        """Report one or several parameters that have no effect in this fit."""
         names = [parameters] if isinstance(parameters, str) else parameters
         self._ignored |= dict.fromkeys(names, reason)
 
     def reports(self, **facts: Any) -> None:
-        """Further entries of the report: jitter, epochs, summary and what a model adds."""
+        """Add entries to the report, such as jitter, epochs and summary."""
         self._facts |= facts
 
     # ------------------------------------------------------------------ how it goes
 
     @property
     def stopped(self) -> bool:
-        """Whether a budget, a callback or an interrupt has ended training: no stage may follow."""
+        """Whether a budget, a callback or an interrupt has ended training; no stage may follow."""
         return self.monitor.stopped is not None
 
     @contextmanager
     def stage(self, name: str, optional: bool = False) -> Iterator[None]:
-        """Time a part of the fit that is no training: a calibration, the final solve.
+        """Measure the time of a part of the fit other than training, such as a calibration.
 
         Parameters
         ----------
         name : str
-            In the report.
+            Name of the part in the report.
         optional : bool, default=False
-            Whether the model is whole without it: an interrupt, or a spent time budget that
-            `Monitor.check_time` notices, then only ends this part.
+            Whether the model is complete without this part. An interrupt, or a spent time budget
+            that `Monitor.check_time` notices, then ends only this part.
         """
         self.monitor.begin(name)
         try:
@@ -386,11 +382,11 @@ class FitRun(Run):
             self.monitor.close()
 
     def finish(self, name: str, part: Callable[[], T]) -> T:
-        """What a last part without which there is no model returns; a stage of its own.
+        """Run the final part of a fit, without which there is no model, as a stage of its own.
 
-        It has what is left of the time budget, what training had to leave included.
-        An interrupt starts it again, unless training was interrupted before: the second one is
-        for leaving.
+        It may use all of the remaining time budget, including the reserved time. The first
+        interrupt starts the part again, so that the user gets a model; a second one, or one after
+        training was interrupted, ends the fit.
         """
         self.monitor.reserve(0.0)
         with self.stage(name):
@@ -412,23 +408,23 @@ class FitRun(Run):
         rate: str = "learning_rate",
         because: str = "",
     ) -> None:
-        """Keep how training ended.
+        """Record how training ended.
 
         Parameters
         ----------
         reason : str
-            Of a `TrainingResult` or `StepsResult`.
+            The `stop_reason` of a `TrainingResult` or `StepsResult`.
         n_iter : int
-            Steps of all stages together.
+            Number of steps of all stages together.
         planned : bool, default=False
-            Whether the steps that ran out were a schedule that was planned to run out, rather than
-            a limit that cut an optimisation.
+            Whether the steps were a schedule that was planned to run out, rather than a limit that
+            stopped an unfinished optimisation.
         limit : str, default="max_iter"
-            The parameter that would have to be raised.
+            The parameter to raise if a limit stopped training.
         rate : str, default="learning_rate"
-            The parameter that would have to be lowered where steps diverge.
+            The parameter to lower if the steps diverged.
         because : str, default=""
-            What to report in place of the usual sentence, where `warn` has said it already.
+            A sentence for the report in place of the usual one, if `warn` has given it already.
         """
         self._n_iter, self._because = n_iter, because
         if reason in ("max_iter", "max_epochs"):
@@ -436,7 +432,7 @@ class FitRun(Run):
         self._status, self._limit, self._rate = reason, limit, rate
 
     def solved(self, solution: Solution | SolveSummary) -> None:
-        """Keep the last linear solve, from which predictions are made."""
+        """Record the final linear solve, on which predictions are based."""
         summary = solution.summary() if isinstance(solution, Solution) else solution
         self._final = summary
         if isinstance(solution, Solution):
@@ -449,7 +445,7 @@ class FitRun(Run):
     # ------------------------------------------------------------------ its end
 
     def _settle(self) -> tuple[str, str]:
-        """Status and reason, once nothing follows; adds to the warning what it should say."""
+        """Final status and its reason; adds the reason to the warning if there is one."""
         if self._because and self.monitor.stopped is None:
             return self._status, self._because
         status = self.monitor.stopped or self._status
@@ -467,7 +463,8 @@ class FitRun(Run):
         chosen = self._choices.get(limit)
         kept = "the best state so far is kept"
         if status == "converged":
-            return f"training converged after {steps}" if self._n_iter else "nothing was to train"
+            trained = f"training converged after {steps}"
+            return trained if self._n_iter else "there was nothing to train"
         if status == "completed":
             return f"the planned {steps} are done"
         if status == "max_iter":
@@ -486,14 +483,15 @@ class FitRun(Run):
             return f"the fit was interrupted after {steps}, {kept}: fit again to go to the end"
         if status == "stagnated":
             return (
-                f"training stagnated after {steps} where the gradient is not small, {kept}: no "
-                "step that it points to raises the objective. Raise alpha, use dtype='float64', "
-                "and look for columns or a target of extreme size"
+                f"training stagnated after {steps} although the gradient is not small, {kept}: no "
+                f"step along it raises the objective. Use "
+                f"dtype='float64', {more_noise(est)}, and look for columns or a target of extreme "
+                "size"
             )
         if any(s.status is Status.BREAKDOWN for s in self.monitor.solutions):
             return (
-                f"training stopped after {steps} at a linear solve that broke down, {kept}: raise "
-                "alpha, or use dtype='float64'"
+                f"training stopped after {steps} because a linear solve broke down, {kept}: "
+                f"{more_noise(est)}, or use dtype='float64'"
             )
         rate = getattr(est, self._rate, None)
         if isinstance(rate, str) and self._rate in self._choices:
@@ -505,7 +503,7 @@ class FitRun(Run):
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
         failed = [s for s in solves if s.status is not Status.CONVERGED]
         status, reason = self._settle()
-        # A solve that training cut short and got over is in the report; it is no cause for alarm.
+        # Training that succeeded in spite of unfinished solves needs no warning of them.
         if failed and status not in ("converged", "completed"):
             last = failed[-1]
             self._messages.append(
@@ -547,10 +545,11 @@ class FitRun(Run):
 
 
 def _specified(name: str, kernel: Kernel | None) -> bool:
-    """Whether a user has specified the bounds of a trained hyperparameter.
+    """Whether a trained hyperparameter has bounds that the user chose.
 
-    Those of the default kernel are part of it: a length scale at its bound is how it leaves out a
-    column. Some models add noise to a kernel that has none.
+    Bounds of the default kernel are not worth a warning: a length scale at its upper bound is how
+    the model leaves out a column. Some models add a WhiteKernel to the user's kernel, whose
+    hyperparameters then have the prefix "k1__".
     """
     names = [] if kernel is None else [h.name for h in kernel.hyperparameters]
     name = name.split()[0]

@@ -1,4 +1,4 @@
-"""The exact fit on a few rows from which several models start."""
+"""The exact fit on a few rows, from which several models start."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def exact_start(
 ) -> TrainingResult:
     """Hyperparameters that maximise the exact marginal likelihood of a few rows.
 
-    O(n^3) a step, in float64; a stage named "start" of the run.
+    A stage of the run, named "start", in float64; O(n^3) for each step.
 
     Parameters
     ----------
     kernel : TorchKernel
-        With the starting point and the bounds.
+        The kernel at the starting point, with its bounds.
     X, Y : Tensor of shape (n, d), (n, t)
-        The rows, as the kernel sees them, and normalised targets.
+        The rows as inputs of the kernel, and the normalised targets.
     noise : Tensor of shape (n,)
         Known noise variances.
     run : FitRun
-        For its monitor and its seeds.
+        The run whose monitor and seeds are used.
     max_iter : int
-        Most steps.
+        Maximum number of steps.
     n_restarts : int, default=0
-        Further starts within the bounds.
+        Number of additional starting points within the bounds.
     subset_size : int or None, default=None
-        Rows that training begins with.
+        Number of random rows with which training begins; None begins with all rows.
     """
     problem = GPProblem(kernel, X.double(), Y.double(), noise.double())
-    settings = StageSettings(QuasiNewton(), max_iter, n_restarts=n_restarts, name="start")
+    settings = StageSettings(
+        QuasiNewton(), max_iter, n_restarts=n_restarts, subset_size=subset_size, name="start"
+    )
     return fit_hyperparameters(problem, ExactGradient(), kernel.theta0.numpy(), settings, run)

@@ -112,7 +112,7 @@ def test_as_many_rows_are_factorised_as_there_is_time_for(clock, monkeypatch, tr
         Model(max_seconds=5.0).fit(1, body)
     # The estimate for m rows is (m / 1500)^3 seconds; 1.186 and a half are left in the second case.
     said = [str(warning.message) for warning in caught]
-    assert rows is None or "1,785 random rows, since to factorise all 2,000" in said[0], said
+    assert rows is None or "1,785 random rows, since factorising all 2,000" in said[0], said
     assert rows is not None or not said
 
 

@@ -119,3 +119,17 @@ def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
     monitor, calls, fails = Monitor(), [], first + 1
     assert np.isfinite(start().value)
     assert monitor.failures == ["restart 1: no Cholesky factor at its start"]
+
+
+def test_an_exact_start_begins_with_some_rows():
+    X, y = (torch.as_tensor(part) for part in table(90))
+    ends = {}
+    for size in (None, 30):
+        run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
+        noise = torch.zeros(len(X), dtype=torch.float64)
+        compiled = compile_kernel(kernel(), 2)
+        start = {"max_iter": 100, "subset_size": size}
+        ends[size] = exact_start(compiled, X, y[:, None], noise, run, **start)
+        stages = list(dict.fromkeys(step.stage for step in run.monitor.steps))
+        assert stages == (["start"] if size is None else ["30", "start"])
+    np.testing.assert_allclose(ends[30].value, ends[None].value, atol=0.5)
