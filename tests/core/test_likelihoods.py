@@ -224,7 +224,7 @@ def test_what_counts_cannot_do():
         model = Model(likelihood=Counts(), random_state=0, max_iter=5).fit(X, y)
         with pytest.raises(ValueError, match="no closed form"):
             model.predict(X, return_cov=True)
-    with pytest.raises(ValueError, match="noise_variance is that of additive noise"):
+    with pytest.raises(ValueError, match="noise_variance is the variance of additive noise"):
         SVGPRegressor(likelihood=Counts()).fit(X, y, noise_variance=0.1)
     with pytest.raises(ValueError, match="not one of classes"):
         SVGPClassifier(likelihood=Counts()).fit(X, y > 2)

@@ -181,7 +181,7 @@ def test_quantiles_of_what_is_not_a_function_plus_noise():
     spread = stats.norm.ppf(0.95) * np.sqrt(variance)
     expected = np.exp(-np.column_stack([mean + spread, mean - spread]))
     assert_allclose(model.predict_interval(X[:3], 0.9, include_noise=False), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="noise_variance is that of additive noise"):
+    with pytest.raises(ValueError, match="noise_variance is the variance of additive noise"):
         model.predict_std(X, noise_variance=0.1)
 
 

@@ -181,7 +181,7 @@ def test_classes_come_in_streams_and_latent_functions_can_be_asked():
     mean, variance = model.latent_mean_and_variance(X)
     assert mean.shape == variance.shape == (120,) and (variance > 0).all()
     assert_array_equal(mean > 0, model.predict(X) == "b")
-    with pytest.raises(ValueError, match="labels that the model does not know"):
+    with pytest.raises(ValueError, match="but the classes of the model are"):
         model.partial_fit(X[:2], ["c", "a"])
 
 
