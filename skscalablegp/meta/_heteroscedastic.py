@@ -51,7 +51,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         target is the logarithm of the squared standardised error; its features are the columns of
         X, the predicted mean and the logarithm of the standard deviation. None compares boosted
         trees on that target, boosted trees with a gamma loss on the squared errors and, up to 2,000
-        rows, a Gaussian process. The variation of every candidate is shrunk by the factor that
+        rows, a Gaussian process, and multiplies the best of both targets. The variation of every candidate is shrunk by the factor that
         suits left-out rows best. A constant takes the place of a candidate that does not predict
         left-out rows better than the constant does, and always below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
@@ -101,8 +101,9 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     ----------
     estimator_ : regressor
         The regressor, fitted on all rows.
-    noise_estimator_ : regressor or None
-        The fitted noise model; None where a constant is as good.
+    noise_estimators_ : list of regressor
+        The fitted regressors whose predictions are multiplied, one or two; none where a constant is
+        as good.
     noise_gain_ : float
         By how much the noise model raises the log density of left-out rows over that of a constant,
         in nats a row.
@@ -336,7 +337,8 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     def _finish(self, scaled: Scaled) -> None:
         """The fitted model."""
         self._learned, self.estimator_ = scaled, scaled.inner
-        self.noise_estimator_, self.noise_gain_ = scaled.noise.regressor, scaled.noise.gain
+        self.noise_estimators_ = [part.regressor for part in scaled.noise.parts]
+        self.noise_gain_ = scaled.noise.gain
         self._share(scaled.inner)
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())

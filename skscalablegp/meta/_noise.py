@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -34,46 +35,55 @@ _BOOSTING = {"max_leaf_nodes": 15, "min_samples_leaf": 40, "early_stopping": Fal
 
 
 @dataclass(frozen=True)
+class NoisePart:
+    """A fitted regressor of squares or of their logarithms.
+
+    Attributes
+    ----------
+    regressor : regressor
+    log_link : bool
+        Whether it predicts squares.
+    power : float
+        Share of its variation that is kept.
+    ends : tuple of float
+        Smallest and largest logarithm that it predicted for left-out rows. Predictions are clipped
+        there.
+    """
+
+    regressor: Any
+    log_link: bool
+    power: float
+    ends: tuple[float, float]
+
+    def logs(self, F: np.ndarray) -> np.ndarray:
+        predicted = np.asarray(self.regressor.predict(F), dtype=np.float64)
+        return self.power * np.clip(np.log(predicted) if self.log_link else predicted, *self.ends)
+
+
+@dataclass(frozen=True)
 class NoiseModel:
     """A factor for standard deviations, as a function of a table of features.
 
     Attributes
     ----------
     level : float
-        Logarithm of the mean square, apart from what the regressor predicts.
-    regressor : regressor or None
-        Predicts squares or their logarithms; None for a constant.
-    log_link : bool
-        Whether the regressor predicts squares.
-    power : float
-        Share of its variation that is kept.
-    ends : tuple of float
-        Smallest and largest logarithm that it predicted for left-out rows. Predictions are clipped
-        there.
+        Logarithm of the mean square, apart from what the parts predict.
+    parts : tuple of NoisePart
+        Their logarithms are added; none for a constant.
     name : str
-        Name of the regressor in the report.
+        Names of the regressors in the report.
     gain : float
         By how much the log density of left-out rows rose over that of a constant, in nats a row.
     """
 
     level: float = 0.0
-    regressor: Any = None
-    log_link: bool = False
-    power: float = 0.0
-    ends: tuple[float, float] = (0.0, 0.0)
+    parts: tuple[NoisePart, ...] = ()
     name: str = "a constant"
     gain: float = 0.0
 
     def factor(self, F: np.ndarray) -> np.ndarray:
         """(m,) factors of standard deviations at features (m, q)."""
-        log_square = np.full(len(F), self.level)
-        if self.regressor is not None:
-            log_square += self.power * np.clip(self._logs(F), *self.ends)
-        return np.exp(0.5 * log_square)
-
-    def _logs(self, F: np.ndarray) -> np.ndarray:
-        predicted = np.asarray(self.regressor.predict(F), dtype=np.float64)
-        return np.log(predicted) if self.log_link else predicted
+        return np.exp(0.5 * sum((part.logs(F) for part in self.parts), np.full(len(F), self.level)))
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,30 @@ class _Left:
     target: np.ndarray
     log_link: bool
     logs: np.ndarray
+
+
+class _Score(NamedTuple):
+    """The gain of candidates in log density a row, its standard error, and what is left to scale.
+
+    The candidates come with their powers; their logarithms are added.
+    """
+
+    gain: float
+    error: float
+    level: float
+    chosen: tuple[tuple[_Left, float], ...]
+
+    @property
+    def logs(self) -> np.ndarray:
+        return sum(power * left.logs for left, power in self.chosen)
+
+
+def _score(squares: np.ndarray, *chosen: tuple[_Left, float]) -> _Score:
+    logs = sum(power * left.logs for left, power in chosen)
+    scaled = squares * np.exp(-logs)
+    level = float(np.log(scaled.mean()))
+    gains = 0.5 * (squares - level - logs - scaled * np.exp(-level))
+    return _Score(float(gains.mean()), float(gains.std() / len(gains) ** 0.5), level, chosen)
 
 
 def level(squares: np.ndarray) -> NoiseModel:
@@ -124,38 +158,37 @@ def best_noise(
     -----
     The logarithm of a squared normal number has a variance of 4.9 and no lower limit. Trees on
     logarithms, shrunk, are robust against that. Trees under a gamma density, which is the
-    likelihood of the squares, learn more where tails are light. A model has to beat the constant by
-    two standard errors of its gain.
+    likelihood of the squares, learn more where tails are light. The product of the best of each
+    kind, with a power for each, competes with both. A model has to beat the constant by two
+    standard errors of its gain.
     """
     plain = level(squares)
     flat = np.full(len(F), plain.level)
     if len(F) < FEWEST_ROWS or squares.mean() <= _LEAST:
         return plain, flat
     squares = squares / squares.mean()
-    alone = 0.5 * squares
-    best, chosen, doubt = 0.0, None, 0.0
+    scores: dict[bool, _Score] = {}
     for left in _candidates(F, squares, given, random_state, check_time):
-        for power in _POWERS:
-            scaled = squares * np.exp(-power * left.logs)
-            own = float(np.log(scaled.mean()))
-            gains = alone - 0.5 * (own + power * left.logs + scaled * np.exp(-own))
-            if gains.mean() > best:
-                best, doubt = float(gains.mean()), float(gains.std() / len(F) ** 0.5)
-                chosen = left, power, own
-    if best <= _DOUBT * doubt or chosen is None:
+        tried = [_score(squares, (left, float(power))) for power in _POWERS]
+        known = scores.get(left.log_link)
+        scores[left.log_link] = max([known, *tried] if known else tried, key=lambda s: s.gain)
+    found = list(scores.values())
+    if len(found) > 1:
+        one, two = (score.chosen[0][0] for score in found)
+        pairs = product(_POWERS.tolist(), repeat=2)
+        found += [_score(squares, (one, p), (two, q)) for p, q in pairs]
+    best = max(found, key=lambda s: s.gain)
+    if best.gain <= _DOUBT * best.error:
         return plain, flat
-    left, power, own = chosen
-    check_time()
-    model = NoiseModel(
-        level=plain.level + own,
-        regressor=left.regressor.fit(F, left.target),
-        log_link=left.log_link,
-        power=float(power),
-        ends=(float(left.logs.min()), float(left.logs.max())),
-        name=left.name,
-        gain=best,
-    )
-    return model, model.level + power * left.logs
+    parts = []
+    for left, power in best.chosen:
+        check_time()
+        fitted = left.regressor.fit(F, left.target)
+        ends = float(left.logs.min()), float(left.logs.max())
+        parts.append(NoisePart(fitted, left.log_link, power, ends))
+    own = plain.level + best.level
+    name = " and ".join(left.name for left, _ in best.chosen)
+    return NoiseModel(own, tuple(parts), name, best.gain), own + best.logs
 
 
 def _candidates(F, squares, given, random_state, check_time):

@@ -213,7 +213,7 @@ class TestNoise:
             model = HeteroscedasticRegressor(below, random_state=0).fit(X, y)
             costs.append(nlpd(y_new, *model.predict(X_new, return_std=True)) - nlpd(y_new, *plain))
             if n < 100:
-                assert model.noise_estimator_ is None
+                assert not model.noise_estimators_
         assert np.mean(costs) < 0.01
 
     def test_any_regressor_learns_it(self):
@@ -221,11 +221,25 @@ class TestNoise:
         F = rng.uniform(size=(500, 2))
         squares = np.exp(3 * F[:, 0]) * rng.standard_normal(500) ** 2
         model, logs = best_noise(F, squares, LinearRegression(), rng, lambda: None)
-        assert isinstance(model.regressor, LinearRegression) and model.name == "LinearRegression"
+        (part,) = model.parts
+        assert isinstance(part.regressor, LinearRegression) and model.name == "LinearRegression"
         assert np.corrcoef(np.log(model.factor(F)), F[:, 0])[0, 1] > 0.95
         # What is predicted from other rows has the right level, by construction.
         assert np.mean(squares / np.exp(logs)) == pytest.approx(1)
         assert level(squares).factor(F)[0] == pytest.approx(np.sqrt(np.mean(squares)))
+
+    def test_two_models_are_multiplied(self):
+        """On heavy tails, where each kind alone is worse."""
+        rng = np.random.RandomState(0)
+        F = rng.uniform(size=(3000, 2))
+        truth = 4 * F[:, 0] + 2 * np.sin(6 * F[:, 1])
+        squares = np.exp(truth) * rng.standard_t(4, 3000) ** 2
+        model, logs = best_noise(F, squares, None, rng, lambda: None)
+        assert [part.log_link for part in model.parts] == [False, True] and " and " in model.name
+        predicted = model.level + sum(part.logs(F) for part in model.parts)
+        np.testing.assert_allclose(model.factor(F), np.exp(predicted / 2))
+        assert np.corrcoef(predicted, truth)[0, 1] > 0.95 and np.corrcoef(logs, truth)[0, 1] > 0.95
+        assert np.mean(squares / np.exp(logs)) == pytest.approx(1)
 
     def test_tails(self):
         rng = np.random.default_rng(0)
@@ -279,7 +293,7 @@ class TestInCompany:
         X, y = curve(300)
         with pytest.warns(UserWarning, match="max_seconds"):
             model = HeteroscedasticRegressor(max_seconds=1e-9).fit(X, y)
-        assert model.n_residuals_ == 0 and model.noise_estimator_ is None
+        assert model.n_residuals_ == 0 and not model.noise_estimators_
         assert set(model.fit_report_.ignored) >= {"residuals", "tails", "noise_estimator"}
         assert np.isfinite(model.predict_std(X)).all()
 
