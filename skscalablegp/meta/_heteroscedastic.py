@@ -50,10 +50,11 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         Regressor that learns the size of the errors. It may be any of scikit-learn's kind. Its
         target is the logarithm of the squared standardised error; its features are the columns of
         X, the predicted mean and the logarithm of the standard deviation. None compares boosted
-        trees on that target, boosted trees with a gamma loss on the squared errors and, up to 2,000
-        rows, a Gaussian process, and multiplies the best of both targets. The variation of every candidate is shrunk by the factor that
-        suits left-out rows best. A constant takes the place of a candidate that does not predict
-        left-out rows better than the constant does, and always below 100 rows.
+        trees on that target, boosted trees with a gamma loss on the squared errors, up to 2,000
+        rows a Gaussian process, and the product of the best of both targets. The variation of every
+        candidate is shrunk by the factor that suits left-out rows best. A constant takes the place
+        of a candidate that does not predict left-out rows better than the constant does, and always
+        below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
         further fit, but a regressor with a closed form: exact and iterative processes, experts,
