@@ -1,4 +1,4 @@
-"""The gradient of the likelihood of a table in parts that know nothing of each other."""
+"""The likelihood of a table whose parts are independent, and its gradient."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ...linalg.gradients import (
 )
 from ...linalg.parallel import run
 
-# Rows of an expert whose factorisation takes about a second of one core.
+# Rows of an expert whose factorisation takes about a second on one core.
 _LARGE = 3000
 
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """One expert's part as arrays, which travel to any worker.
+    """One expert's rows as arrays, which can be sent to worker processes.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class ExpertTable:
         return cls(kernel.kernel, X, Y, noise, str(problem.X.device), kernel.priors)
 
     def problem(self) -> GPProblem:
-        """The same part as tensors."""
+        """The part as tensors."""
 
         def tensor(a: np.ndarray) -> Tensor:
             return torch.tensor(a, device=self.device)
@@ -85,7 +85,8 @@ class ExpertsGradient(GradientEstimator):
 
     Notes
     -----
-    sum_k n_k^3 flops, and max_k n_k^2 memory for each job; Deisenroth and Ng (2015), equation 3.
+    It costs sum_k n_k^3 operations, and max_k n_k^2 memory per job. Deisenroth and Ng (2015),
+    equation 3.
     """
 
     exact = True
@@ -115,19 +116,19 @@ def each_expert(
     n_jobs: int | None,
     thetas: Float[Tensor, " p"] | Sequence[np.ndarray],
 ) -> list[Any]:
-    """``function(table, theta)`` of every expert, with one theta for all or one for each.
+    """``function(table, theta)`` for every expert, with one theta for all or one for each.
 
     Parameters
     ----------
     n_jobs : int or None
-        Jobs of joblib's backend; where that is one, this process' cores take an expert each.
+        Number of joblib's jobs. If it is one, the cores of this process take an expert each.
     """
     if isinstance(thetas, Tensor):
         thetas = [thetas.detach().cpu().numpy()] * len(tables)
     pairs = zip(tables, thetas, strict=True)
     if joblib.effective_n_jobs(n_jobs) > 1:
         return joblib.Parallel(n_jobs=n_jobs)(joblib.delayed(function)(*pair) for pair in pairs)
-    # A large expert takes long: it has all cores, and interrupts are served inside it.
+    # A large expert gets all cores, and its factorisation can be interrupted.
     if max(len(table.X) for table in tables) > _LARGE:
         return [function(*pair) for pair in pairs]
     return run([partial(function, *pair) for pair in pairs], torch.device(tables[0].device))

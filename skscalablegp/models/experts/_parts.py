@@ -1,4 +1,4 @@
-"""The steps of a product of experts: parts of a table, experts trained and built in parallel."""
+"""Dividing a table into parts; training and building their experts in parallel."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ...linalg.parallel import run
 from ._gradient import ExpertTable, each_expert
 from ._posterior import ExpertPosterior
 
-# Rows from which the two centres of a split are learned.
+# Rows on which the two centres of a split are trained.
 _KMEANS_ROWS = 10_000
 
 
 def random_parts(n: int, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
-    """Parts of at most `size` rows, equal but for one row, drawn at random."""
+    """Random parts of at most `size` rows, whose sizes differ by one at most."""
     parts = np.array_split(random_state.permutation(n), max(-(-n // size), 1))
     return [np.sort(part) for part in parts]
 
 
 def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) -> list[np.ndarray]:
-    """Neighbourhoods of at most `size` rows, equal but for a few rows.
+    """Neighbourhoods of at most `size` rows, of nearly equal sizes; O(n d log n).
 
-    Bisecting k-means with balanced halves: rows are split in two, again and again, along the line
-    between two centres. Columns count in units of their standard deviations; O(n d log n).
+    Bisecting k-means with balanced halves: the rows are repeatedly split in two along the line
+    between two centres. Columns are divided by their standard deviations.
     """
     spread = X.std(axis=0)
     scaled = X / np.where(spread > 0, spread, 1.0)
@@ -45,7 +45,7 @@ def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) 
         some = rows[random_state.permutation(len(rows))[:_KMEANS_ROWS]]
         seed = random_state.randint(2**31 - 1)
         with warnings.catch_warnings():
-            # Equal rows have one centre; they are cut in the middle all the same.
+            # Equal rows have only one centre, and are split in the middle.
             warnings.simplefilter("ignore", ConvergenceWarning)
             a, b = KMeans(2, n_init=1, random_state=seed).fit(scaled[some]).cluster_centers_
         order = rows[np.argsort(scaled[rows] @ (b - a), kind="stable")]
@@ -59,7 +59,7 @@ def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) 
 def global_first(
     X: np.ndarray, size: int, partition: str, random_state: np.random.RandomState
 ) -> list[np.ndarray]:
-    """A random part that all others will know, then parts of the remaining rows."""
+    """A random part, which all experts will share, and then parts of the remaining rows."""
     if len(X) <= size:
         return [np.arange(len(X))]
     order = random_state.permutation(len(X))
@@ -73,7 +73,7 @@ def global_first(
 
 @dataclass(frozen=True)
 class TrainedExpert:
-    """What comes back from training one expert by itself.
+    """The result of training one expert separately.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def train_expert(
     seed: int,
     callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
-    """Hyperparameters of one part, from a starting point."""
+    """Train the hyperparameters of one part, from a starting point."""
     problem = table.problem()
     monitor = Monitor(callbacks, seconds)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
@@ -110,7 +110,7 @@ def train_expert(
 
 
 def untrained(table: ExpertTable, theta: np.ndarray, reason: str) -> TrainedExpert:
-    """An expert that training did not come to."""
+    """The result for an expert that was not trained."""
     value = exact_marginal_likelihood(table.problem(), torch.as_tensor(theta), False).value
     return TrainedExpert(theta, float(value), 0, reason, [])
 
@@ -123,9 +123,9 @@ def train_separately(
     random_state: np.random.RandomState,
     n_jobs: Any,
 ) -> list[TrainedExpert]:
-    """Every expert from the common starting point; the remaining seconds in equal shares.
+    """Train every expert from a common starting point; each has an equal share of the time left.
 
-    Callbacks hear of every step, of parallel experts once all are trained.
+    Callbacks are called after every step, or after the end if experts are trained in parallel.
     """
     seeds = [int(seed) for seed in random_state.randint(2**31 - 1, size=len(tables))]
     workers = min(joblib.effective_n_jobs(n_jobs), len(tables))
@@ -144,7 +144,7 @@ def train_separately(
         def hear(step: TrainingStep, stage: str = f"expert {k + 1}") -> bool:
             return monitor.hear(replace(step, stage=stage, seconds=monitor.seconds))
 
-        # What an expert leaves of its share is for those after it.
+        # Time that an expert does not use is left to the later ones.
         share = None if left is None else left / (len(tables) - k)
         try:
             trained.append(train_expert(table, theta, settings, share, seed, [hear]))
@@ -165,7 +165,7 @@ def _train_in_parallel(
     seeds: list[int],
     workers: int,
 ) -> list[TrainedExpert]:
-    """Every expert by a worker, which hears no callbacks."""
+    """Train every expert in a worker, which calls no callbacks."""
     left, begun = monitor.seconds_left, monitor.seconds
     share = None if left is None else max(left, 1e-9) * workers / len(tables)
     job = joblib.delayed(train_expert)
@@ -194,9 +194,9 @@ def _train_in_parallel(
 def build_experts(
     tables: Sequence[ExpertTable], thetas: Sequence[np.ndarray], n_jobs: Any, single: bool
 ) -> tuple[list[ExpertPosterior], float]:
-    """Each part's posterior, factorised in parallel, and the largest jitter.
+    """The posterior of each part, factorised in parallel, and the largest jitter.
 
-    With `single`, variances are in single precision where that is accurate.
+    With `single`, variances are computed in single precision if that is accurate.
     """
     found = each_expert(_factor, tables, n_jobs, thetas)
 

@@ -1,6 +1,6 @@
 """Products of exact Gaussian-process experts.
 
-Longer than most files here: half of it documents the parameters.
+Half of this file documents the parameters.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ._gradient import ExpertsGradient, ExpertTable
 from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
 from ._posterior import ExpertsPosterior
 
-# What expert_size="auto" is on tables that are not small.
+# Value of expert_size="auto" on tables that are not small.
 _EXPERT_ROWS = 1024
-# Rows above which predictions multiply by inverse factors, kept in single precision.
+# Rows above which predictions multiply by inverse factors in single precision.
 _MANY_ROWS = 10_000
 
 
 class PoERegressor(GPRegressorBase):
     """Gaussian-process regression by a product of exact experts.
 
-    The table is cut into parts of about a thousand rows, each part has an exact Gaussian process,
-    and their predictions are multiplied row by row. Time is linear in the rows, experts are
-    independent of each other, and there is nothing to tune; what is lost is what rows of different
-    parts could have said together.
+    The table is divided into parts of about a thousand rows. Each part has an exact Gaussian
+    process, an expert, and their predictive densities are multiplied at each row. Time is linear in
+    the number of rows, the experts can be computed in parallel, and there is nothing to tune. The
+    price is that correlations between rows of different parts are lost.
 
     Parameters
     ----------
@@ -170,12 +170,11 @@ class PoERegressor(GPRegressorBase):
 
     Notes
     -----
-    With b rows an expert, a training step costs O(n b^2), the factors O(n b) memory, and a
-    predicted row O(n b), mean or standard deviation.
+    With b rows per expert, a training step costs O(n b^2) time, the factors take O(n b) memory, and
+    the mean or standard deviation of a row costs O(n b).
 
-    A joint covariance, and joint samples, exist where the powers of the product do not divide by a
-    prior ("poe" and "gpoe"): it is that of a sum of independent experts. The other rules raise
-    a ValueError.
+    For "poe" and "gpoe", which do not divide by a prior, joint covariances and samples are those of
+    a sum of independent experts. The other combinations raise a ValueError.
 
     References
     ----------
@@ -227,7 +226,7 @@ class PoERegressor(GPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> PoERegressor:
-        """Cut the table into parts, train the hyperparameters and factorise every part.
+        """Divide the table into parts, train the hyperparameters and factorise every part.
 
         Parameters
         ----------
@@ -286,13 +285,13 @@ class PoERegressor(GPRegressorBase):
             resolve_optimizer(self.optimizer, more=("auto",))
         if not self.share_hyperparameters and self.combination not in ("poe", "gpoe"):
             raise ValueError(
-                f"combination={self.combination!r} divides by a prior that all experts have in "
-                "common, and share_hyperparameters=False gives each its own: use 'gpoe' or 'poe', "
-                "or share_hyperparameters=True."
+                f"combination={self.combination!r} divides by a common prior, but with "
+                "share_hyperparameters=False every expert has its own: use combination='gpoe' or "
+                "'poe', or share_hyperparameters=True."
             )
 
     def _parts(self, X: np.ndarray, run: FitRun) -> list[np.ndarray]:
-        """Disjoint parts; with "grbcm" the first is random whatever the others are."""
+        """Disjoint parts; with "grbcm" the first one is always random."""
         size, random_state, n = self.expert_size, run.random_state, len(X)
         if size == "auto":
             size = n if n <= SMALL_TABLE else _EXPERT_ROWS
@@ -313,16 +312,13 @@ class PoERegressor(GPRegressorBase):
         )
 
     def _known(self, parts: list[np.ndarray]) -> list[np.ndarray]:
-        """The rows that each expert predicts from."""
+        """The rows of each expert."""
         if self.combination != "grbcm":
             return parts
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
     def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
-        """One random part's worth of rows initialises; then all parts, or each from its optimum.
-
-        A large part by itself begins with some of its rows.
-        """
+        """Training starts with as many random rows as a part has; a single part with fewer."""
         size = max(len(part) for part in parts)
         start = len(parts) > 1 and self.share_hyperparameters
         alone = start_rows(size) if len(parts) == 1 else None
@@ -336,7 +332,7 @@ class PoERegressor(GPRegressorBase):
     def _train(
         self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
-        """One theta for each part, and how training ended, with the experts' likelihood."""
+        """One theta for each part, and the training result with the experts' likelihood."""
         settings = self._stage_settings(parts)
         if len(parts) == 1:
             run.ignores(
@@ -355,7 +351,7 @@ class PoERegressor(GPRegressorBase):
         return [result.theta] * len(parts), result
 
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
-        """Of all parts, where training ended before it was known."""
+        """The likelihood of all parts, for training that ended before it was computed."""
         estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
             problem, torch.as_tensor(theta), GradientState()
         )
@@ -364,7 +360,7 @@ class PoERegressor(GPRegressorBase):
     def _train_separately(
         self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
-        """The first part's optimum is where every expert starts."""
+        """Every expert starts at the optimum of the first part."""
         first = problem.subset(torch.as_tensor(parts[0], device=problem.X.device))
         theta = problem.kernel.theta0.numpy()
         start = fit_hyperparameters(first, ExactGradient(), theta, settings, run)
@@ -392,7 +388,7 @@ class PoERegressor(GPRegressorBase):
         return [expert.theta for expert in experts], result
 
     def _finish(self, kernel: TorchKernel, thetas: list[np.ndarray], value: float) -> None:
-        """The kernels that predictions are made with."""
+        """Set the kernels for predictions."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(np.mean(thetas, axis=0)))
         self.kernels_ = [self.kernel_] * len(thetas)
         if not self.share_hyperparameters and len(thetas) > 1:
@@ -402,7 +398,7 @@ class PoERegressor(GPRegressorBase):
     def _preview(
         self, kernel: TorchKernel, problem: GPProblem, parts: list[np.ndarray], step: TrainingStep
     ) -> None:
-        """The model with the hyperparameters of one step in all its experts."""
+        """The model in which all experts have the hyperparameters of one step."""
         value = step.objective - kernel.log_prior(step.theta)[0]
         if step.stage != "full" or not np.isfinite(value):
             value = self._likelihood(problem, parts, step.theta)
@@ -417,7 +413,7 @@ class PoERegressor(GPRegressorBase):
         return False
 
     def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
-        """The fitted table's parts, each with its expert's kernel."""
+        """The parts of the training table, each with its expert's kernel."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         problem = self._table().problem(kernel, self._dtype(), self._fit_device(), keep=True)
         tables = [ExpertTable.of(problem, part) for part in parts]
@@ -431,7 +427,7 @@ class PoERegressor(GPRegressorBase):
 
     def _built(self) -> tuple[ExpertsPosterior, float]:
         tables = self._tables(self.experts_)
-        # On large tables predictions cost more than what the inverses take to compute.
+        # On large tables, faster predictions are worth the time to compute the inverses.
         single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
         thetas = [k.theta for k in self.kernels_]
         experts, jitter = build_experts(tables, thetas, self.n_jobs, single)
@@ -443,7 +439,7 @@ class PoERegressor(GPRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """The experts' likelihoods, summed over disjoint parts."""
+        """The sum of the experts' likelihoods over disjoint parts."""
         parts = self.experts_
         if self._rule == "grbcm":
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]

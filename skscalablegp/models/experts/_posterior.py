@@ -1,4 +1,4 @@
-"""Products of experts: exact posteriors of parts of a table, combined row by row."""
+"""Products of experts: exact posteriors of parts of a table, combined at each row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ...core.posteriors import (
 )
 from ...linalg.parallel import run
 
-# Rows that an expert predicts at a time, and rows of the factor that are multiplied at a time.
+# New rows that an expert predicts at a time, and rows of the inverse factor in one product.
 _ROWS = 1024
 _BLOCK = 128
-# Rows at which single precision is checked, and the share of a variance by which it may be off.
+# Training rows at which single precision is checked, and its largest relative error there.
 _CHECKED_ROWS, _RELATIVE_ERROR = 32, 1e-3
 
 
@@ -47,7 +47,7 @@ class Combination(NamedTuple):
 def poe(
     mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
 ) -> Combination:
-    r"""The product of the experts' densities; far too sure of itself where experts are many.
+    r"""The product of the experts' densities, which is far too confident if there are many experts.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def poe(
     variance : Tensor of shape (k, m)
         Their latent variances, positive.
     prior : Tensor of shape (k, m)
-        Their prior variances; not used.
+        Their prior variances, which are not used.
 
     Returns
     -------
@@ -64,8 +64,8 @@ def poe(
 
     Notes
     -----
-    Away from all data its variance is the prior's divided by k. Hinton (2002), Training products
-    of experts; equations 7 and 8 of Deisenroth and Ng (2015).
+    Far from all data the variance is the prior variance divided by k. Hinton (2002), Training
+    products of experts; equations 7 and 8 of Deisenroth and Ng (2015).
     """
     return _product(mean, variance, torch.ones_like(variance))
 
@@ -73,10 +73,10 @@ def poe(
 def gpoe(
     mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
 ) -> Combination:
-    r"""The product of powers that sum to 1, larger for experts that learned more about a row.
+    r"""The product of powers that sum to 1 and are larger for experts with more information.
 
-    The powers are the reductions of entropy :math:`\frac12\log(p_k / v_k)`, divided by their sum;
-    where no expert knows anything they are equal, and the result is the prior.
+    The powers are the reductions of entropy :math:`\frac12\log(p_k / v_k)`, divided by their sum.
+    Far from all data they are equal, and the result is the prior.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def gpoe(
 
     Notes
     -----
-    Variances err upwards: that of experts of equal knowledge is the one of each of them. Cao and
-    Fleet (2014), Generalized product of experts for automatic and principled fusion of Gaussian
+    Variances tend to be too large: if all experts have the same variance, so has the result. Cao
+    and Fleet (2014), Generalized product of experts for automatic and principled fusion of Gaussian
     process predictions; equations 11 and 12 of Deisenroth and Ng (2015).
     """
-    # The last term decides only where all experts have learned nothing.
+    # The last term matters only if no expert has any information.
     beta = _entropy_reduction(variance, prior) + torch.finfo(variance.dtype).eps
     return _product(mean, variance, beta / beta.sum(0))
 
@@ -101,12 +101,12 @@ def gpoe(
 def bcm(
     mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
 ) -> Combination:
-    r"""The Bayesian committee machine: the product, divided k - 1 times by the common prior.
+    r"""The Bayesian committee machine: the product divided by the common prior to the power k - 1.
 
     Parameters
     ----------
     mean, variance, prior
-        See `poe`; the prior is the same for all experts, its mean zero.
+        See `poe`; the prior has mean zero and is the same for all experts.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def rbcm(
     Returns
     -------
     combination : Combination
-        A single expert has nothing to be weighed against: its power is 1.
+        A single expert has the power 1.
 
     Notes
     -----
@@ -151,9 +151,9 @@ def grbcm(
 ) -> Combination:
     r"""The generalised robust Bayesian committee machine, which divides by a global expert.
 
-    The first expert has a random part of the table; every other one that part and its own. What
-    they have in common is then known, not assumed independent: as experts grow with the table,
-    the combination tends to the exact posterior.
+    The first expert has a random part of the table, and every other one has that part and its own.
+    Given the common part, the experts are closer to independent. If the experts grow with the
+    table, the combination converges to the exact posterior.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def grbcm(
     Returns
     -------
     combination : Combination
-        Of powers 1 for the second expert and :math:`\frac12\log(v_1 / v_k)` for the later ones.
+        The power is 1 for the second expert and :math:`\frac12\log(v_1 / v_k)` for later ones.
 
     Notes
     -----
@@ -179,7 +179,7 @@ def grbcm(
     return combined._replace(beta=torch.cat([rest, beta]))
 
 
-# What each name means; the first two need no common prior.
+# The rules by name; the first two need no common prior.
 COMBINATIONS: dict[str, Callable[..., Combination]] = {
     "poe": poe,
     "gpoe": gpoe,
@@ -192,7 +192,7 @@ COMBINATIONS: dict[str, Callable[..., Combination]] = {
 def _entropy_reduction(
     variance: Float[Tensor, "k m"], prior: Float[Tensor, "#k m"]
 ) -> Float[Tensor, "k m"]:
-    """In nats; rounding may leave it a little below zero."""
+    """The reduction of entropy in nats, without small negative values from rounding."""
     return (0.5 * torch.log(prior / variance)).clamp_min(0)
 
 
@@ -202,7 +202,7 @@ def _product(
     beta: Float[Tensor, "k m"],
     base: tuple[Float[Tensor, "m t"], Float[Tensor, " m"]] | None = None,
 ) -> Combination:
-    """prod_k N(mean_k, variance_k)^beta_k, times base^(1 - sum beta) where there is a base."""
+    """prod_k N(mean_k, variance_k)^beta_k, times base^(1 - sum beta) if there is a base."""
     share = beta / variance
     precision, weighted = share.sum(0), (share[..., None] * mean).sum(0)
     if base is not None:
@@ -271,8 +271,8 @@ class ExpertsPosterior(Posterior):
 
     Notes
     -----
-    A row's mean needs every expert's variance there: sum_k n_k^2 flops a row, with or without
-    variances in the answer.
+    The mean of a row needs every expert's variance, so that a row costs sum_k n_k^2 operations with
+    or without variances.
     """
 
     def __init__(
@@ -281,16 +281,16 @@ class ExpertsPosterior(Posterior):
         self.experts, self.combination, self.parts = list(experts), combination, parts
         first = self.experts[0]
         self.dtype, self.device = first.dtype, first.device
-        # One expert's block at a time, twice, beside all experts' moments.
+        # Two blocks of the largest expert, and the moments of all experts.
         widest = max(expert.width for expert in self.experts)
         self.width = 2 * widest + len(self.experts) * (first.weights.shape[1] + 2)
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
-        """Mean and latent variance together, for the price of either."""
+        """The combined mean and latent variance."""
         return self._combined(X, *self._each(X))
 
     def _each(self, X: Float[Tensor, "m d"]) -> tuple[Float[Tensor, "k m t"], Float[Tensor, "k m"]]:
-        """All experts' means and latent variances."""
+        """The means and latent variances of all experts."""
         parts = [slice(i, i + _ROWS) for i in range(0, max(len(X), 1), _ROWS)]
         cells = list(product(self.experts, parts))
         both = run([partial(e.mean_and_variance, X[part]) for e, part in cells], self.device)
@@ -304,7 +304,7 @@ class ExpertsPosterior(Posterior):
         if len(self.experts) == 1:
             return Combination(means[0], variances[0], torch.ones_like(variances))
         priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
-        # At noise-free training rows the variance is zero, and experts there infinitely sure.
+        # At training rows without noise the variance is zero, and its inverse infinite.
         variances = variances.clamp_min(torch.finfo(variances.dtype).eps * priors)
         return COMBINATIONS[self.combination](means, variances, priors)
 
@@ -316,7 +316,7 @@ class ExpertsPosterior(Posterior):
         return combined.mean, combined.variance
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
-        """Each row is left out by the experts that have it."""
+        """Experts that have a row leave it out; the others predict it as usual."""
         means, variances = self._each(X)
         for k, (part, expert) in enumerate(zip(self.parts, self.experts, strict=True)):
             order = np.argsort(part)
@@ -331,29 +331,28 @@ class ExpertsPosterior(Posterior):
         return combined.mean, combined.variance + noise
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The experts' mean noise variance; where they share a kernel, the kernel's."""
+        """The mean of the experts' noise variances, which are equal if they share a kernel."""
         return torch.stack([expert.noise(X) for expert in self.experts]).mean(0)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        r"""The covariance of the function that the experts' functions add up to.
+        r"""The covariance of a weighted sum of the experts' functions.
 
         With :math:`c_k = \sqrt{\beta_k}\, v / v_k` at each row, the sum of independent functions
         :math:`\sum_k c_k f_k` has the combined variance v; its covariance is
-        :math:`\sum_k c_k(x)\, C_k(x, x')\, c_k(x')`, positive semidefinite and the same for a row
-        whatever others are asked for with it.
+        :math:`\sum_k c_k(x)\, C_k(x, x')\, c_k(x')`, which is positive semidefinite.
 
         Raises
         ------
         ValueError
-            For rules that divide by a prior: they are densities of single rows only.
+            For rules that divide by a prior, which define densities of single rows only.
         """
         if len(self.experts) == 1:
             return self.experts[0].covariance(X)
         if self.combination not in ("poe", "gpoe"):
             raise ValueError(
-                f"combination={self.combination!r} divides densities of single rows by a common "
-                f"one, which defines no joint distribution of {len(self.experts)} experts: ask for "
-                "return_std, or use combination='gpoe'."
+                f"combination={self.combination!r} divides by the density of single rows, which "
+                f"defines no joint distribution of {len(self.experts)} experts: use "
+                "return_std=True, or combination='gpoe'."
             )
         combined = self.combine(X)
         total = X.new_zeros(len(X), len(X))

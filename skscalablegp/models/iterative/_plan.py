@@ -12,7 +12,7 @@ from ...core import FitRun
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator
 from ...linalg.operators import tile_size
-from ...linalg.solvers import Cholesky, resolve_solver
+from ...linalg.solvers import Cholesky
 from ._solves import Solves, solver_name
 
 # Rows up to which a factorisation with its inverse is faster than the solves of a stochastic step,
@@ -232,11 +232,6 @@ def _memory_room(run: FitRun) -> float:
     if free is None:
         free = available_memory(run.device)
     return float("inf") if free is None else float(free)
-
-
-def directly(solver: Any) -> bool:
-    """Whether the given solver factorises the matrix."""
-    return resolve_solver(solver).direct
 
 
 def _auto_posterior(
