@@ -1,4 +1,4 @@
-"""The log marginal likelihood of a finite feature map, the weights integrated out."""
+"""The log marginal likelihood of a finite feature map, with the weights integrated out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 
-# Rows whose features are held at a time.
+# Rows whose features are held in memory at a time.
 BATCH_ROWS = 2048
 
 
@@ -32,11 +32,11 @@ class CollapsedEvaluation:
     value : float
         Log marginal likelihood, summed over targets.
     grad : Tensor of shape (p,) or None
-        Its gradient in theta with the frequencies frozen, float64.
+        Its gradient in theta for fixed frequencies, in float64.
     jitter : float
-        What had to be added to the diagonal of the matrix that was factorised.
+        The amount added to the diagonal of the matrix that was factorised.
     weights : FeatureWeights or None
-        The weights' posterior, where that matrix was its precision.
+        The posterior of the weights, if the matrix was its precision.
     """
 
     quadratic: float
@@ -54,7 +54,7 @@ def collapsed_marginal_likelihood(
     eval_gradient: bool = True,
     batch_rows: int = BATCH_ROWS,
 ) -> CollapsedEvaluation:
-    r"""log N(Y; 0, phi phi' + D) by the matrix inversion lemma, the features made batch by batch.
+    r"""log N(Y; 0, phi phi' + D) by the matrix inversion lemma, with features computed in batches.
 
     With A = I + phi' D^-1 phi, log|H| = log|A| + log|D| and
     y' H^-1 y = y' D^-1 y - b' A^-1 b, b = phi' D^-1 y. Everything is float64.
@@ -69,11 +69,11 @@ def collapsed_marginal_likelihood(
         The map; m columns.
     eval_gradient : bool, default=True
     batch_rows : int
-        Rows held at a time; the result does not depend on it.
+        Rows in a batch, which do not change the result.
 
     Notes
     -----
-    O(n m^2) time and O(m^2 + batch m) memory for n > m, else O(n^2 m) and O(n^2 + n m).
+    It costs O(n m^2) time and O(m^2 + batch m) memory if n > m, else O(n^2 m) and O(n^2 + n m).
     Rahimi and Recht (2007); Rasmussen and Williams (2006), equations A.9 and A.10.
     """
     theta = theta.detach().double().cpu()
@@ -91,9 +91,10 @@ def feature_weights(
 ) -> tuple[FeatureWeights, CollapsedEvaluation]:
     """The posterior of the weights, and the likelihood without its gradient; O(n m^2 + m^3).
 
-    With little noise I + phi' D^-1 phi exceeds what a factorisation holds, and a jitter would be
-    added to the prior's own precision I: variances far from the data would fall short. Its factor
-    then comes from a QR decomposition of [D^-1/2 phi; I], whose condition is the square root.
+    With little noise, I + phi' D^-1 phi is too badly conditioned for a Cholesky factorisation.
+    Jitter would add to the prior precision I, and variances far from the data would be too small.
+    The factor is then computed by a QR decomposition of [D^-1/2 phi; I], whose condition number is
+    the square root of that of the matrix.
     """
     rows, m = _Rows(problem, features, batch_rows), features.n_features
     theta = theta.detach().double().cpu()
@@ -113,7 +114,7 @@ def feature_weights(
 def _resolvable_noise(
     phi: Float64[Tensor, "n m"], noise: Float64[Tensor, " n"]
 ) -> tuple[Float64[Tensor, " n"], float]:
-    """D with what phi phi' + D needs to have a factor and D an inverse, and how much that is."""
+    """D plus the jitter that phi phi' + D needs for a factor and D for an inverse; the jitter."""
     H = phi @ phi.T
     H.diagonal().add_(noise)
     jitter = cholesky_with_jitter(H)[1]
@@ -125,7 +126,7 @@ def _resolvable_noise(
 def _orthogonal_weights(
     batches: Iterable[tuple[Tensor, Tensor, Tensor]], m: int, jitter: float = 0.0
 ) -> FeatureWeights:
-    """min_w |D^-1/2 (phi w - Y)|^2 + |w|^2 by QR, batch by batch; the prior's rows come last."""
+    """min_w |D^-1/2 (phi w - Y)|^2 + |w|^2 by QR in batches; the rows of the prior come last."""
     R = None
     for phi, Y, noise in batches:
         scaled = torch.cat([phi, Y], 1) / noise.sqrt()[:, None]
@@ -180,8 +181,8 @@ class _Rows:
     def _check(self, noise: Tensor) -> None:
         if bool((noise <= 0).any()):
             raise ValueError(
-                "With fewer features than rows every row needs noise: set alpha to a positive "
-                "value (alpha=1e-6), or add a WhiteKernel() to the kernel."
+                "If there are fewer features than rows, every row needs noise: set alpha to a "
+                "positive value (alpha=1e-6), or add a WhiteKernel() to the kernel."
             )
 
 
@@ -197,7 +198,7 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
 
         def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-            # The value of diag(phi G phi') with the slope 2 phi G, from one product.
+            # One product gives the value of diag(phi G phi') and its slope 2 phi G.
             half = (matmul(phi.detach(), G) * phi).sum(1)
             inner = 2 * half - half.detach()
             fitted = inner + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
@@ -222,7 +223,7 @@ def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvalua
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(V, V.T, alpha=0.5)
 
         def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-            # Of tr(phi' G phi) only the slope is asked for, 2 G phi.
+            # Only the slope of tr(phi' G phi) is needed, which is 2 G phi.
             return 2 * (matmul(G, phi.detach()) * phi).sum() + (G.diagonal() * noise).sum()
 
         grad = _differentiate(lambda theta: rows.batches(theta, n), part, theta)

@@ -1,4 +1,4 @@
-"""Gradients of likelihoods that are made of random Fourier features."""
+"""Gradient estimators that use random Fourier features."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ._single_sample import FeatureLevels, single_sample_terms
 
 
 class FeatureGradient(GradientEstimator):
-    """Value and gradient of the likelihood of a feature map whose frequencies are frozen.
+    """Value and gradient of the likelihood of a feature map with fixed frequencies.
 
-    Both are exact for the map, so that any optimiser will do; for the kernel behind it they are
-    biased: few features overestimate the quadratic term and underestimate the determinant.
+    Both are exact for the map, so that any optimiser can be used. For the kernel they are biased:
+    few features overestimate the quadratic term and underestimate the determinant.
 
     Parameters
     ----------
@@ -46,12 +46,13 @@ class FeatureGradient(GradientEstimator):
 
 
 class SingleSampleGradient(GradientEstimator):
-    """Random features with one random correction term: unbiased, and very noisy.
+    """Random features with one random correction term; unbiased but very noisy.
 
     Parameters
     ----------
     truncation : str or TruncationDistribution, default="reciprocal"
-        Of the level, in units of `component_step` functions, at which the correction is computed.
+        Distribution of the level at which the correction is computed. Level j has
+        ``j * component_step`` functions.
     min_components : int, default=500
         Random Fourier functions that every step has.
     component_step : int, default=100
@@ -72,7 +73,7 @@ class SingleSampleGradient(GradientEstimator):
         keep_settings(self, locals())
 
     def levels(self, n: int) -> FeatureLevels:
-        """The series for n rows; wrong settings fail here."""
+        """The series for n rows; raises an error for wrong settings."""
         truncation = resolve_truncation(self.truncation)
         return FeatureLevels.of(n, self.min_components, self.component_step, truncation)
 
@@ -87,7 +88,7 @@ class SingleSampleGradient(GradientEstimator):
         deadline = time.perf_counter() + left
 
         def check_time() -> None:
-            # One of the up to three terms may be an exact evaluation.
+            # Any of the up to three terms may be an exact evaluation, which takes long.
             if time.perf_counter() > deadline:
                 raise StopTraining("max_seconds")
 

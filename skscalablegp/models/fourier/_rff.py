@@ -28,7 +28,7 @@ from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weigh
 from ._gradients import FeatureGradient
 from ._training import FLOAT64, checked_pairs
 
-# What n_components="auto" is.
+# Value of n_components="auto".
 _COMPONENTS = 700
 
 
@@ -36,8 +36,8 @@ class RFFRegressor(GPRegressorBase):
     """Gaussian-process regression with random Fourier features: linear in the number of rows.
 
     The kernel is replaced by the inner product of random sines and cosines, which makes the model
-    a Bayesian linear regression. It is quick, and biased: with few features the likelihood favours
-    too short length scales, and far from the data variances do not quite return to the prior's.
+    a Bayesian linear regression. It is fast but biased: with few features the likelihood favours
+    length scales that are too short, and variances far from the data differ from the prior's.
 
     Parameters
     ----------
@@ -139,12 +139,12 @@ class RFFRegressor(GPRegressorBase):
 
     See Also
     --------
-    SSRFFRegressor : The same features without their bias.
+    SSRFFRegressor : The same features, with gradients made unbiased.
 
     Notes
     -----
-    O(n m^2) time a step, O(m^2) memory beside the table; a prediction costs O(m) a row, its
-    variance O(m^2).
+    A training step costs O(n m^2) time and O(m^2) memory in addition to the table. A predicted mean
+    costs O(m) per row, and a variance O(m^2).
 
     References
     ----------
@@ -222,7 +222,7 @@ class RFFRegressor(GPRegressorBase):
                 self._fit_rows(table, kernel, run)
                 return self
             m = self.n_components if self.n_components != "auto" else _COMPONENTS
-            run.chose("n_components", m, "accurate enough for most tables, in seconds")
+            run.chose("n_components", m, "accurate enough for most tables")
             pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
             run.begin(table.X, table.y)
             features = sample_prior_features(
@@ -230,7 +230,7 @@ class RFFRegressor(GPRegressorBase):
             )
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
             self._keep_table(table)
-            # Frequencies go by the slots of the compiled kernel, which the trained one shares.
+            # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
             self._features = to_numpy(features)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
             settings = StageSettings.of(self, self.n_restarts_optimizer)
@@ -249,7 +249,7 @@ class RFFRegressor(GPRegressorBase):
         return self
 
     def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
-        """The model with these hyperparameters; returns the jitter."""
+        """Set the attributes of the model with these hyperparameters; returns the jitter."""
         theta = torch.as_tensor(theta)
         weights, evaluation = feature_weights(problem, theta, features)
         self.kernel_ = problem.kernel.to_sklearn(theta)
@@ -259,7 +259,7 @@ class RFFRegressor(GPRegressorBase):
         return max(evaluation.jitter, weights.jitter)
 
     def _is_small(self, table: Table) -> bool:
-        """Whether "auto" leaves the features out."""
+        """Whether "auto" means the exact process rather than features."""
         return self.n_components == "auto" and len(table.X) <= SMALL_TABLE
 
     def _default_kernel(self, table: Table) -> Kernel:
@@ -267,10 +267,10 @@ class RFFRegressor(GPRegressorBase):
         return data_scaled_kernel(table.X, table.y, limit)
 
     def _fit_rows(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
-        """The exact process of all rows in the place of features."""
+        """Fit the exact process of all rows instead of features."""
         n = len(table.X)
         checked_pairs(run, "n_components", kernel, 2, n)
-        run.chose("n_components", None, f"{n} rows: their exact process costs no more")
+        run.chose("n_components", None, f"{n} rows: the exact process is as fast")
         self._features = self.coef_ = self.coef_precision_cholesky_ = None
         settings = StageSettings.of(self, self.n_restarts_optimizer)
         self._fit_exactly(table, kernel, settings, "give n_components", run)
@@ -294,7 +294,7 @@ class RFFRegressor(GPRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """Of the model with these features."""
+        """The likelihood of the model with these features."""
         if self._features is None:
             return super()._likelihood_at(theta, eval_gradient)
         kernel = compile_kernel(self.kernel_, self.n_features_in_)

@@ -1,4 +1,4 @@
-"""The log marginal likelihood from random features, made unbiased by one random correction."""
+"""The log marginal likelihood from random features, made unbiased by a random correction."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ._collapsed import collapsed_marginal_likelihood
 
 @dataclass(frozen=True)
 class FeatureLevels:
-    """The series log|K_base| + sum_j (log|K_j| - log|K_{j-1}|), whose last matrix is the exact one.
+    """The series log|K_base| + sum_j (log|K_j| - log|K_{j-1}|), whose last matrix is exact.
 
-    Level j has ``j * step`` random Fourier functions, the first ones of one draw.
+    Level j has ``j * step`` random Fourier functions, which are the first ones of a single draw.
 
     Attributes
     ----------
     step : int
         Functions from one level to the next.
     truncation : Truncation or None
-        Of the level whose increment is computed; None where there are so few rows that the exact
-        matrix costs no more than the first level.
+        Distribution of the level whose increment is computed. None if there are so few rows that
+        the exact matrix costs no more than the first level.
     """
 
     step: int
@@ -38,14 +38,14 @@ class FeatureLevels:
     def of(
         cls, n: int, min_components: int, step: int, truncation: TruncationDistribution
     ) -> FeatureLevels:
-        """The levels for n rows; features beyond n would make the increments cost more than H."""
+        """The levels for n rows; with more than n features an increment would cost more than H."""
         base, last = -(-min_components // step), -(-n // step)
         if base >= last:
             return cls(step, None)
         drawn = truncation.on(last, start=base + 1)
         if drawn.low == drawn.high < last:
             raise ValueError(
-                f"truncation={truncation!r} computes one increment only and leaves the others out: "
+                f"truncation={truncation!r} always computes the same increment, which is biased: "
                 "use ReciprocalTruncation(), or RFFRegressor for a fixed number of features."
             )
         return cls(step, drawn)
@@ -62,7 +62,7 @@ def level_terms(
     features: PriorFeatures | None,
     level: int,
 ) -> Float64[Tensor, " p2"]:
-    """Quadratic term, log determinant and gradient at one level, in one vector."""
+    """The quadratic term, the log determinant and the gradient at one level, as one vector."""
     if levels.truncation is None or level == levels.truncation.high:
         result = exact_marginal_likelihood(problem, theta)
         n, t = problem.Y.shape
@@ -82,14 +82,14 @@ def single_sample_terms(
     generator: Generator,
     before_each: Callable[[], None] = lambda: None,
 ) -> Float64[Tensor, " p2"]:
-    """Unbiased quadratic term, log determinant and gradient, in one vector.
+    """Unbiased quadratic term, log determinant and gradient, as one vector.
 
-    `before_each` is called before every evaluation; what it raises ends the step.
+    `before_each` is called before every evaluation, and may end the step by an exception.
 
     Notes
     -----
-    Potapczynski et al. (2021), section 4.2: three evaluations, at the base, the drawn level and the
-    one below. O(n (J step)^2), O(n^3) where the last level is drawn.
+    Potapczynski et al. (2021), section 4.2. There are three evaluations: at the base, at the drawn
+    level J and at the one below. They cost O(n (J step)^2), or O(n^3) if J is the last level.
     """
     truncation = levels.truncation
     if truncation is None:

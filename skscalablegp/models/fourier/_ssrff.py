@@ -15,18 +15,18 @@ from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
 from ._training import FLOAT64, checked_pairs
 
-# What has no effect where nothing is trained.
+# Parameters of the series, which have no effect if nothing is trained.
 _OF_SERIES = ("min_components", "component_step", "truncation")
 
 
 class SSRFFRegressor(GPRegressorBase):
-    """Random Fourier features made unbiased by a random correction, with exact predictions.
+    """Gaussian-process regression by random Fourier features with an unbiased gradient.
 
-    Each training step takes the gradient with `min_components` random features and adds one
-    increment of the series that leads from there to the exact kernel matrix, weighted by the
-    inverse of its probability. The gradient is right on average, and so noisy that training takes
-    of the order of 100 times as many steps (Potapczynski et al. 2021); :class:`RRCGRegressor` is
-    the practical one.
+    A series leads from the gradient with `min_components` random features to that of the exact
+    kernel matrix. Each training step computes the first term and one random increment of the
+    series, weighted by the inverse of its probability. The gradient is therefore unbiased, but so
+    noisy that training takes about 100 times as many steps (Potapczynski et al. 2021).
+    :class:`RRCGRegressor` is more practical. Predictions are those of the exact process.
 
     Parameters
     ----------
@@ -126,11 +126,11 @@ class SSRFFRegressor(GPRegressorBase):
 
     See Also
     --------
-    RFFRegressor : The same features with their bias, which train and predict in linear time.
+    RFFRegressor : The same features, biased, with training and predictions in linear time.
 
     Notes
     -----
-    The last term is an exact evaluation, so a step may cost O(n^3) time and O(n^2) memory.
+    The last term of the series is exact, so that a step may cost O(n^3) time and O(n^2) memory.
 
     References
     ----------
@@ -230,12 +230,12 @@ class SSRFFRegressor(GPRegressorBase):
     def _check_optimizer(self) -> None:
         if self.optimizer is not None and resolve_optimizer(self.optimizer).exact_only:
             raise ValueError(
-                f"optimizer={self.optimizer!r} needs exact values and gradients; those here are "
-                "unbiased, but noisy: use optimizer='adam', an Adam object, or None."
+                f"optimizer={self.optimizer!r} needs exact values and gradients, but those of "
+                "SSRFFRegressor are noisy: use optimizer='adam', an Adam object, or None."
             )
 
     def _gradient(self, kernel: TorchKernel, n: int, run: FitRun) -> SingleSampleGradient:
-        """Where gradients come from; refuses what has no features or does not fit."""
+        """The gradient estimator; refuses kernels without features and tables too large."""
         run.check_memory(
             24 * n * n,
             f"The exact last term of the series for {n} rows (three {n} x {n} matrices)",
@@ -246,12 +246,12 @@ class SSRFFRegressor(GPRegressorBase):
         )
         checked_pairs(run, "min_components", kernel, min(self.min_components, n), n)
         if gradient.levels(n).truncation is None:
-            why = f"{n} rows are no more than the functions of every step: all steps are exact"
+            why = f"{n} rows are no more than min_components, rounded up: all steps are exact"
             run.ignores(_OF_SERIES, why)
         return gradient
 
     def _finish(self, kernel: TorchKernel, theta: Any, device: torch.device) -> float:
-        """The model with these hyperparameters; returns the jitter."""
+        """Set the attributes of the model with these hyperparameters; returns the jitter."""
         evaluation = self._keep_exactly(kernel, torch.as_tensor(theta), device)
         self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
         return evaluation.jitter

@@ -1,4 +1,4 @@
-"""What both regressors check before they train on all rows."""
+"""Checks of the kernel and of memory, for both regressors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from ...features import frequencies_per_product, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel
 from ._collapsed import BATCH_ROWS
 
-FLOAT64 = "sums of many products of features need all their digits"
+# The reason for double precision.
+FLOAT64 = "sums of many products of features need double precision"
 
 
 def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
-    """Frequencies of each product when m functions are shared among all of them.
+    """The number of frequencies for each product of the kernel, of m functions in all.
 
-    Refuses kernels without random features, and m x m matrices that do not fit; `name` is the
+    Refuses kernels without random features, and matrices that do not fit into memory. `name` is the
     parameter that m comes from.
     """
     try:
         one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
     except NoSpectralDensity as error:
         raise NoSpectralDensity(
-            f"{error.cause}, so it has no random features: use a sum or product of RBF, Matern, "
+            f"{error.cause}, so it has no random features: use a kernel made of RBF, Matern, "
             "RationalQuadratic, DotProduct and constants, or IterativeGPRegressor."
         ) from None
     pairs = frequencies_per_product(kernel, m)
