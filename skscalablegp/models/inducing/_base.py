@@ -1,4 +1,4 @@
-"""What regressors and classifiers with inducing points share."""
+"""The fit that the variational regressor and classifier share."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from ._training import (
     train_batches,
 )
 
-# Up to so many rows products are float64.
+# Rows up to which products are in float64.
 _FLOAT64_ROWS = 3000
 _BATCH = 1024
 _EPOCHS = 8
-# Fewest steps of tables up to 200 rows, and of larger ones; most steps.
+# Fewest steps for tables of up to 200 rows, fewest steps for larger ones, and most steps.
 _STEPS = (30, 80, 400)
 _LEARNING_RATE = 0.05
-# Weight of a batch in a natural step, and of all rows where one step is not enough.
+# Weight of a batch in a natural step, and of a step on all rows if one step is not enough.
 _NATURAL_RATE = 0.1
 _WHOLE_RATE = 0.3
-# Most passes over rows that come later.
+# Most passes over rows that are added later.
 _PASSES = 30
-# Fewest rows from which a start is worth while.
+# Fewest rows for which a start on some rows is worthwhile.
 _FEWEST_START = 100
 
-# Rows' kernel, rows, targets, and the model's theta that belongs to that kernel's.
+# A kernel, rows, targets, and a function from the kernel's theta to the model's.
 Start = tuple[TorchKernel, torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]
 
 
 def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> int:
-    """m, from `n_inducing` and `inducing`, which are checked.
+    """The number of inducing points; checks `n_inducing` and `inducing`.
 
     Raises
     ------
@@ -75,14 +75,14 @@ def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> in
 
 
 class SparseMixin:
-    """Settings from parameters, training, and fitted attributes; the tables are the subclass's."""
+    """Settings, training and fitted attributes; a subclass reads the table."""
 
     _objective = "lower_bound_"
 
     # ------------------------------------------------------------------ what parameters mean
 
     def _most_points(self, n_outputs: int) -> int:
-        """What n_inducing="auto" is on large tables."""
+        """The value of n_inducing="auto" on large tables."""
         return 512
 
     def _plan(
@@ -95,7 +95,7 @@ class SparseMixin:
         n_outputs: int,
         run: FitRun,
     ) -> SparsePlan:
-        """Everything resolved and checked, before any work."""
+        """Resolve and check all settings, before any work."""
         generator, (n, d) = run.generator, X.shape
         network = self._new_network(d, run)
         targets = (Y - scaling.y_mean) / scaling.y_scale
@@ -135,7 +135,7 @@ class SparseMixin:
         return SparsePlan(model, rows, settings, inputs, weights, unit, whole, planned)
 
     def _may_be_whole(self, model: SparseModel) -> bool:
-        """Whether, with all rows as points, the bound is an exact likelihood to be maximised."""
+        """Whether the bound could be the exact likelihood, with all rows as inducing points."""
         return (
             self.optimizer is not None
             and model.kernel.n_params > 0
@@ -148,11 +148,11 @@ class SparseMixin:
     def _sparse_settings(
         self, n: int, model: SparseModel, inputs: Scaling, run: FitRun
     ) -> tuple[SparseSettings, bool]:
-        """Also whether there are no fewer steps than "auto" would take."""
+        """The settings, and whether there are at least as many steps as "auto" would take."""
         if self.optimizer not in ("adam", None):
             raise ValueError(
                 f"Unknown optimizer {self.optimizer!r}: use 'adam', or None to keep the kernel and "
-                "the points as they are. variational_optimizer moves the belief."
+                "the inducing points. variational_optimizer is a parameter of its own."
             )
         if self.variational_optimizer not in ("natural", "adam"):
             raise ValueError(
@@ -162,7 +162,7 @@ class SparseMixin:
         natural = self.variational_optimizer == "natural"
         most = self._most_points(model.n_outputs)
         if self._may_be_whole(model):
-            # Training is then exact, and quicker than that of fewer points.
+            # Exact training is then faster than training with fewer points.
             most = max(most, SMALL_TABLE if n <= SMALL_TABLE else 0)
         m = planned_points(self, n, len(inputs.x_mean), most, run)
         inducing = self.inducing
@@ -170,13 +170,13 @@ class SparseMixin:
             inducing = check_points("inducing", inducing, inputs.x_mean.size) - inputs.x_mean
             inducing = inducing / inputs.x_scale
         batch = min(n, _BATCH if self.batch_size == "auto" else int(self.batch_size))
-        run.chose("batch_size", batch, "all rows" if batch == n else "a step costs little")
+        run.chose("batch_size", batch, "all rows" if batch == n else "steps are cheap")
         fewest = _STEPS[0] if n <= 200 else _STEPS[1]
         enough = int(np.clip(_EPOCHS * n / batch, fewest, _STEPS[2]))
         steps = enough if self.max_iter == "auto" else int(self.max_iter)
         run.chose("max_iter", steps, f"{_EPOCHS} passes, within {fewest} and {_STEPS[2]} steps")
         rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
-        run.chose("learning_rate", rate, "it falls to almost nothing over the steps")
+        run.chose("learning_rate", rate, "it falls to almost zero over the steps")
         own = self.variational_learning_rate
         if own == "auto":
             own = (_WHOLE_RATE if batch == n else _NATURAL_RATE) if natural else rate
@@ -207,12 +207,12 @@ class SparseMixin:
         closed = natural and model.likelihood.conjugate
         if self.optimizer is None:
             names = ("learning_rate", "optimize_inducing")
-            run.ignores(names, "optimizer=None keeps kernel and points")
+            run.ignores(names, "optimizer=None keeps kernel and inducing points")
             if closed:
                 names = ("batch_size", "max_iter", "variational_learning_rate")
-                run.ignores(names, "the best belief is known in closed form")
+                run.ignores(names, "the optimal distribution has a closed form")
         if closed and settings.batch_size == n:
-            why = "a step sees all rows and finds the best belief"
+            why = "a step sees all rows and computes the optimal distribution"
             run.ignores("variational_learning_rate", why)
         if whole:
             names = (
@@ -239,10 +239,10 @@ class SparseMixin:
         unit: float,
         likelihood: Likelihood,
     ) -> tuple[Kernel, Scaling]:
-        """The kernel in its own units, and what rows pass through before it.
+        """The kernel, and the transformation of rows before it.
 
-        Rows keep their units where the kernel sees them, but for a shift that stationary kernels
-        do not notice and single precision needs; a network gets standardised ones.
+        A network gets standardised rows. Otherwise rows keep their units, and are only shifted if
+        the kernel is stationary, which single precision needs.
         """
         d = len(scaling.x_mean)
         width, spread = (d, scaling.x_scale) if network is None else (network.n_features, 1.0)
@@ -257,7 +257,7 @@ class SparseMixin:
     def _default_kernel(
         self, width: int, spread: Any, unit: float, likelihood: Likelihood
     ) -> Kernel:
-        """With white noise where that is the likelihood's."""
+        """The default kernel, with white noise if the likelihood has additive noise."""
         kernel = default_kernel(width, spread, unit)
         return kernel if likelihood.additive else kernel.k1
 
@@ -267,9 +267,9 @@ class SparseMixin:
     # ------------------------------------------------------------------ training
 
     def _train(self, plan: SparsePlan, run: FitRun) -> SparseFit:
-        """Train, set every fitted attribute and report."""
+        """Train, set the fitted attributes and report."""
         theta, n_start, reason = self._start(plan, run)
-        # What a start of a few rows takes for noise is too little for points.
+        # The noise from an exact start on some rows is too small for inducing points.
         noise = n_start > 0 and self.kernel is None and not (plan.whole or run.stopped)
         noise = noise and plan.model.likelihood.conjugate and plan.model.likelihood.additive
         stepper = run.finish("points", lambda: begin(plan, theta, run.generator, noise))
@@ -291,7 +291,7 @@ class SparseMixin:
         return fit
 
     def _start(self, plan: SparsePlan, run: FitRun) -> tuple[torch.Tensor, int, str]:
-        """Starting theta, evaluations spent, and how they ended."""
+        """The starting theta, the number of evaluations and the reason for their end."""
         model, n = plan.model, len(plan.rows)
         kernel = model.kernel
         given = self.kernel is not None or model.network is not None or n < _FEWEST_START
@@ -317,10 +317,10 @@ class SparseMixin:
         return to_theta(torch.as_tensor(result.theta)), result.n_iter, result.stop_reason
 
     def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:
-        """The regression of some rows whose hyperparameters the default kernel starts with."""
+        """The regression on some rows that determines the starting hyperparameters."""
         kernel, p, Y = model.kernel, model.kernel.n_params, model.likelihood.start_targets(Y)
         if not model.likelihood.additive:
-            # A regression needs noise, which comes last among its parameters.
+            # A regression needs noise, which is the last of its parameters.
             unit = float(Y.square().mean()) or 1.0
             noisy = kernel.kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
             priors = {f"k1__{name}": prior for name, prior in kernel.priors.items()}
@@ -330,12 +330,12 @@ class SparseMixin:
     # ------------------------------------------------------------------ fitted state
 
     def _keep(self, plan: SparsePlan, fit: SparseFit) -> None:
-        """The fitted attributes of a model."""
+        """Set the fitted attributes."""
         model, dtype = plan.model, plan.rows.source.dtype
         self._keep_scaling(plan.inputs)
         self.kernel_ = model.kernel.to_sklearn(fit.theta.cpu())
         self.likelihood_ = model.likelihood
-        # Single precision is where points were trained, double is where they are used.
+        # Points may be trained in single precision, but are used in double precision.
         Z = fit.Z.cpu().double().numpy()
         self.inducing_points_ = Z if model.network is not None else Z + plan.inputs.x_mean
         self._set_belief(fit.belief)
@@ -348,7 +348,7 @@ class SparseMixin:
         self.variational_cov_ = belief.covariance.cpu().numpy()
 
     def _fitted(self, n_outputs: int, device: torch.device) -> tuple[SparseModel, SparseFit]:
-        """The model from fitted attributes alone, float64."""
+        """The model from the fitted attributes, in float64."""
         network = self._network
         width = self.n_features_in_ if network is None else network.n_features
         model = SparseModel(
@@ -379,7 +379,7 @@ class SparseMixin:
         return InducingPosterior(model.kernel, fit.theta, fit.Z, fit.belief, noise, transform)
 
     def extract_features(self, X: Any) -> np.ndarray:
-        """What the kernel sees of rows: the output of the network, or the rows themselves.
+        """The kernel's input: the output of the network, or the rows if there is none.
 
         Parameters
         ----------
@@ -412,7 +412,7 @@ class SparseMixin:
         n_outputs: int,
         run: FitRun,
     ) -> None:
-        """Further rows into the belief; hyperparameters and inducing points stay."""
+        """Update the belief with further rows; keeps hyperparameters and inducing points."""
         seen, passes = self.n_samples_seen_, _PASSES
         if self.max_iter != "auto":
             passes = int(self.max_iter)

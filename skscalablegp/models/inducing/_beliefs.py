@@ -1,4 +1,4 @@
-"""Two ways in which training moves the belief about the inducing values."""
+"""Two methods to train the belief about the inducing values."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ._bound import NaturalBelief, RowStatistics, WhitenedBelief
 
 
 class MovingBelief(ABC):
-    """q(v) as a stepper changes it.
+    """The belief q(v) in training.
 
     Attributes
     ----------
     closed : bool
-        Whether one step on all rows is the best belief.
+        Whether one step on all rows gives the optimal belief.
     """
 
     closed: bool = False
 
     @abstractmethod
     def whitened(self) -> WhitenedBelief:
-        """What it is now."""
+        """The current belief."""
 
     @abstractmethod
     def step(self, rows: RowStatistics, n: int, n_steps: int) -> None:
-        """Follow the statistics of a batch, scaled to all n rows, after so many other steps."""
+        """Update from the statistics of a batch, scaled to all n rows, after `n_steps` steps."""
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """A copy that later steps leave alone."""
+        """A copy that later steps do not change."""
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
-        """Go back to a copy."""
+        """Return to a copy."""
 
 
 class NaturalSteps(MovingBelief):
-    """Natural gradient steps, which are averages with what a batch says.
+    """Natural-gradient steps, which are weighted averages with a batch's statistics.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class NaturalSteps(MovingBelief):
     conjugate : bool
         Whether the likelihood is Gaussian.
     whole : bool
-        Whether a batch is all rows.
+        Whether a batch has all rows.
     """
 
     def __init__(self, prior: NaturalBelief, rate: float, conjugate: bool, whole: bool):
@@ -60,7 +60,8 @@ class NaturalSteps(MovingBelief):
         return self.belief.whitened()
 
     def step(self, rows: RowStatistics, n: int, n_steps: int) -> None:
-        # The first steps forget the prior; on all rows a Gaussian likelihood needs one.
+        # Large first steps forget the prior; for a Gaussian likelihood, one step on all rows is
+        # enough.
         rate = max(self.rate, 1 / (n_steps + (1 if self.closed else 2)))
         if self.closed and self.whole:
             rate = 1.0
@@ -74,14 +75,14 @@ class NaturalSteps(MovingBelief):
 
 
 class AdamSteps(MovingBelief):
-    """A mean and a Cholesky factor that Adam follows, from the prior on.
+    """A mean and a Cholesky factor that Adam trains, starting at the prior.
 
     Parameters
     ----------
     prior : NaturalBelief
         N(0, I).
     rate : float
-        Adam's.
+        Learning rate of Adam.
     """
 
     def __init__(self, prior: NaturalBelief, rate: float):
@@ -94,7 +95,7 @@ class AdamSteps(MovingBelief):
         return WhitenedBelief(self.mean.clone(), C @ C.mT, log_det)
 
     def step(self, rows: RowStatistics, n: int, n_steps: int) -> None:
-        """Ascend the bound; its gradient in S is (S^-1 - I - P) / 2 for each latent function."""
+        """Ascend the bound, whose gradient in S is (S^-1 - I - P) / 2 per latent function."""
         C, shared = self.factor, self.mean.shape[1] // len(self.factor)
         inverse = torch.diag_embed(1 / C.diagonal(dim1=1, dim2=2))
         self.mean.grad = (self.mean - rows.d_mean) / n

@@ -2,7 +2,7 @@
 
 In whitened coordinates u = f(Z) = L v with k(Z, Z) = L L', the belief is q(v) = N(m, S) and
 a(x) = L^-1 k(Z, x) gives q(f(x)) = N(a'm, k(x, x) - a'a + a'S a). Everything here is in closed form
-down to k(Z, X), k(Z, Z) and the diagonal; only the kernel itself is left to autograd.
+down to k(Z, X), k(Z, Z) and the diagonal. Autograd differentiates only the kernel.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 from ...core.likelihoods import Likelihood
 from ...linalg.solvers import cholesky_with_jitter
 
-# Of the mean prior variance, on the diagonal of k(Z, Z), which near points would make singular; by
-# the precision in which k(Z, Z) was computed.
+# Jitter on the diagonal of k(Z, Z), relative to the mean prior variance, for the precision in which
+# k(Z, Z) was computed: with close points the matrix is singular.
 JITTER = {torch.float64: 1e-8, torch.float32: 1e-6}
 
 
@@ -30,7 +30,7 @@ class WhitenedBelief:
     mean : Tensor of shape (m, q)
         One column for each latent function.
     covariance : Tensor of shape (s, m, m)
-        s is q, or 1 where the latent functions share it.
+        s is q, or 1 if the latent functions share the covariance.
     log_det : Tensor of shape (s,)
         Of the covariances.
     """
@@ -59,7 +59,7 @@ class WhitenedBelief:
 
 @dataclass(frozen=True, eq=False)
 class NaturalBelief:
-    """The same belief as S^-1 and S^-1 m, in which natural gradient steps are averages.
+    """The belief as S^-1 and S^-1 m, in which natural-gradient steps are weighted averages.
 
     Attributes
     ----------
@@ -94,21 +94,22 @@ class NaturalBelief:
         return WhitenedBelief(torch.einsum("qij,jq->iq", S, self.shift), S, log_det)
 
     def towards(self, other: NaturalBelief, rate: float) -> NaturalBelief:
-        """A natural gradient step of length `rate`: an average.
+        """A natural-gradient step of length `rate`, which is a weighted average.
 
-        `other` is what rows say together with the prior. Khan and Lin (2017), equations 11 and 12.
+        `other` is the belief from the statistics of rows and the prior. Khan and Lin (2017),
+        equations 11 and 12.
         """
         precision = torch.lerp(self.precision, other.precision, rate)
         return NaturalBelief(precision, torch.lerp(self.shift, other.shift, rate))
 
     def plus(self, rows: RowStatistics) -> NaturalBelief:
-        """The belief multiplied by what rows say."""
+        """The belief multiplied by the likelihood terms of rows."""
         return NaturalBelief(self.precision + rows.precision, self.shift + rows.shift)
 
 
 @dataclass(frozen=True, eq=False)
 class RowStatistics:
-    """What rows say about v, with w = -2 d_variance for each latent function.
+    """Statistics of rows about v, with w = -2 d_variance for each latent function.
 
     Attributes
     ----------
@@ -139,9 +140,9 @@ class Whitening:
     factor, inverse : Tensor of shape (m, m)
         L and L^-1.
     jitter : float
-        In the kernel's units.
+        The amount added to the diagonal, in the kernel's units.
     fraction : float
-        Of the mean diagonal entry that was added at first.
+        The first jitter that was added, relative to the mean diagonal entry.
     """
 
     factor: Float64[Tensor, "m m"]
@@ -151,7 +152,7 @@ class Whitening:
 
     @classmethod
     def of(cls, K: Float[Tensor, "m m"]) -> Whitening:
-        """O(m^3), in float64 whatever comes in."""
+        """In float64 whatever the precision of K; O(m^3)."""
         fraction = JITTER[K.dtype]
         K = K.detach().double()
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
@@ -168,8 +169,8 @@ class KernelValues:
     Attributes
     ----------
     inducing, cross, diag, noise : Tensor
-        k(Z, Z), or None where its share is added elsewhere; k(Z, X), the diagonal of k(X, X), the
-        noise variances.
+        k(Z, Z), or None if its gradient is computed elsewhere; k(Z, X), the diagonal of k(X, X),
+        and the noise variances.
     """
 
     inducing: Float[Tensor, "m m"] | None
@@ -196,11 +197,11 @@ class BoundEvaluation:
     Attributes
     ----------
     value : float
-        Expected log likelihood less the divergence.
+        Expected log likelihood minus the divergence.
     rows : RowStatistics
-        What moves the belief.
+        The statistics for the next belief.
     grad : KernelValues or None
-        Its gradients in what the kernel returned, which move everything else.
+        The gradients in the values of the kernel, for all other parameters.
     """
 
     value: float
@@ -219,7 +220,7 @@ def variational_bound(
     eval_gradient: bool = True,
     white: Whitening | None = None,
 ) -> BoundEvaluation:
-    """The bound on one batch, with the gradients that autograd then carries into the kernel.
+    """The bound on one batch, and its gradients in the values of the kernel.
 
     Parameters
     ----------
@@ -229,13 +230,13 @@ def variational_bound(
         At the inducing points and the batch.
     Y : Tensor of shape (b, t)
     weight : float, default=1.0
-        n / b: batches are scaled to all rows.
+        n / b, which scales a batch to all rows.
     generator : Generator, optional
-        For likelihoods that draw.
+        For likelihoods that use random draws.
     eval_gradient : bool, default=True
-        Whether the gradients in the kernel are wanted.
+        Whether to compute the gradients in the values of the kernel.
     white : Whitening, optional
-        That of ``K.inducing`` where it is known already.
+        That of ``K.inducing``, if it has been computed already.
 
     Notes
     -----
@@ -253,8 +254,8 @@ def variational_bound(
     terms = likelihood.expected(Y, mean, variance, K.noise, generator)
     value = weight * float(terms.value.sum(dtype=torch.float64)) - belief.divergence()
     g_mean, g_var = weight * terms.d_mean, weight * terms.d_variance
-    # Latent functions that share a covariance have equal parts in its derivative. Where log p is
-    # convex a negative precision could spoil the belief: it is left out.
+    # Latent functions that share a covariance contribute equally to its derivative. Where log p is
+    # convex, the negative precision is left out, since it could make the belief improper.
     shared = mean.shape[1] // len(T)
     w = (-2 / shared * g_var).clamp_min(0)
     P = torch.stack([(A * w_s) @ A.T for w_s in w.T]).double()
@@ -275,7 +276,7 @@ def variational_bound(
 
 
 def inducing_gradient(white: Whitening, D: Float64[Tensor, "m m"]) -> Float64[Tensor, "m m"]:
-    """The gradient in k(Z, Z) of a function of A = L^-1 k(Z, X) whose gradient in A is G.
+    """The gradient in k(Z, Z) of a function of A = L^-1 k(Z, X), given its gradient G in A.
 
     Parameters
     ----------
@@ -285,12 +286,12 @@ def inducing_gradient(white: Whitening, D: Float64[Tensor, "m m"]) -> Float64[Te
 
     Notes
     -----
-    The reverse mode of a Cholesky factor (Murray 2016, section 3.1), in which L' dL is -D.
+    Reverse-mode differentiation of a Cholesky factor (Murray 2016, section 3.1), with L' dL = -D.
     """
     lower = D.tril(-1)
     symmetric = lower + lower.T
     symmetric.diagonal().copy_(D.diagonal())
     gradient = -0.5 * (white.inverse.T @ symmetric @ white.inverse)
-    # The jitter follows the mean of the diagonal.
+    # The jitter is proportional to the mean of the diagonal.
     gradient.diagonal().add_(white.fraction * gradient.diagonal().mean())
     return gradient

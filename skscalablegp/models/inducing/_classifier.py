@@ -1,6 +1,6 @@
 """Sparse variational classification.
 
-Longer than most files here: more than half of it documents the parameters.
+More than half of this file documents the parameters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ._base import SparseMixin, Start
 from ._stepper import SparseFit, SparseModel, SparseRows
 from ._training import left_out
 
-# Draws of the latent functions in a prediction, a power of two for the Sobol sequence.
+# Draws of the latent functions in a prediction; a power of two, for the Sobol sequence.
 _DRAWS = 256
-# Largest draws times rows times classes held in a prediction.
+# Draws times rows times classes that a prediction holds in memory at most.
 _DRAWN = 2**24
-# Variance of the latent functions where training starts.
+# Variance of the latent functions at the start of training.
 _LATENT_VARIANCE = 30.0
-# Rows that the power of the probabilities is found with, and its largest logarithm.
+# Rows that determine the power of the probabilities, and the largest logarithm of that power.
 _POWER_ROWS = 2000
 _LARGEST_POWER = 1.4
 
@@ -36,9 +36,9 @@ _LARGEST_POWER = 1.4
 class SVGPClassifier(SparseMixin, GPClassifierBase):
     """Gaussian-process classification through inducing points, trained on random batches.
 
-    Two classes have one latent function and a logit or probit link; more have one latent function
-    each, with a common kernel and common inducing points, and a softmax. The latent functions'
-    uncertainty is integrated out of the probabilities.
+    For two classes there is one latent function with a logit or probit link. For more classes there
+    is one latent function per class, with a common kernel, common inducing points and a softmax.
+    Probabilities are averaged over the uncertainty of the latent functions.
 
     Parameters
     ----------
@@ -217,8 +217,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows; a floating-point `np.memmap` of more than 256 MB is read by
-            batches and not copied.
+            Training rows. A floating-point `np.memmap` of more than 256 MB is read in batches and
+            not copied.
         y : array-like of shape (n,)
             Labels of at least two classes.
 
@@ -238,11 +238,11 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SVGPClassifier:
-        """Learn from further rows; the first call is `fit`.
+        """Update the posterior with further rows; the first call is `fit`.
 
-        What is known so far is the prior of the new rows. Hyperparameters and inducing points stay
-        those of the first call, which should therefore see rows from everywhere. Rows passed twice
-        count twice.
+        The current posterior is the prior for the new rows. Hyperparameters, inducing points and
+        the calibration stay those of the first call, which should therefore have rows from
+        everywhere. Rows that are passed twice count twice.
 
         Parameters
         ----------
@@ -251,7 +251,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         y : array-like of shape (n,)
             Labels.
         classes : array-like of shape (c,), optional
-            All labels that will ever come, for the first call; those of y by default.
+            All labels that will occur, for the first call. By default, those of y.
 
         Returns
         -------
@@ -304,7 +304,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
 
         def loss(log_power: float) -> float:
             own = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
-            # Few rows say little: a standard normal prior of the logarithm.
+            # The logarithm has a standard normal prior, for tables with few rows.
             return float(-own.sum()) + 0.5 * log_power**2
 
         bounds = (-_LARGEST_POWER, _LARGEST_POWER)
@@ -323,12 +323,12 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     def _default_kernel(
         self, width: int, spread: Any, unit: float, likelihood: Likelihood
     ) -> Kernel:
-        """Columns that hardly vary, such as rare words and pixels, are not blown up."""
+        """Columns with little variation, such as rare words, get the median length scale."""
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
 
     def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:
-        """A common factor of the length scales from a regression on the labels."""
+        """A regression on the labels, whose length scale is a factor of the kernel's."""
         kernel = model.kernel
         labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
         labels = labels - labels.mean(0)

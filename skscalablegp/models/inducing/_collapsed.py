@@ -1,4 +1,4 @@
-"""The collapsed bound of a regression through inducing points, streamed over the rows."""
+"""The collapsed bound of a regression with inducing points, summed over blocks of rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, inducing_gradient
 
-# Rows whose k(Z, X) is held at a time.
+# Rows whose k(Z, X) is held in memory at a time.
 BLOCK_ROWS = 2048
 
-# () -> rows as the kernel takes them, targets (b, t) and known noise variances (b,), by blocks.
+# A function that returns blocks of rows, targets (b, t) and known noise variances (b,).
 Blocks = Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]
 
 
 @dataclass(frozen=True, eq=False)
 class CollapsedBound:
-    """The bound with the best belief about the inducing values, and that belief.
+    """The bound at the optimal belief about the inducing values, and that belief.
 
     Attributes
     ----------
@@ -65,11 +65,12 @@ def collapsed_bound(
     blocks: Blocks,
     eval_gradient: bool = False,
 ) -> CollapsedBound:
-    """Titsias's bound, and on request its gradient in theta and Z.
+    """Titsias's bound and, if asked for, its gradient in theta and Z.
 
     With A = L^-1 k(Z, X) and B = I + A D^-1 A', log|Q + D| = log|B| + log|D| and
-    y' (Q + D)^-1 y = y' D^-1 y - b' B^-1 b, b = A D^-1 y. The gradient is that of the variational
-    bound at the optimal belief, which the bound does not depend on to first order: a second pass.
+    y' (Q + D)^-1 y = y' D^-1 y - b' B^-1 b, b = A D^-1 y. The gradient takes a second pass over the
+    rows. It is that of the variational bound with the optimal belief held fixed, since the bound is
+    stationary in the belief.
 
     Parameters
     ----------
@@ -79,13 +80,13 @@ def collapsed_bound(
     Z : Tensor of shape (m, d)
         Inducing points.
     blocks : callable
-        The rows; called once, or twice with a gradient.
+        Gives the rows; it is called once, or twice with a gradient.
     eval_gradient : bool, default=False
 
     Notes
     -----
-    O(n m^2 + m^3) time, O(m^2 + block m) memory. Titsias (2009), equation 9. Sums are float64
-    whatever the rows' precision.
+    It costs O(n m^2 + m^3) time and O(m^2 + block m) memory. Sums are in float64 whatever the
+    precision of the rows. Titsias (2009), equation 9.
     """
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():
@@ -129,7 +130,7 @@ def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, 
 
 
 def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
-    """Leave the gradient of the negative bound in the leaves, one block's graph at a time."""
+    """Add the gradient of the negative bound to the leaves, one block at a time."""
     t = belief.shift.shape[1]
     eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     excess = whitened.covariance[0] - eye
@@ -141,7 +142,8 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             kernel.noise(theta, X) + extra,
         )
         with torch.no_grad():
-            # By way of A: errors of k(Z, Z)^-1 grow with its condition, not with the root of it.
+            # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and
+            # not with its square root.
             A = white.inverse.to(X) @ K.cross
             T = excess.to(X) @ A
             mean, variance = A.T @ whitened.mean.to(X), (K.diag + (A * T).sum(0))[:, None]
@@ -151,7 +153,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
             cross = white.inverse.T.to(X) @ cross
         K.backward(KernelValues(None, cross, terms.d_variance[:, 0], terms.d_noise))
     inducing = kernel.cross(theta, Z.double(), Z.double())
-    # At the optimum the gradient of the likelihood in the belief's mean is that of the prior.
+    # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
         torch.autograd.backward(inducing, -inducing_gradient(white, D))
@@ -167,6 +169,6 @@ def check_noise(noise: Tensor) -> None:
     """
     if bool((noise <= 0).any()):
         raise ValueError(
-            "A bound through inducing points needs noise in every row: set alpha to a positive "
+            "A bound with inducing points needs noise in every row: set alpha to a positive "
             "value (alpha=1e-6), or add a WhiteKernel() to the kernel."
         )

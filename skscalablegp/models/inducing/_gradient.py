@@ -21,12 +21,12 @@ class InducingGradient(GradientEstimator):
     Z : Tensor of shape (m, d)
         Inducing points.
     scale : Tensor of shape (d,) or None, default=None
-        None holds the points still. Else theta goes on with the points' coordinates in these
-        units, row by row, and so does the gradient.
+        Units in which the points are trained. The points' coordinates in these units, row by row,
+        then follow the hyperparameters in theta and in the gradient. None keeps the points.
 
     Notes
     -----
-    O(n m^2) time, O(m^2) memory beside a block of rows.
+    It costs O(n m^2) time, and O(m^2) memory in addition to a block of rows.
     """
 
     exact = True
@@ -42,7 +42,7 @@ class InducingGradient(GradientEstimator):
         return theta[n_params:].reshape(self.Z.shape).to(self.Z) * self.scale
 
     def moving(self) -> np.ndarray:
-        """What goes on after theta: the points where they are now, in their units."""
+        """The initial points in their units, which follow the hyperparameters in theta."""
         return np.zeros(0) if self.scale is None else (self.Z / self.scale).cpu().numpy().ravel()
 
     def estimate(

@@ -1,4 +1,4 @@
-"""The posterior of a model that looks at the data through inducing points."""
+"""The posterior of a model with inducing points."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from ._bound import WhitenedBelief, Whitening
 
 
 class InducingPosterior(Posterior):
-    """f(x) given a belief about whitened inducing values; holds no training rows.
+    """The process given a belief about whitened inducing values; keeps no training rows.
 
     Parameters
     ----------
     kernel : TorchKernel
     theta : Tensor of shape (p,)
     Z : Tensor of shape (m, d)
-        Inducing points, in the kernel's units; predictions are made where they are.
+        Inducing points in the kernel's units, on the device of predictions.
     belief : WhitenedBelief
-        q(v). Regressors share one covariance among their targets.
+        q(v). The targets of a regressor share one covariance.
     likelihood : Likelihood, optional
         For the additive noise of new observations; Gaussian by default.
     transform : callable, optional
-        What rows pass through before the kernel sees them.
+        Applied to rows before the kernel.
 
     Notes
     -----
-    Building it costs O(m^3), a mean O(m) a row, a variance O(m^2). Titsias (2009), equation 6.
+    Building it costs O(m^3). A mean costs O(m) per row, and a variance O(m^2). Titsias (2009),
+    equation 6.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class InducingPosterior(Posterior):
 
     @torch.no_grad()
     def _seen(self, X: Float[Tensor, "b d"]) -> Float64[Tensor, "b q"]:
-        """Rows as the kernel takes them."""
+        """The kernel's input for these rows."""
         return X.double() if self.transform is None else self.transform(X.double())
 
     @torch.no_grad()
@@ -86,7 +87,7 @@ class InducingPosterior(Posterior):
         K = self._cross(X)
         A = self.white.inverse @ K
         prior = self._diag(X)
-        # What the points leave open, and what is not known about the points.
+        # The variance given the inducing values, and that from their own uncertainty.
         left = reported_variance(prior - A.square().sum(0), prior)
         spread = torch.stack([((S @ A) * A).sum(0) for S in self.belief.covariance], 1)
         return K.T @ self.weights, left[:, None] + spread
@@ -99,7 +100,7 @@ class InducingPosterior(Posterior):
         return mean, variance[:, 0]
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
-        """At the belief that is best for these points; what they leave open stays open."""
+        """Assumes the optimal belief; the variance given the inducing values does not change."""
         if self.transform is not None or not self.likelihood.conjugate:
             return None
         mean, variance = self.mean_and_variance(X)
@@ -114,7 +115,7 @@ class InducingPosterior(Posterior):
         return self._prior(X) - A.T @ A + A.T @ self.belief.covariance[0] @ A
 
     def weight_form(self) -> WeightForm:
-        """The same as low-rank variances take it: whitened inducing values are the weights."""
+        """The form that low-rank variances need; the weights are the whitened inducing values."""
         return WeightForm(
             features=lambda X: (self.white.inverse @ self._cross(self._seen(X))).T,
             precision=torch.linalg.inv(self.belief.covariance[0]),

@@ -1,4 +1,4 @@
-"""Choosing rows that stand for all of them."""
+"""Choosing inducing points among the rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...kernels import TorchKernel
 
 INDUCING_METHODS = ("kmeans++", "conditional_variance", "random")
 
-# Of the prior variance: what is left of a row that the chosen ones already explain.
+# Share of the prior variance below which the chosen rows explain a row.
 _EXPLAINED = 1e-8
 
 
@@ -27,39 +27,30 @@ def select_inducing(
     Parameters
     ----------
     kernel : TorchKernel
-        Distances are those of its feature space, so that units do not matter.
+        Its feature space defines the distances, so that units do not matter.
     theta : Tensor of shape (p,)
         Log hyperparameters.
     X : Tensor of shape (n, d)
         Candidates.
     n_inducing : int
-        Points wanted. There are fewer where there are not so many different rows.
+        The number of points. There are fewer if there are not as many different rows.
     method : {"kmeans++", "conditional_variance", "random"}
-        Each next point is drawn with a probability proportional to the squared distance from the
-        nearest one chosen so far (Arthur and Vassilvitskii 2007); is the row of largest variance
-        given the chosen ones (Burt et al. 2020, section 4.1); or is any row.
+        "kmeans++" draws each point with a probability proportional to the squared distance from the
+        nearest chosen point (Arthur and Vassilvitskii 2007). "conditional_variance" takes the row
+        of largest variance given the chosen ones (Burt et al. 2020, section 4.1). "random" draws
+        rows uniformly.
     generator : Generator
-        Of the draws.
+        For the draws.
 
     Returns
     -------
     rows : Tensor of shape (m,)
-        Different row numbers, in the order in which they were chosen.
+        Distinct row numbers in the order of their choice.
 
     Notes
     -----
-    O(n m d) and, for the conditional variance, O(n m^2) time and O(n m) memory.
-
-    Raises
-    ------
-    ValueError
-        For an unknown method.
+    It costs O(n m d) time; "conditional_variance" costs O(n m^2) time and O(n m) memory.
     """
-    if method not in INDUCING_METHODS:
-        raise ValueError(
-            f"Unknown way {method!r} to choose inducing points: use one of {INDUCING_METHODS}, or "
-            "pass the points themselves as an array of shape (m, d)."
-        )
     n = len(X)
     if n_inducing >= n:
         return torch.arange(n)
@@ -93,7 +84,7 @@ def _by_distance(
 def _by_variance(
     kernel: TorchKernel, theta: Tensor, X: Tensor, m: int, generator: Generator
 ) -> Int[Tensor, " m"]:
-    """Greedy pivoted Cholesky of k(X, X), of which only the pivots are kept."""
+    """The pivots of a greedy Cholesky factorisation of k(X, X)."""
     left = kernel.diag(theta, X).clone()
     limit = _EXPLAINED * float(left.max())
     factor, chosen = X.new_empty(m, len(X)), []
@@ -106,5 +97,5 @@ def _by_variance(
         factor[k] = row / left[z].sqrt()
         left = (left - factor[k].square()).clamp_min(0)
         left[z] = 0
-    # A kernel of noise alone leaves nothing to explain: any row will do.
+    # For a kernel that is noise alone, any row will do.
     return torch.tensor(chosen or [0])

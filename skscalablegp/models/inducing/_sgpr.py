@@ -1,6 +1,6 @@
 """Sparse regression with the collapsed bound.
 
-Longer than most files here: half of it documents the parameters.
+Half of this file documents the parameters.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ _LEARNING_RATE = 0.1
 
 
 class SGPRRegressor(TableRegressorBase):
-    """Gaussian-process regression through inducing points, the bound maximised as a whole.
+    """Gaussian-process regression through inducing points, with an exact collapsed bound.
 
-    The distribution of the function's values at m inducing points is integrated out of the
-    variational bound, which leaves a function of the hyperparameters with an exact gradient
-    (Titsias 2009): a likelihood of the rows under a low-rank kernel, less a penalty for what the
-    points miss. It is never above the marginal likelihood, and equals it when all rows are points.
+    The optimal distribution of the function values at m inducing points is inserted into the
+    variational bound. This gives a function of the hyperparameters with an exact gradient (Titsias
+    2009): the log likelihood of the rows under a low-rank kernel, minus a penalty for the variance
+    that the points do not explain. It is never above the log marginal likelihood, and equals it if
+    all rows are inducing points.
 
     Parameters
     ----------
@@ -149,12 +150,12 @@ class SGPRRegressor(TableRegressorBase):
 
     See Also
     --------
-    SVGPRegressor : The same model by random batches, for more rows and other noise.
+    SVGPRegressor : The same model trained on batches, for more rows and other likelihoods.
 
     Notes
     -----
-    A step costs O(n m^2) time in blocks of rows and O(m^2) memory, a prediction O(m) for a mean and
-    O(m^2) for a deviation; float64 throughout.
+    A training step costs O(n m^2) time and, since rows are read in blocks, O(m^2) memory. A
+    predicted mean costs O(m), and a standard deviation O(m^2). All computations are in float64.
 
     References
     ----------
@@ -264,7 +265,7 @@ class SGPRRegressor(TableRegressorBase):
     # ------------------------------------------------------------------ steps of a fit
 
     def _resolved_optimizer(self, run: FitRun) -> Optimizer | None:
-        """What trains the model, and a report of the parameters that it has or has not."""
+        """The optimiser, and a report of the parameters that it does not use."""
         if self.optimizer is None:
             unused = ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing")
             run.ignores((*unused, "n_restarts_optimizer"), "optimizer=None keeps kernel and points")
@@ -274,19 +275,19 @@ class SGPRRegressor(TableRegressorBase):
         own = getattr(optimizer, "learning_rate", None)
         if own is None:
             run.ignores("learning_rate", "only Adam has one")
-            run.ignores("n_iter_no_change", "only Adam ends so")
+            run.ignores("n_iter_no_change", "only Adam uses this rule")
         elif self.learning_rate not in ("auto", own):
             raise ValueError(
                 f"learning_rate={self.learning_rate!r} contradicts optimizer={self.optimizer!r}: "
                 "leave learning_rate='auto', or use optimizer='adam'."
             )
         else:
-            run.chose("learning_rate", own, "enough for log hyperparameters")
+            run.chose("learning_rate", own, "suitable for logarithms of hyperparameters")
         run.chose("max_iter", _MAX_ITER, "enough for most tables")
         return optimizer
 
     def _start(self, problem: GPProblem, m: int, run: FitRun) -> TrainingResult:
-        """Where training starts: for the default kernel the exact optimum of some rows."""
+        """The starting point: for the default kernel the optimum of an exact fit on some rows."""
         kernel, n = problem.kernel, len(problem.X)
         if self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS:
             return TrainingResult.untrained(kernel.theta0.numpy())
@@ -315,7 +316,7 @@ class SGPRRegressor(TableRegressorBase):
     def _gradient(
         self, problem: GPProblem, theta: torch.Tensor, m: int, run: FitRun
     ) -> InducingGradient:
-        """The points, and the units in which they move, where they do."""
+        """The gradient estimator, with units for inducing points that are trained."""
         Z = self._points(problem, theta, m, run.generator)
         if not self.optimize_inducing or self.optimizer is None:
             return InducingGradient(Z)
@@ -331,7 +332,7 @@ class SGPRRegressor(TableRegressorBase):
         theta: torch.Tensor,
         run: FitRun,
     ) -> TrainingResult:
-        """The best of all starts, with the evaluations of all."""
+        """Train from all starts; the best result, with the evaluations of all."""
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([theta.numpy(), moving])
@@ -375,7 +376,7 @@ class SGPRRegressor(TableRegressorBase):
         return replace(best, n_iter=n_iter, planned=patient and self.max_iter == "auto")
 
     def _finish(self, problem: GPProblem, gradient: InducingGradient, theta: np.ndarray) -> float:
-        """The fitted attributes at these hyperparameters, and perhaps points; the jitter."""
+        """Set the fitted attributes at theta, which may include inducing points; the jitter."""
         kernel, at = problem.kernel, torch.as_tensor(theta)
         Z = gradient.points(at, kernel.n_params)
         at = at[: kernel.n_params]
@@ -399,7 +400,7 @@ class SGPRRegressor(TableRegressorBase):
         return InducingPosterior(kernel, theta, Z, belief.whitened())
 
     def lower_bound(self, theta: Any = None, eval_gradient: bool = False):
-        """The lower bound of the training data's log marginal likelihood; the points stay.
+        """The lower bound of the log marginal likelihood, for the fitted inducing points.
 
         Parameters
         ----------
@@ -427,7 +428,7 @@ class SGPRRegressor(TableRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """The collapsed bound; the inducing points stay."""
+        """The collapsed bound and its gradient, for the fitted inducing points."""
         kernel = compile_kernel(self.kernel_, self.n_features_in_)
         device = self._fit_device()
         problem = self._table().problem(kernel, torch.float64, device, False)

@@ -1,4 +1,4 @@
-"""Training of sparse variational models by random batches."""
+"""Training of sparse variational models on random batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
 
-# Rows of a score, and rows that a pass over the data holds at a time.
+# Rows of a score, and rows that a pass over the data holds in memory at a time.
 _SCORE_ROWS = 2048
 _BLOCK_ROWS = 4096
-# Steps until the learning rate is whole.
+# Steps until the learning rate reaches its full value.
 _WARM_UP = 10
 
 
 @dataclass(frozen=True, eq=False)
 class SparseModel:
-    """What is trained, without any values.
+    """The model that is trained, without the values of its parameters.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class SparseModel:
     n_outputs : int
         Targets, or classes.
     network : Network or None
-        What rows pass through before the kernel.
+        Applied to rows before the kernel.
     """
 
     kernel: TorchKernel
@@ -48,19 +48,19 @@ class SparseModel:
 
     @property
     def n_factors(self) -> int:
-        """Different covariances among the latent functions: conjugate targets share one."""
+        """The number of covariances; the targets of a conjugate likelihood share one."""
         return 1 if self.likelihood.conjugate else self.likelihood.n_latent(self.n_outputs)
 
     def features(self, weights: list[Tensor], X: Tensor) -> Tensor:
-        """Rows as the kernel takes them."""
+        """The kernel's input for these rows."""
         return X if self.network is None else self.network(weights, X)
 
     def values(self, theta: Tensor, Z: Tensor, X: Tensor, extra: Tensor) -> KernelValues:
-        """The kernel at points and rows, differentiable in all of them."""
+        """The kernel at inducing points and rows, differentiable in all arguments."""
         kernel = self.kernel
         diag, noise = kernel.diag(theta, X), kernel.noise(theta, X)
         if not self.likelihood.additive:
-            # White noise is then part of the latent function.
+            # White noise then belongs to the latent function.
             diag, noise = diag + noise, torch.zeros_like(noise)
         return KernelValues(
             kernel.cross(theta, Z, Z), kernel.cross(theta, Z, X), diag, noise + extra
@@ -69,7 +69,7 @@ class SparseModel:
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """How it is trained; everything resolved but the strings that name methods."""
+    """The settings of training, in which "auto" is resolved."""
 
     n_inducing: int
     inducing: Any
@@ -84,7 +84,7 @@ class SparseSettings:
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Rows, and the known noise of each."""
+    """Rows and their known noise variances."""
 
     source: RowSource
     noise: Tensor
@@ -103,7 +103,7 @@ class SparseRows:
 
 @dataclass(frozen=True, eq=False)
 class SparseFit:
-    """A model with values.
+    """A model's trained values.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class SparseFit:
 
 
 class SparseStepper(Stepper):
-    """One batch at a time: a step of the belief, and Adam for everything else."""
+    """Each step updates the belief from one batch, and everything else by Adam."""
 
     objective_name = "lower bound a row"
 
@@ -186,7 +186,7 @@ class SparseStepper(Stepper):
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to train: the best belief is known in closed form."""
+        """Whether there is nothing to train, since the optimal belief has a closed form."""
         return self.belief.closed and self._adam is None
 
     def _evaluate(self, batch, weight: float, eval_gradient: bool, white: Whitening | None = None):
@@ -202,7 +202,7 @@ class SparseStepper(Stepper):
         try:
             self._step(self.rows.take(next(self._batches)))
         except torch.linalg.LinAlgError:
-            # No factor: whatever was learned is lost, and the driver goes back to the best.
+            # Not a number as the score makes the driver go back to the best state.
             with torch.no_grad():
                 self._points.fill_(math.nan)
 
@@ -210,8 +210,8 @@ class SparseStepper(Stepper):
         n, b = len(self.rows), len(batch[0])
         trains = self._adam is not None
         if trains and b >= n and self.belief.closed:
-            # At its optimum for these hyperparameters the belief drops out of their gradient, which
-            # is then that of the collapsed bound; with the last one it would resist every change.
+            # With the optimal belief for these hyperparameters, the gradient is that of the
+            # collapsed bound. With the last step's belief, they would hardly move.
             with torch.no_grad():
                 self.belief.step(self._evaluate(batch, 1.0, False)[1].rows, n, self.n_steps)
         with torch.set_grad_enabled(trains):
@@ -222,7 +222,7 @@ class SparseStepper(Stepper):
             self._move_hyperparameters(K, bound.grad, n)
 
     def first_step(self) -> int:
-        """A step where training was stopped before it began: the belief would be the prior."""
+        """One step, if training was stopped before its first, so that the belief is no prior."""
         before = self.snapshot()
         self.step()
         if math.isfinite(self.score()):
@@ -232,9 +232,9 @@ class SparseStepper(Stepper):
 
     @torch.no_grad()
     def fitted(self) -> SparseFit:
-        """The model as it is, with its bound on all rows; changes nothing.
+        """The current model with its bound on all rows; changes nothing.
 
-        A Gaussian likelihood gets its best belief, a natural step of 1.
+        For a Gaussian likelihood the belief is the optimal one.
         """
         model, theta, Z = self.model, self._theta.detach().clone(), self.Z.detach()
         weights = [w.detach().clone() for w in self.weights]
@@ -269,7 +269,7 @@ class SparseStepper(Stepper):
             self._theta.clamp_(self._bounds[:, 0], self._bounds[:, 1])
 
     def score(self) -> float:
-        """The negative bound per row, on rows that stay the same."""
+        """The negative bound per row, on the same rows each time."""
         n = len(self.rows)
         try:
             with torch.no_grad():

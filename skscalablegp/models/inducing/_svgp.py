@@ -1,6 +1,6 @@
 """Sparse variational regression.
 
-Longer than most files here: more than half of it documents the parameters.
+More than half of this file documents the parameters.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ._collapsed import check_noise as check_positive
 class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     """Gaussian-process regression through inducing points, trained on random batches.
 
-    The posterior is summarised by its values at m inducing points, whose distribution, positions
-    and hyperparameters maximise a lower bound of the marginal likelihood (Hensman et al. 2013). A
-    step costs O(b m^2 + m^3) for a batch of b rows, whatever the number of rows; predictions cost
-    O(m) for a mean and O(m^2) for a deviation. With Gaussian noise the distribution follows natural
-    gradients, in closed form, and ends at its optimum for all rows.
+    The posterior is summarised by the function values at m inducing points. Their distribution, the
+    positions of the points and the hyperparameters maximise a lower bound of the log marginal
+    likelihood (Hensman et al. 2013). A step costs O(b m^2 + m^3) for a batch of b rows, whatever
+    the number of rows. A predicted mean costs O(m), and a standard deviation O(m^2). With Gaussian
+    noise the distribution follows natural gradients in closed form, and its optimum for all rows is
+    computed at the end.
 
     Parameters
     ----------
@@ -156,8 +157,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     Notes
     -----
-    Tables of at most 500 rows whose rows are all inducing points are trained on the exact marginal
-    likelihood, which the bound then equals.
+    If all rows are inducing points, the bound equals the exact log marginal likelihood. Tables of
+    up to 2,000 rows are then trained on that.
 
     References
     ----------
@@ -211,8 +212,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows; a floating-point `np.memmap` of more than 256 MB is read by
-            batches and not copied.
+            Training rows. A floating-point `np.memmap` of more than 256 MB is read in batches and
+            not copied.
         y : array-like of shape (n,) or (n, t)
             Targets.
         noise_variance : float or array-like of shape (n,), optional
@@ -247,12 +248,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> SVGPRegressor:
-        """Learn from further rows; the first call is `fit`.
+        """Update the posterior with further rows; the first call is `fit`.
 
-        What is known so far is the prior of the new rows: with Gaussian noise the result is that of
-        all rows together, in one pass over the new ones. Hyperparameters and inducing points stay
-        those of the first call, which should therefore see rows from everywhere. Rows passed twice
-        count twice.
+        The current posterior is the prior for the new rows. With Gaussian noise, one pass over them
+        gives the same result as all rows together. Hyperparameters and inducing points stay those
+        of the first call, which should therefore have rows from everywhere. Rows that are passed
+        twice count twice.
 
         Parameters
         ----------
@@ -300,7 +301,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         if model.network is not None:
             x = x.new_zeros(1, model.network.n_features)
         with torch.no_grad():
-            # White noise is the same for every row but for a few exotic products.
+            # White noise is the same for all rows, except in a few unusual products of kernels.
             total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
         if model.likelihood.additive and bool((total <= 0).any()):
             check_duplicates(X, total.cpu().numpy())

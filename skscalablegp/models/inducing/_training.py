@@ -1,4 +1,4 @@
-"""Sparse variational models from starting values to a trained one, and beyond it to new rows."""
+"""Training of sparse variational models: start, steps, calibration and further rows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, Sparse
 # Rows among which inducing points are chosen, and rows of the start's exact likelihood.
 CANDIDATES = 5000
 START_ROWS = 500
-# Steps of a start that other steps follow.
+# Steps of a start that is followed by training on all rows.
 START_STEPS = 50
-# Where noise may start, of the target's mean square, and rows that decide it.
+# Starting values of the noise, relative to the target's mean square, and rows that decide.
 _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
-# Where the bound is best with as much as this, noise starts at the second number.
+# If the first number is the best noise, training starts at the second.
 _MUCH_NOISE = ((0.3, 0.03), (1.0, 0.06))
 _NOISE_ROWS = 4096
 _CHECKS = 20
-# A belief that new rows move by less than this has converged.
+# Largest change of a belief that counts as converged, when rows are added.
 _ABSORBED = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class SparsePlan:
-    """What one fit works with.
+    """The resolved settings and data of one fit.
 
     Attributes
     ----------
@@ -44,15 +44,15 @@ class SparsePlan:
     rows : SparseRows
     settings : SparseSettings
     inputs : Scaling
-        What rows pass through.
+        Applied to rows.
     weights : list of Tensor
-        Of the network, where training starts; it changes them.
+        Initial weights of the network, which training changes.
     unit : float
         The target's mean square.
     whole : bool
-        Whether all rows are points: the bound is then the exact likelihood, which is maximised.
+        Whether all rows are inducing points and the exact likelihood is maximised.
     planned : bool
-        Whether the steps are no fewer than "auto" would take.
+        Whether there are at least as many steps as "auto" would take.
     """
 
     model: SparseModel
@@ -73,12 +73,13 @@ def best_noise(
     unit: float,
     generator: Generator,
 ) -> Tensor:
-    """A default kernel's theta whose last entry, its noise, covers what the points leave open.
+    """The default kernel's theta with a noise, its last entry, that suits the inducing points.
 
-    An exact likelihood of a few rows explains them with less noise than inducing points can. The
-    best of a grid by the collapsed bound of some thousand rows and the prior; a low grid, because
-    the points will explain more once they have moved, and high noise keeps them from it. Where much
-    more noise is better still it starts higher: training could not raise it so far in its steps.
+    The exact likelihood of a few rows chooses less noise than inducing points need. The noise is
+    therefore the best on a grid, by the collapsed bound of some thousand rows plus the prior. The
+    grid is low, since the points explain more once training has moved them, which high noise would
+    prevent. If much more noise is even better, training starts at a higher value, since its steps
+    could not raise the noise that far.
     """
     chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))
@@ -89,7 +90,7 @@ def best_noise(
         trial = theta.clone()
         trial[-1] = level
         value = collapsed_bound(model.kernel, trial, Z, lambda: iter([rows.take(chosen)])).value
-        # As in the steps, whatever is known of the noise counts beside all rows.
+        # The prior is weighted as in the steps, where it is added to the bound of all rows.
         value += len(chosen) / len(rows) * model.kernel.log_prior(trial.cpu().numpy())[0]
         trials.append((value, max(start, least)))
     theta = theta.clone()
@@ -122,7 +123,7 @@ def choose_points(
 
 
 def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
-    """How far points move along each column: length scales, where the kernel has some."""
+    """Units in which points are trained: the length scales, if the kernel has any."""
     leaves = [leaf for term in kernel.stationary_terms() or [] for leaf in term.leaves]
     if not leaves:
         return spread
@@ -136,9 +137,9 @@ def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
 def begin(
     plan: SparsePlan, theta: Tensor, generator: Generator, choose_noise: bool = False
 ) -> SparseStepper:
-    """Everything in place at starting hyperparameters.
+    """The stepper at the starting hyperparameters.
 
-    With `choose_noise`, the noise of the default kernel is chosen first.
+    With `choose_noise`, the default kernel's noise is chosen by `best_noise`.
     """
     model, rows, settings = plan.model, plan.rows, plan.settings
     theta = theta.to(rows.noise.device)
@@ -152,7 +153,7 @@ def begin(
 
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
-    """Steps taken, and why they ended."""
+    """Train on batches; the number of steps, and the reason for their end."""
     settings = stepper.settings
     run.monitor.begin("full", _CHECKS + 2, stepper.objective_name)
     try:
@@ -167,13 +168,13 @@ def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
     except KeyboardInterrupt:
         if run.stopped:
             raise
-        # Nothing was scored yet: the start is what there is.
+        # There is no score yet, so that the start is kept.
         return 0, run.monitor.end("interrupted")
     return result.n_steps, result.stop_reason
 
 
 def finished(stepper: SparseStepper, n_steps: int) -> tuple[SparseFit, int]:
-    """The model on all rows after so many steps, and the steps that there were in the end."""
+    """The model on all rows after training, and the final number of steps."""
     if not n_steps and not stepper.belief.closed:
         n_steps = stepper.first_step()
     return stepper.fitted(), n_steps
@@ -183,10 +184,10 @@ def finished(stepper: SparseStepper, n_steps: int) -> tuple[SparseFit, int]:
 def left_out(
     model: SparseModel, rows: SparseRows, fit: SparseFit, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Means and variances (n, q) of each row's latent functions without that row's own target.
+    """Means and variances (n, q) of the latent functions at each row, without its own target.
 
-    The row's site, N(r / w, 1 / w) with the likelihood's expected curvature w, is divided out of
-    q(a'v) (Vehtari et al. 2016, section 3.2): one pass instead of n fits.
+    The row's approximate likelihood, N(r / w, 1 / w) with the expected curvature w, is divided out
+    of q(a'v). This takes one pass instead of n fits. Vehtari et al. (2016), section 3.2.
     """
     K = model.kernel.cross(fit.theta, fit.Z, fit.Z)
     inverse, parts = Whitening.of(K).inverse, []
@@ -217,10 +218,10 @@ def absorb(
     generator: Generator,
     max_iter: int,
 ) -> tuple[WhitenedBelief, int, str]:
-    """The belief after further rows, the one before them as the prior; in one step if Gaussian.
+    """The belief after further rows, the number of passes over them and the reason for their end.
 
-    Also the passes over the rows, and why they ended. Bui, Nguyen and Turner (2017), section 3,
-    with the inducing points and hyperparameters held.
+    The current belief is the prior. A Gaussian likelihood needs one pass. Bui, Nguyen and Turner
+    (2017), section 3, with fixed inducing points and hyperparameters.
     """
     prior = belief = NaturalBelief.of(fit.belief)
     passes = 1 if model.likelihood.conjugate else max_iter
