@@ -171,7 +171,7 @@ def decide_sizes(
     device, room, rows = run.device, _memory_room(run), f"{n:,} rows"
     small = f"up to {FLOAT64_ROWS:,} rows double precision costs little"
     if n > FLOAT64_ROWS:
-        small = "float32 unless the kernel matrix is badly conditioned"
+        small = "float64 only if float32 could not factorise the kernel matrix"
     in_dtype = resolve_dtype(dtype, n, threshold=FLOAT64_ROWS)
     run.chose("dtype", str(in_dtype).removeprefix("torch."), f"{rows}: {small}")
     bytes_train = n * n * in_dtype.itemsize

@@ -69,9 +69,3 @@ def test_equal_rows_are_chosen_once(method):
     kernel = compile_kernel(RBF(0.3), 1)
     got = select_inducing(kernel, kernel.theta0, X, 8, method, generator())
     assert sorted(X[got, 0].tolist()) == [0.0, 1.0, 2.0]
-
-
-def test_unknown_ways_are_named():
-    kernel = compile_kernel(RBF(), 1)
-    with pytest.raises(ValueError, match="kmeans"):
-        select_inducing(kernel, kernel.theta0, normal(5, 1), 2, "magic", generator())
