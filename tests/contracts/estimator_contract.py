@@ -1003,7 +1003,7 @@ class EstimatorContract:
         ]:
             model = row.with_kernel(kernel + WhiteKernel(0.1))
             if row.columns not in kinds:
-                refused = "outputs of a network|no grid can interpolate|sees some columns only"
+                refused = "outputs of a network|a grid cannot interpolate|restricted to some col"
                 with pytest.raises(ValueError, match=refused + '|use basis="rows"'):
                     model.fit(X, row.target(y))
                 continue

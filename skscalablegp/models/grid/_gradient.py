@@ -10,7 +10,7 @@ from ._objective import grid_marginal_likelihood
 
 
 class GridGradient(GradientEstimator):
-    """Exact value and gradient of an interpolated model; nothing in n."""
+    """Exact value and gradient of an interpolated model."""
 
     exact = True
 

@@ -26,7 +26,7 @@ class Axis:
     Attributes
     ----------
     column : int
-        Which column of X.
+        Number of the column of X.
     start, step : float
         First point and spacing, in the column's unit.
     size : int
@@ -44,11 +44,11 @@ class Axis:
 
     @property
     def cells(self) -> int:
-        """Intervals that have two points on either side."""
+        """Number of intervals with two points on either side."""
         return self.size - 3
 
     def place(self, x: np.ndarray) -> np.ndarray:
-        """How many steps x lies from the start; beyond 2^52 places are not told apart."""
+        """The distance of x from the start in steps, clipped to 2^52."""
         with np.errstate(over="ignore"):
             return ((x - self.start) / self.step).clip(-_FARTHEST, _FARTHEST)
 
@@ -67,7 +67,7 @@ class Axis:
         return (place >= 1) & (place <= self.size - 2)
 
     def extended(self, x: np.ndarray) -> Axis:
-        """The same spacing over a range that contains x, too."""
+        """An axis of the same spacing over a range that also contains x."""
         place = self.place(x)
         low, high = float(place.min()), float(place.max())
         before = math.ceil(1 - low) + 1 if low < 1 else 0
@@ -107,7 +107,7 @@ class Grid:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def covers(self, X: np.ndarray) -> np.ndarray:
-        """Which rows lie inside, as booleans of shape (n,)."""
+        """Whether each row lies inside, as booleans of shape (n,)."""
         axes = [axis for component in self.components for axis in component]
         return reduce(np.logical_and, [axis.covers(X[:, axis.column]) for axis in axes])
 
@@ -138,7 +138,7 @@ class Grid:
         return Grid(components, self.n_features)
 
     def numbers_in(self, larger: Grid) -> np.ndarray:
-        """Where the points are in a grid that `extended` made of this one."""
+        """The numbers of the points in a grid that `extended` made from this one."""
         numbers, start = [], 0
         for axes, new in zip(self.components, larger.components, strict=True):
             shape, new_shape = ([axis.size for axis in part] for part in (axes, new))
@@ -173,7 +173,7 @@ def make_grid(X: np.ndarray, sizes: list[int], structure: str) -> Grid:
     for column in varying_columns(X):
         low, high = float(X[:, column].min()), float(X[:, column].max())
         inner = max(sizes[column] - 5, 1)
-        # A hair wider than the data, so that rounding leaves the last row inside.
+        # A little wider than the data, so that rounding leaves the last row inside.
         step = (high - low) * (1 + 1e-9) / inner
         axes.append(Axis(int(column), low - 2 * step, step, inner + 5))
     components = (tuple(axes),) if structure == "product" else tuple((axis,) for axis in axes)
@@ -201,5 +201,5 @@ def powers(v: np.ndarray, highest: int) -> np.ndarray:
 
 
 def strides(shape: list[int] | tuple[int, ...]) -> list[int]:
-    """How far apart neighbours along each axis are in flat order."""
+    """Distances of neighbours along each axis in flat order."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]

@@ -15,9 +15,9 @@ from ...kernels import MAX_POWER, Node, Term, TorchKernel
 from ._grid import Grid, keys_weights
 from ._toeplitz import kronecker, kronecker_matmul, toeplitz
 
-# A noise variance below this fraction of the prior variance is raised to it, and reported.
+# Smallest noise variance as a share of the prior variance. Smaller ones are raised, and reported.
 SMALLEST_NOISE = 1e-9
-# Pairs of rows whose covariances are worked out at a time.
+# Pairs of rows whose covariances are computed at a time.
 _BLOCK_PAIRS = 2**18
 # Eigenvalues below this fraction of the largest are mostly rounding.
 _ROUNDING = 100 * torch.finfo(torch.float64).eps
@@ -32,7 +32,7 @@ class GridFactor:
     F : Tensor of shape (m, r)
         Eigenvectors times the roots of their eigenvalues.
     columns : list of slice
-        Which columns belong to each component's terms, in the order of `GridKernel.columns`.
+        The columns of each component's terms, in the order of `GridKernel.columns`.
     """
 
     F: Tensor
@@ -42,9 +42,9 @@ class GridFactor:
 class GridKernel:
     """The covariance Kuu of the points of a grid, as a function of theta.
 
-    Every component of the grid (one for a product grid, one a column for an additive one) has the
-    kernel itself, seen along the component's axes only. A component is a sum of terms, each the
-    Kronecker product of one Toeplitz matrix an axis; along a single axis the terms are added up.
+    A product grid has one component, an additive grid one for each column. Every component has the
+    whole kernel along its own axes. Its covariance is a sum of terms, each the Kronecker product of
+    one Toeplitz matrix for each axis. Along a single axis the terms are summed.
 
     Parameters
     ----------
@@ -52,7 +52,6 @@ class GridKernel:
         A sum of products of constants and stationary kernels. With more than one axis in a
         component each must be separable, a product over columns such as RBF.
     grid : Grid
-        Where.
     memory_budget : float or None, default=None
         Bytes that `factor` may take; the machine's free memory counts in any case.
 
@@ -67,7 +66,7 @@ class GridKernel:
         self.grid = grid
         self._budget = memory_budget
         self._products = kernel.node.products()
-        # Also what only the noise is multiplied by, which no product shows.
+        # Including factors of the noise, which are in no product.
         for leaf in kernel.node.leaves():
             _check_stationary(leaf)
         joint = max(len(axes) for axes in grid.components) > 1
@@ -75,8 +74,8 @@ class GridKernel:
             _check_factor(leaf, joint)
             if len(grid.components) > 1 and leaf.columns is not None:
                 raise ValueError(
-                    f"{leaf.label} sees some columns only, but structure='additive' adds up the "
-                    "kernel over all of them: use structure='product', or SGPRRegressor."
+                    f"{leaf.label} is restricted to some columns, but structure='additive' sums "
+                    "the kernel over all columns: use structure='product', or SGPRRegressor."
                 )
 
     @property
@@ -119,7 +118,7 @@ class GridKernel:
         return self.kernel.noise(theta, X)[0]
 
     def prior(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-        """The variance of a point: its share of every component."""
+        """The prior variance of a point, summed over components."""
         parts = [
             math.prod(column[0] for column in values)
             for terms in self.columns(theta)
@@ -128,7 +127,7 @@ class GridKernel:
         return sum(parts)
 
     def raised(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-        """The smallest noise variance that a product can be divided by: a share of the prior's."""
+        """The smallest noise variance, a share of the prior variance."""
         return SMALLEST_NOISE * self.prior(theta)
 
     def matmul(self, theta: Float[Tensor, " p"], V: Float[Tensor, "m s"]) -> Tensor:
@@ -160,8 +159,8 @@ class GridKernel:
     def factor(self, theta: Float[Tensor, " p"], tol: float) -> GridFactor:
         """F with Kuu - F F' positive semidefinite up to rounding and of trace at most `tol`.
 
-        Eigenvectors of the small factors, whose products are cut where the eigenvalues left out
-        add up to `tol`. Smooth kernels need far fewer columns than points.
+        Its columns are products of eigenvectors of the small factors, without those whose
+        eigenvalues add up to `tol`. Smooth kernels need far fewer columns than points.
         """
         cuts = self._cuts(theta, tol)
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
@@ -185,7 +184,7 @@ class GridKernel:
         self._cuts(theta, tol)
 
     def _cuts(self, theta: Tensor, tol: float) -> list[list[_Cut]]:
-        """What is kept of each component's terms."""
+        """The eigenpairs of each component's terms that the factor keeps."""
         columns = self.columns(theta)
         n_terms = sum(len(terms) for terms in columns)
         cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
@@ -202,8 +201,8 @@ class GridKernel:
     def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
         """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
 
-        The grid is thought of as going on for ever: also off the grid the four points around x on
-        each axis are used, without a larger grid being built. O(m) a row.
+        Off the grid they use the four points around x of an infinite grid, which is not built.
+        O(m) a row.
         """
         parts = [sum(terms) for terms in self._rows_by_term(theta, X)]
         return torch.cat(parts, 1)
@@ -214,8 +213,8 @@ class GridKernel:
         """Covariances g of any rows with the coordinates z of f = F z, z ~ N(0, I).
 
         Within a term the columns of F are orthogonal eigenvectors, so that g = F^+ k(grid, x).
-        Directions whose eigenvalues are rounding are shrunk: what g misses is left to k(x, x) -
-        |g|^2, which stays positive. O(m r) a row.
+        Directions whose eigenvalues are mostly rounding are shrunk, so that k(x, x) - |g|^2 remains
+        positive. O(m r) a row.
         """
         terms = [
             (start, row)
@@ -253,7 +252,7 @@ class GridKernel:
     def cross(
         self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None
     ) -> Tensor:
-        """W_x K W_z' on the endless grid for all pairs of rows, or for equal rows without Z."""
+        """W_x K W_z' on an infinite grid for all pairs of rows, or for equal rows without Z."""
         if Z is None:
             step = _BLOCK_PAIRS
             parts = [self._pairs(theta, X[k : k + step]) for k in range(0, len(X), step)]
@@ -263,7 +262,7 @@ class GridKernel:
         return torch.cat(parts) if parts else torch.empty(0, *([] if Z is None else [len(Z)]))
 
     def _pairs(self, theta: Tensor, X: np.ndarray, Z: np.ndarray | None = None) -> Tensor:
-        """`cross` at once, the kernel evaluated once at every lag that occurs."""
+        """`cross` of one block, with one evaluation of the kernel for each distinct lag."""
         total = 0
         for axes in self.grid.components:
             lags, weights, places = [], [], []
@@ -274,7 +273,7 @@ class GridKernel:
                 if Z is not None:
                     i, left = i[:, None], left[:, None]
                 apart, place = np.unique(i - j, return_inverse=True)
-                # Between any two of the four points on either side.
+                # All distances between the four points around x and those around z.
                 lags.append(np.abs(apart[:, None] + np.arange(-3, 4)) * axis.step)
                 places.append(torch.from_numpy(place.reshape((i - j).shape)))
                 weights.append((left, right))
@@ -300,7 +299,7 @@ def apply_columns(columns: list, grid: Grid, V: Float[Tensor, "m s"]) -> Float[T
 
 
 class _Cut:
-    """One term's largest eigenpairs, products over axes, without the tail that adds up to `tol`."""
+    """The largest eigenpairs of a term, without a tail of eigenvalues that add up to `tol`."""
 
     def __init__(self, columns: list[Tensor], tol: float):
         self._pairs = [torch.linalg.eigh(toeplitz(c)) for c in columns]
@@ -324,7 +323,7 @@ def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
     order = product.argsort(descending=True)
     sizes = product[order]
     tail = sizes.flip(0).cumsum(0).flip(0)
-    # Below this eigenvalues are rounding, whatever was asked.
+    # Smaller eigenvalues are rounding errors.
     floor = torch.finfo(torch.float64).eps * float(sizes[0])
     count = max(int(((tail > tol) & (sizes > floor)).sum()), 1)
     return order[:count], sizes[:count]
@@ -333,8 +332,8 @@ def _kept(values: list[Tensor], tol: float) -> tuple[Tensor, Tensor]:
 def _check_stationary(leaf: Node) -> None:
     if leaf.codes:
         raise ValueError(
-            f"{leaf.label} compares categories, between whose codes no grid can interpolate: use "
-            "IterativeGPRegressor, or SGPRRegressor for many rows."
+            f"{leaf.label} compares categories, and a grid cannot interpolate between their codes: "
+            "use IterativeGPRegressor, or SGPRRegressor for many rows."
         )
     if not leaf.stationary:
         raise ValueError(

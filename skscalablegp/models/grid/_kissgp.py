@@ -40,10 +40,10 @@ class KISSGPRegressor(GPRegressorBase):
     """Gaussian-process regression by interpolation from a regular grid.
 
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
-    of a regular grid. Rows are read once; likelihood, gradients and predictions then cost nothing
-    in their number. Millions of rows in one or two columns take seconds; in three columns
-    2,000 rows took 15 seconds of one core and 100,000 a minute and a half
-    (``benchmarks/papers/love.py columns``), and four columns take longer.
+    of a regular grid. Rows are read once. After that the cost of the likelihood, of gradients and
+    of predictions does not depend on the number of rows. Millions of rows in one or two columns
+    take seconds. In three columns 2,000 rows took 15 seconds of one core and 100,000 rows a minute
+    and a half (``benchmarks/papers/love.py columns``), and four columns take longer.
 
     Parameters
     ----------
@@ -144,19 +144,18 @@ class KISSGPRegressor(GPRegressorBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel.
     grid_ : Grid or None
-        The axes of the grid, where there is one.
+        The axes of the grid; None where there is no grid.
     X_train_, y_train_ : ndarray or None
-        The table, the target normalised, where there is no grid.
+        The table with the normalised target; None where there is a grid.
     log_marginal_likelihood_value_ : float
-        Of the interpolated model at `kernel_`, in normalised units; with ``solver="cg"`` a
-        stochastic Lanczos estimate, and NaN after `partial_fit`.
+        Log marginal likelihood of the interpolated model at `kernel_`, in normalised units. With
+        ``solver="cg"`` it is a stochastic Lanczos estimate, and NaN after `partial_fit`.
     log_marginal_likelihood_std_error_ : float
         Its standard error, plus the bias that the quadrature may have; 0 where it is exact.
     n_iter_ : int
-        Training steps, all stages together: of the network, and evaluations of the likelihood.
-        `partial_fit` takes none.
+        Training steps of the network plus evaluations of the likelihood; 1 after `partial_fit`.
     n_samples_seen_ : int
-        Rows in the model, those of `partial_fit` included.
+        Number of rows in the model, including those of `partial_fit`.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each
         evaluation of the likelihood and of each score of the network; empty after `partial_fit`.
@@ -176,10 +175,10 @@ class KISSGPRegressor(GPRegressorBase):
 
     Notes
     -----
-    Reading costs O(n 7^d), each evaluation O(m r^2) for m grid points and a grid covariance of rank
-    r; interpolation errs by the third power of the grid's spacing. In three columns r is above a
-    thousand where length scales are below a third of a column's range: set grid_size, or a lower
-    bound for them, where that is too slow.
+    Reading the rows costs O(n 7^d), and each evaluation O(m r^2) for m grid points and a grid
+    covariance of rank r. The interpolation error falls with the third power of the grid's spacing.
+    In three columns r is above a thousand where length scales are below a third of a column's
+    range. Where that is too slow, use a smaller grid_size, or a lower bound of the length scales.
 
     References
     ----------
@@ -241,7 +240,7 @@ class KISSGPRegressor(GPRegressorBase):
             Targets.
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. Where it differs
-            from row to row, every evaluation reads the rows again.
+            from row to row, every evaluation of the likelihood reads the rows again.
 
         Returns
         -------
@@ -253,13 +252,13 @@ class KISSGPRegressor(GPRegressorBase):
         ValueError
             For input, kernels or settings the model cannot honour.
         MemoryError
-            For a grid, or a covariance of its points, that would not fit, before any work; in
-            training, where shorter length scales have made that covariance too large.
+            For a grid, or a covariance of its points, that would not fit, before any work; or
+            during training, where shorter length scales make this covariance too large.
         """
         return self._fit(X, y, noise_variance, small=SMALL_TABLE)
 
     def _fit(self, X: Any, y: Any, noise_variance: Any, small: int) -> KISSGPRegressor:
-        """On a grid, or of all rows where there are no more than `small` and "auto" may choose."""
+        """Fit on a grid, or the exact process of at most `small` rows where "auto" may choose."""
         with FitRun(self) as run:
             # A grid sums rows up and does not keep them.
             table = self._read_table(X, y, noise_variance, run, copy=False)
@@ -286,7 +285,7 @@ class KISSGPRegressor(GPRegressorBase):
         return self
 
     def _may_leave_grid(self) -> bool:
-        """Whether nothing has been said about a grid or what lies on it."""
+        """Whether no parameter asks for a grid."""
         given = (self.grid_size, self.structure, self.solver)
         return (
             all(isinstance(value, str) and value == "auto" for value in given)
@@ -296,7 +295,7 @@ class KISSGPRegressor(GPRegressorBase):
         )
 
     def _fit_rows(self, table: Table, run: FitRun) -> None:
-        """The exact process of all rows in the place of a grid."""
+        """Fit the exact process of all rows instead of a grid."""
         kernel = self._compile_kernel(table, run)
         n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
         run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
@@ -305,7 +304,7 @@ class KISSGPRegressor(GPRegressorBase):
         self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
 
     def _choose(self, n: int, run: FitRun) -> None:
-        """What depends on the number of rows at most."""
+        """Report the choices that depend on nothing but the number of rows."""
         if self.solver not in ("auto", "cholesky", "cg"):
             raise ValueError(
                 f"solver={self.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
@@ -319,7 +318,7 @@ class KISSGPRegressor(GPRegressorBase):
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
         if self.device not in ("auto", "cpu"):
-            run.ignores("device", "a grid is worked on by the CPU")
+            run.ignores("device", "grids are computed on the CPU")
         if self.feature_extractor is None:
             run.ignores(("activation", "max_epochs"), "there is no network")
         elif callable(self.feature_extractor):
@@ -328,7 +327,7 @@ class KISSGPRegressor(GPRegressorBase):
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun
     ) -> tuple[GridFeatures, int]:
-        """The features of a network, and the steps that its training took."""
+        """The features of a trained network, and the number of its training steps."""
         X, Y = table.X[~held], table.targets[~held]
         network = grid_network(X.shape[1], self.feature_extractor, self.activation)
         steps = network_steps(len(X), self.max_epochs)
@@ -354,7 +353,7 @@ class KISSGPRegressor(GPRegressorBase):
         held: np.ndarray | None,
         run: FitRun,
     ) -> GridFit:
-        """The rows, or what a network makes of them, summed on a grid."""
+        """The sums on a grid of the rows, or of their features from a network."""
         probes = run.generator if self._by_products else None
         budget = self._budget()
         if features is None:
@@ -368,13 +367,13 @@ class KISSGPRegressor(GPRegressorBase):
         )
 
     def _grid_priors(self) -> dict[str, Any] | None:
-        """Those that are given; by default there are none on a grid."""
+        """The user's priors; there is no default prior on a grid."""
         return None if isinstance(self.priors, str) else self.priors
 
     def _plan_grid(self, table: Table, on_features: bool) -> Grid:
         X, budget = table.X, self._budget()
         if on_features:
-            # All that features can be is in (-1, 1): no row will ever lie outside.
+            # Features lie in (-1, 1), so that no new row lies outside of this grid.
             ends = np.ones((1, X.shape[1]))
             X = np.vstack([X, -ends, ends])
         return plan_grid(X, self.grid_size, self.structure, budget)
@@ -400,7 +399,7 @@ class KISSGPRegressor(GPRegressorBase):
             estimator = ProductGradient() if self._by_products else GridGradient()
             return fit_hyperparameters(problem, estimator, theta, self._settings(), run)
         except KeyboardInterrupt:
-            # With a trained network there is something to keep.
+            # A trained network is worth keeping.
             if not on_features or run.stopped:
                 raise
             return replace(start, stop_reason=run.monitor.end("interrupted"))
@@ -415,7 +414,7 @@ class KISSGPRegressor(GPRegressorBase):
         return self._evaluate(made.problem.probes)
 
     def _evaluate(self, probes: Any = None) -> GridEvaluation | ProductEvaluation:
-        """The posterior, and the likelihood that comes with it."""
+        """Keep the posterior and its likelihood."""
         posterior = self._build_posterior(probes)
         self._remember(posterior)
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
@@ -439,11 +438,12 @@ class KISSGPRegressor(GPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
-        """Add rows to the model, exactly, with the hyperparameters as they are.
+        """Add rows to the model, exactly, without training its hyperparameters.
 
-        The target's scale and the grid's spacing stay; the grid grows where rows lie outside it.
-        The first call makes a grid whatever the number of rows. After a `fit` that needed none,
-        the rows join the others, and all are factorised anew: begin a stream with this method.
+        The scale of the target and the spacing of the grid do not change. The grid grows where rows
+        lie outside it. The first call makes a grid whatever the number of rows. After a `fit`
+        without a grid the exact process of all rows is factorised again, so that a stream should
+        begin with this method.
 
         Parameters
         ----------
@@ -488,7 +488,7 @@ class KISSGPRegressor(GPRegressorBase):
         return self
 
     def _join(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, run: FitRun) -> None:
-        """Further rows of a model without a grid."""
+        """Add rows to a model without a grid."""
         n = len(self.X_train_) + len(X)
         remedy = "fit all rows anew, with structure='product' or 'additive'"
         run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
@@ -503,7 +503,7 @@ class KISSGPRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ what predictions need
 
     def extract_features(self, X: Any) -> np.ndarray:
-        """What the kernel sees of rows: the features of a network, or the rows themselves.
+        """Inputs of the kernel: the features of a network, or the rows themselves.
 
         Parameters
         ----------
@@ -534,8 +534,8 @@ class KISSGPRegressor(GPRegressorBase):
         if self.extrapolation == "error" and not (inside := self.grid_.covers(X)).all():
             raise ValueError(
                 f"{int((~inside).sum())} of {len(X)} rows lie outside the grid, the first at "
-                f"{X[~inside][0].tolist()}. Use extrapolation='extend', or fit on a range that "
-                "contains them."
+                f"{X[~inside][0].tolist()}: use extrapolation='extend', or fit on a range that "
+                "contains these rows."
             )
 
     def _check_grid(self, grid: Grid, run: FitRun) -> None:
@@ -593,13 +593,14 @@ class KISSGPRegressor(GPRegressorBase):
     def _likelihood_at(
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
-        """Of the interpolated model."""
+        """The likelihood of the interpolated model."""
         if self.grid_ is None:
             return super()._likelihood_at(theta, eval_gradient)
         if not self._kept.reweighs:
             raise ValueError(
-                "The rows have noise variances of their own, and the model keeps only their sums "
-                "at the trained hyperparameters: read log_marginal_likelihood_value_, or fit again."
+                "KISSGPRegressor was fitted with noise variances that differ from row to row, and "
+                "keeps only sums at the trained hyperparameters: read "
+                "log_marginal_likelihood_value_, or fit again with other hyperparameters."
             )
         result = grid_marginal_likelihood(self._problem(), theta, eval_gradient)
         return result.value, result.grad

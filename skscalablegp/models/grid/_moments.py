@@ -1,4 +1,4 @@
-"""Everything a grid needs to know about its rows."""
+"""Moments of rows on a grid."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import scipy.sparse
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 
-# Mean square by which rows may be missed, in units of their noise; training leaves less than 1.
+# Mean squared residual, in units of the noise, above which there is a misfit. Usual is below 1.
 _MISFIT = 1.5
-# Bytes of one block of powers while rows are streamed.
+# Bytes of one block of powers while rows are read.
 _BLOCK_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
 class GridMoments:
-    """All that a regression on a grid needs to know of its rows; no size depends on n.
+    """Sums over rows that determine a regression on a grid, whose size does not depend on n.
 
-    Sums over rows with weights c_i: ``gram = W' C W``, ``rhs = W' C Y``, ``total = sum c_i y_i^2``
-    (one entry a target).
+    With weights c_i they are ``gram = W' C W``, ``rhs = W' C Y`` and ``total = sum c_i y_i^2``, one
+    for each target.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class GridMoments:
         return GridMoments(self.gram * factor, self.rhs * factor, self.total * factor, self.n)
 
     def moved(self, numbers: np.ndarray, n_points: int) -> GridMoments:
-        """The same rows on a grid in which point i has become ``numbers[i]``."""
+        """The moments on a grid in which point i has the number ``numbers[i]``."""
         gram = self.gram.tocoo()
         pairs = numbers[gram.row], numbers[gram.col]
         rhs = np.zeros((n_points, self.rhs.shape[1]))
@@ -60,17 +60,17 @@ class GridMoments:
 
 
 def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> float:
-    """Mean square by which a mean on the grid misses the rows, beyond what noise explains.
+    """Mean squared residual of the rows from a mean on the grid, beyond the noise.
 
     Parameters
     ----------
     first : GridMoments
-        With weights 1 / D.
+        Moments with weights 1 / D.
     mean : ndarray of shape (m, t)
     D : float
-        The rows' harmonic mean noise; no number where it is no longer known, and no misfit then.
+        Harmonic mean of the rows' noise; NaN where it is not known, and the misfit is then 0.
     jitter : float
-        The part of it that nobody asked for.
+        The part of D that was added for numerical reasons.
     """
     missed = first.total.sum() - 2 * (first.rhs * mean).sum() + (mean * (first.gram @ mean)).sum()
     explained, mean_square = max(D - jitter, 0.0), float(missed) * D / (first.n * mean.shape[1])
@@ -80,15 +80,14 @@ def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> flo
 def grid_moments(
     grid: Grid, X: np.ndarray, Y: np.ndarray, weights: np.ndarray | None = None
 ) -> GridMoments:
-    """Accumulate the moments of rows that lie inside the grid, one block after the other.
+    """Accumulate the moments of rows inside the grid, block by block.
 
-    A product of two weights is a polynomial of degree 6 in the place within a cell, so on a product
-    grid 7^d sums a cell hold all of W'W; additive grids multiply sparse matrices.
+    A product of two weights is a polynomial of degree 6 in the place within a cell, so that 7^d
+    sums for each cell determine W'W on a product grid. Additive grids multiply sparse matrices.
 
     Parameters
     ----------
     grid : Grid
-        Where to.
     X : ndarray of shape (n, d)
         Rows, read once.
     Y : ndarray of shape (n, t)

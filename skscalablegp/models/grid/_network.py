@@ -1,4 +1,4 @@
-"""A small network in front of a grid: deep kernels."""
+"""Deep kernels on a grid: a small network between the rows and the grid."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _STEPS = (2000, 600)
 _RATES = (3e-3, 1e-3)
 _OTHER_RATES = (3e-3, 0.02)
 _STAGES = ("network", "network and kernel")
-# Scores of each of the two.
+# Number of scores in each stage.
 _SCORES = 20
 _BATCH_ROWS = 256
-# Decay of the weights a step, in units of the rate: without it features bend more than new rows do.
+# Weight decay of a step, in units of the rate. Without it features overfit the training rows.
 _DECAY = 1.0
-# Features are standardised, then squashed into (-1, 1): tanh of half a standard deviation.
+# Factor of standardised features before tanh squashes them into (-1, 1).
 _SQUASH = 0.5
-# Shortest length scale on such features. Bending is the network's part, and a smooth kernel is what
-# makes low-rank variances accurate.
+# Shortest length scale on such features. The network can represent rough functions, and low-rank
+# variances are accurate for smooth kernels only.
 SHORTEST_FEATURE_LENGTH = 0.7
-# Rows that the network does not see; the kernel's hyperparameters are trained on them.
+# Share and smallest number of rows that the network does not see. They train the hyperparameters.
 _HELD_SHARE = 0.15
 _LEAST_HELD_ROWS = 60
 _MOST_FEATURES = 2
@@ -43,17 +43,17 @@ _MOST_FEATURES = 2
 
 @dataclass(frozen=True, eq=False)
 class GridFeatures:
-    """What a network makes of rows, standardised and squashed into (-1, 1).
+    """The outputs of a network, standardised and squashed into (-1, 1).
 
     Attributes
     ----------
     network : Network
     weights : list of ndarray
-        Its trained tensors.
+        Trained tensors of the network.
     x_mean, x_scale : ndarray of shape (d,)
-        What rows are standardised by before the network.
+        Mean and standard deviation of the rows, by which its inputs are standardised.
     centre, spread : ndarray of shape (q,)
-        What its outputs are standardised by.
+        Mean and standard deviation by which its outputs are standardised.
     """
 
     network: Network
@@ -90,10 +90,10 @@ def grid_network(n_columns: int, feature_extractor: Any, activation: str) -> Net
 
 
 def held_rows(n: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Which rows to keep from the network, as booleans; none of a small table.
+    """The rows that the network does not see, as booleans; none of a small table.
 
-    On rows that shaped the features residuals are too small, and a noise variance trained on them
-    would be too.
+    On rows that train the network residuals are too small, and so would be a noise variance that is
+    trained on them.
     """
     held = np.zeros(n, dtype=bool)
     count = int(_HELD_SHARE * n)
@@ -112,11 +112,10 @@ def network_steps(n: int, max_epochs: Any) -> tuple[int, int]:
 
 
 class NetworkTraining:
-    """Trains a network whose features carry the targets smoothly.
+    """Trains a network in two stages, both with decoupled weight decay.
 
-    First the features and a linear map of them are trained by squared error, then features and an
-    RBF kernel by the exact marginal likelihood of random batches (Wilson et al. 2016), with
-    decoupled weight decay throughout.
+    First the features and a linear map of them are trained by squared error, then the features and
+    an RBF kernel by the exact marginal likelihood of random batches (Wilson et al. 2016).
 
     Parameters
     ----------
@@ -148,7 +147,7 @@ class NetworkTraining:
 
     @property
     def trained(self) -> list[Tensor]:
-        """Those of the network's tensors that move."""
+        """The trained tensors of the network."""
         return self.params[: self.network.n_trainable]
 
     def train(self, run: FitRun, steps: tuple[int, int]) -> int:
@@ -169,11 +168,14 @@ class NetworkTraining:
             )
             done += result.n_steps
             if result.stop_reason == "diverged":
-                run.warn("The network's training diverged; its last useful weights are kept.")
+                run.warn(
+                    f"{type(run.estimator).__name__}: training of the network diverged, and the "
+                    "last finite weights are kept: scale the columns, or use a smaller network."
+                )
         return done
 
     def features(self) -> GridFeatures:
-        """Of the network as it is now, standardised over the rows."""
+        """The features of the current network, standardised over the rows."""
         with torch.no_grad():
             raw = self.network(self.params, self._X)
             centre, spread = (part.double().numpy() for part in (raw.mean(0), _spread(raw)))
@@ -193,7 +195,7 @@ class NetworkTraining:
         return self._X[chosen], self._Y[chosen]
 
     def some(self) -> tuple[Tensor, Tensor]:
-        """Rows for scores, always the same."""
+        """The rows of all scores."""
         step = max(1, len(self._X) // _BATCH_ROWS)
         return self._X[::step][:_BATCH_ROWS], self._Y[::step][:_BATCH_ROWS]
 
@@ -243,7 +245,7 @@ def _spread(raw: Tensor) -> Tensor:
 
 
 def _squared_error(Z: Tensor, Y: Tensor, head: Tensor) -> Tensor:
-    # Features vary by about half a unit: three times that is the size of the targets.
+    # Features have a standard deviation of about a half, and targets of about one.
     return (3 * Z @ head[:-1] + head[-1] - Y).square().mean()
 
 

@@ -1,4 +1,4 @@
-"""The marginal likelihood of an interpolated kernel, in grid space: nothing costs anything in n."""
+"""The marginal likelihood of an interpolated kernel from sums on the grid, whatever n is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel
 from ._moments import GridMoments, grid_moments, misfit
 from ._polynomials import offset_sums
 
-# What cutting the grid covariance's smallest eigenvalues may cost: nats by a bound that is some
-# hundred times too large in practice, and a share of the prior variance, on average over points.
+# Error allowed for leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
+# bound that is some hundred times too large in practice, and as a share of the prior variance.
 _CUT_NATS = 1e-3
 _CUT_VARIANCE = 1e-9
-# Numbers of one block of columns on the grid.
+# Numbers in one block of columns on the grid.
 _BLOCK_NUMBERS = 2**21
 
 
@@ -35,7 +35,7 @@ class NoisyMoments:
     Attributes
     ----------
     first, second : GridMoments
-        With weights 1 / D and 1 / D^2; the second without its gram where D is the same everywhere.
+        Moments with weights 1 / D and 1 / D^2, the second without a gram where D is constant.
     sums : list of Tensor
         `offset_sums` of each component's block of ``first.gram``.
     log_det : float
@@ -52,7 +52,7 @@ class NoisyMoments:
 
 
 def noise_jitter(smallest: float, prior: float) -> float:
-    """What raises the `smallest` noise variance to a fraction of the prior's that can be divided.
+    """The jitter that raises the `smallest` noise variance to a minimal share of the prior's.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def noise_jitter(smallest: float, prior: float) -> float:
 
 
 class Rows(ABC):
-    """What is left of a table: its moments at any variance of the kernel's white noise."""
+    """The moments of a table at any variance of the kernel's white noise."""
 
     smallest: float
 
     def jitter(self, noise: float, prior: float) -> float:
-        """What to add to a variance `noise` of the white noise before `at`."""
+        """The jitter for a variance `noise` of the white noise."""
         return noise_jitter(noise + self.smallest, prior)
 
     @abstractmethod
@@ -81,17 +81,17 @@ class Rows(ABC):
 
     @abstractmethod
     def settled(self, white: float, prior: float) -> KeptRows:
-        """All that a model keeps of them once the white noise and the prior variance are known."""
+        """The sums that a fitted model keeps, given the white noise and the prior variance."""
 
 
 class KeptRows(Rows):
-    """Rows that a fitted model keeps: sums on a grid, to which further rows are added.
+    """The sums on a grid that a fitted model keeps, to which further rows can be added.
 
     Attributes
     ----------
     moments : GridMoments
     reweighs : bool
-        Whether the moments are known at every variance of the white noise.
+        Whether the moments are available at every variance of the white noise.
     """
 
     moments: GridMoments
@@ -102,25 +102,25 @@ class KeptRows(Rows):
 
     @abstractmethod
     def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
-        """The same on a grid in which point i has become ``numbers[i]``."""
+        """The sums on a grid in which point i has the number ``numbers[i]``."""
 
     @abstractmethod
     def plus(
         self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
     ) -> KeptRows:
-        """With further rows, exactly, at trained variances of the white noise and the prior."""
+        """The sums with further rows, at trained variances of the white noise and the prior."""
 
 
 class CommonNoise(KeptRows):
-    """Rows that share one known noise variance: their moments only scale.
+    """Rows with the same known noise variance, whose moments scale with the noise.
 
     Parameters
     ----------
     moments : GridMoments
-        With weights 1.
+        Moments with weights 1.
     grid : Grid
     known : float
-        The rows' own noise variance.
+        The known noise variance.
     """
 
     reweighs = True
@@ -152,7 +152,7 @@ class CommonNoise(KeptRows):
 
 
 class NoiseByRow(Rows):
-    """Rows with noise variances of their own: read again for every variance of the white noise.
+    """Rows of unequal noise, which are read again for every variance of the white noise.
 
     Parameters
     ----------
@@ -178,17 +178,17 @@ class NoiseByRow(Rows):
 
 
 class FixedNoise(KeptRows):
-    """Rows whose noise variances D stay what they are: only their weighted moments are left.
+    """Rows with fixed noise variances D, of which only weighted moments are kept.
 
     Parameters
     ----------
     moments : GridMoments
-        With weights 1 / D.
+        Moments with weights 1 / D.
     grid : Grid
     log_det : float
         Sum of log D.
     added : float
-        The largest jitter that is in any D.
+        The largest jitter in any D.
     """
 
     reweighs = False
@@ -227,7 +227,7 @@ def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class GridProblem(GPProblem):
-    """A regression of which only moments on a grid are left; X and Y have no columns.
+    """A regression that consists of moments on a grid; X and Y have no columns.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ class GridProblem(GPProblem):
     rows : Rows
         The moments.
     probes : RowProbes or None
-        Random vectors over the rows, where products take the place of a factor.
+        Random vectors over the rows, for ``solver="cg"``.
     """
 
     grid_kernel: GridKernel
@@ -252,7 +252,7 @@ class GridProblem(GPProblem):
 def raised_noise(
     problem: GridProblem, theta: Float[Tensor, " p"]
 ) -> tuple[float, float, NoisyMoments]:
-    """The white noise, raised where nothing could be divided by it; by how much; the moments."""
+    """The white noise plus jitter, the jitter, and the moments at this noise."""
     kernel = problem.grid_kernel
     with torch.no_grad():
         noise = float(kernel.noise(theta))
@@ -262,7 +262,7 @@ def raised_noise(
 
 @dataclass(frozen=True, eq=False)
 class GridEvaluation:
-    """Everything that one evaluation gives; r is the numerical rank of the grid covariance.
+    """The result of one evaluation; r is the numerical rank of the grid's covariance.
 
     Attributes
     ----------
@@ -279,10 +279,10 @@ class GridEvaluation:
     weights : Tensor of shape (r, t)
         The posterior mean of z where f = F z on the grid.
     jitter : float
-        What was added to the noise variance.
+        Jitter added to the noise variance.
     misfit : float
-        Mean square by which the posterior mean misses the rows, beyond what noise explains: what
-        interpolation gets wrong, where there is hardly any noise.
+        Mean squared residual of the rows beyond the noise. It is the interpolation error, where
+        there is hardly any noise.
     std_error : float
         Of the value, which is exact here.
     solve : SolveSummary or None
@@ -353,9 +353,9 @@ def grid_marginal_likelihood(
 
 
 def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
-    """Refuse a prior of a rank that cannot fit, before any row is read.
+    """Refuse a prior whose rank does not fit into memory, before any row is read.
 
-    Rows with little noise need a rank above the one that is checked here.
+    Rows with little noise need a higher rank than the one that is checked here.
 
     Raises
     ------
@@ -373,7 +373,7 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
         u = torch.from_numpy(moments.first.rhs) - P @ alpha
         second = moments.second
         if second.gram is None:
-            # Equal noise everywhere: the second moments are multiples of the first.
+            # With equal noise the second moments are multiples of the first.
             ratio = moments.inverse / second.n
             inner = (L @ L.T - torch.eye(len(L), dtype=L.dtype)) * ratio
         else:
@@ -385,11 +385,11 @@ def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, "
         explained = torch.linalg.solve_triangular(L, P.T, upper=False).T
     with torch.enable_grad():
         theta = theta.clone().requires_grad_(True)
-        # Raised noise moves with the prior variance, no longer with the white noise.
+        # Raised noise depends on the prior variance instead of the white noise.
         raised = kernel.raised(theta) if jitter > 0 else kernel.noise(theta)
         surrogate = d_noise * raised - 0.5 * t * kernel.trace_with(theta, moments.sums)
         grad = slope(surrogate + 0.5 * kernel.quadratic(theta, u), theta)
-        # Block by block: autograd keeps several copies of what it is given.
+        # Block by block, because autograd keeps several copies.
         for block in explained.split(max(1, _BLOCK_NUMBERS // len(explained)), 1):
             grad += slope(0.5 * t * kernel.quadratic(theta, block), theta)
     return grad

@@ -1,4 +1,4 @@
-"""What grid an interpolating model gets for a table, and what it refuses."""
+"""The choice of a grid for a table, and the default kernel on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..._validation import check_memory
 from ...core import data_scaled_kernel
 from ._grid import Grid, make_grid, varying_columns
 
-# Most points an axis by number of axes; a product grid's cost is their product.
+# Largest number of points an axis, by the number of axes.
 _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
 _MOST_AXES = 4
 _LEAST_POINTS = 8
@@ -99,8 +99,8 @@ def _check_product(sizes: list[int], budget: float | None) -> None:
 def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: float = 0.0) -> Kernel:
     """Constant * RBF (one length scale per column) + White, in the units of the table.
 
-    As `data_scaled_kernel`, with a smooth kernel, which interpolation needs, and length scales no
-    shorter than a step of the grid, which could not show them, or than `shortest`.
+    It is `data_scaled_kernel` with two changes: the kernel is smooth, which interpolation needs,
+    and length scales are no shorter than a step of the grid, or than `shortest`.
     """
     scaled = data_scaled_kernel(X, y)
     matern, white = scaled.k1.k2, scaled.k2

@@ -1,4 +1,4 @@
-"""Sums of powers of places within cells, and the stencils and polynomials they stand for."""
+"""Sums of powers of places within cells, and the stencils and polynomials that they give."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cell_polynomials(axes: tuple[Axis, ...], X: np.ndarray, coefficients: np.nda
     X : ndarray of shape (n, d)
         Rows.
     coefficients : ndarray of shape (cells, k^d)
-        Of the powers 0 to k - 1 of the place along each axis.
+        Coefficients of the powers 0 to k - 1 of the place along each axis.
     """
     cell, places = cell_places(axes, X)
     k = round(coefficients.shape[1] ** (1 / len(axes)))

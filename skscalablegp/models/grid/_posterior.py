@@ -1,4 +1,4 @@
-"""The posterior of an interpolated model: caches on the grid, nothing in n."""
+"""The posterior of an interpolated model, from caches on the grid."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from ...core.posteriors import (
 from ._grid_kernel import GridKernel
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
-# Bytes of rows k(x, grid) for rows outside the grid, at a time.
+# Bytes of k(x, grid) for a block of rows outside the grid.
 _BLOCK_BYTES = 2**26
-# A cell's variance polynomial has 7^d coefficients: up to here that is a saving.
+# Number of columns up to which polynomials in a cell are cheaper. A variance has 7^d coefficients.
 _POLYNOMIAL_COLUMNS = 3
-# Products that building them may take at any time; past that only for rows that make up for it.
+# Products that building the polynomials may always take. Beyond that many rows have to share them.
 _SHARED_PRODUCTS = 1e9
-# Points of the last axis that one block of covariances has.
+# Points of the last axis in one block of covariances.
 _STENCIL_BLOCK = 64
-# Share of the posterior's trace over the grid that samples do without.
+# Share of the posterior's trace over the grid that samples leave out.
 _CUT_SHARE = 1e-6
-# Numbers of one block of samples.
+# Numbers in one block of samples.
 _SAMPLE_BLOCK = 2**18
 
 
 class GridPosterior(Posterior):
     """Mean, variance and samples by interpolation of the posterior on the grid.
 
-    On the grid the posterior covariance is C = F (I + A)^-1 F' = E E': variances are sums of
-    squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6 a
-    column, so that a product grid answers in O(7^d) a row, whatever the rank. What interpolation
-    gets wrong at the rows, where noise does not cover it, is added to every variance.
+    On the grid the posterior covariance is C = F (I + A)^-1 F' = E E', so that variances are sums
+    of squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6
+    a column, which takes O(7^d) a row on a product grid, whatever the rank. The interpolation error
+    at the rows, where it is above the noise, is added to every variance.
 
-    Rows outside the grid see the same kernel on a grid that goes on for ever. With g the covariance
-    of f(x) and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
-    g' cov(z) g: nothing is subtracted that is larger than the prior. O(m r) a row, always exact.
+    For rows outside the grid the kernel is that of an infinite grid. With g the covariance of f(x)
+    and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
+    g' cov(z) g. No term is larger than the prior, so that little precision is lost. Such a row
+    costs O(m r) and is always exact.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class GridPosterior(Posterior):
     theta : Tensor of shape (p,)
         Log hyperparameters.
     evaluation : GridEvaluation
-        The likelihood's factors at theta; posteriors by products have one of their own.
+        The factors of the likelihood at theta, or a `ProductEvaluation`.
     """
 
     dtype, device = torch.float64, torch.device("cpu")
@@ -71,18 +72,18 @@ class GridPosterior(Posterior):
         self.width = 4 * 7**widest * len(components)
 
     def low_rank_form(self) -> LowRankForm:
-        # Exact variances cost no more: within a cell they are polynomials, whatever the rank.
+        # Exact variances cost no more, because they are polynomials within a cell.
         return LowRankForm(self, len(self.evaluation.inner))
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """Variances of rows inside the grid without building what many rows would share."""
+        """Variances of rows inside the grid without polynomials."""
         return self._whitened(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)
 
     # ------------------------------------------------------------------ caches
 
     @cached_property
     def mean_on_grid(self) -> Float[Tensor, "m t"]:
-        """F E[z]; Kuu W' H^-1 Y would be a difference of numbers n / noise times as large."""
+        """F E[z]. The sums in Kuu W' H^-1 Y would have terms n / noise times as large."""
         return self.evaluation.factor.F @ self.weights
 
     @cached_property
@@ -94,7 +95,7 @@ class GridPosterior(Posterior):
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
         """S in single precision and a scale c, with c^2 S S' close to E E'.
 
-        Principal components of the root; those left out hold `_CUT_SHARE` of the trace.
+        S has the principal components of the root but for a share `_CUT_SHARE` of the trace.
         """
         values, vectors = torch.linalg.eigh(self.root.T @ self.root)
         share = values.clamp_min(0).cumsum(0)
@@ -103,7 +104,7 @@ class GridPosterior(Posterior):
         if scale == 0:
             return torch.zeros(len(self.root), 1), 1.0
         if 1e-12 < scale < 1e12:
-            scale = 1.0  # single precision needs none
+            scale = 1.0  # such numbers fit into single precision
         return (self.root @ vectors[:, kept] / scale).float(), scale
 
     @property
@@ -124,11 +125,11 @@ class GridPosterior(Posterior):
 
     @property
     def _columns(self) -> int:
-        """Those of the root."""
+        """Number of columns of the root."""
         return self.evaluation.rank
 
     def _polynomials_are_dear(self, n_rows: int) -> bool:
-        """Whether so few rows cost less than what many rows would share."""
+        """Whether building the polynomials costs more than so few rows without them."""
         (m, r), d = (self.grid_kernel.n_points, self._columns), len(self._axes)
         shared = m * r * 7**d
         return shared > _SHARED_PRODUCTS and n_rows * r * (4**d + r) < shared
@@ -152,7 +153,7 @@ class GridPosterior(Posterior):
         return torch.from_numpy(mean), self._reported(variance)
 
     def _mean_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
-        """Means (n, t); those of rows outside are still to be filled in."""
+        """Means (n, t); those of rows outside the grid are undefined."""
         out = np.empty((len(rows), self.weights.shape[1]))
         if self._axes is not None:
             for target, coefficients in enumerate(self._mean_polynomials):
@@ -162,7 +163,7 @@ class GridPosterior(Posterior):
         return out
 
     def _variance_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
-        """Variances (n,); those of rows outside are still to be filled in."""
+        """Variances (n,); those of rows outside the grid are undefined."""
         out = np.empty(len(rows))
         if self._axes is not None and not self._polynomials_are_dear(int(inside.sum())):
             out[inside] = cell_polynomials(self._axes, rows[inside], self._variance_polynomials)
@@ -204,7 +205,7 @@ class GridPosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "n d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "n t s"]:
-        """Joint draws: mean + W_x S z, O(n k s) with k the columns of S; outside the grid O(n^3).
+        """Joint draws mean + W_x S z, O(n k s) for k columns of S; O(n^3) outside the grid.
 
         Deviations are drawn in single precision, block by block within the cache of a core, and
         added to the mean in double precision.
@@ -258,7 +259,7 @@ class GridPosterior(Posterior):
         return rows, self.grid_kernel.grid.covers(rows)
 
     def _outside(self, rows: np.ndarray, inside: np.ndarray):
-        """Blocks of rows outside the grid with their covariances with z."""
+        """Blocks of rows outside the grid, with the covariances of f and z there."""
         where = np.flatnonzero(~inside)
         step = max(1, _BLOCK_BYTES // (8 * 4 * self.grid_kernel.n_points))
         for start in range(0, len(where), step):
@@ -267,7 +268,7 @@ class GridPosterior(Posterior):
                 yield part, self._covariances(rows[part])
 
     def _covariances(self, rows: np.ndarray) -> Float[Tensor, "n r"]:
-        """With z, of which the mean is `weights`."""
+        """The covariances of f at some rows and z, whose posterior mean is `weights`."""
         return self.grid_kernel.coordinates(self.theta, rows, self.evaluation.factor)
 
 
@@ -279,7 +280,7 @@ def covariance_stencil(root: Float[Tensor, "m r"], shape: list[int]) -> np.ndarr
     for offset in np.ndindex(*[7] * len(lead)):
         shift = [k - 3 for k in offset]
         if shift < [0] * len(lead) or any(abs(k) >= s for k, s in zip(shift, lead, strict=True)):
-            continue  # the mirror image has it, or nothing is so far apart
+            continue  # the mirror image has it, or no points are so far apart
         here = tuple(slice(max(0, -k), s - max(0, k)) for k, s in zip(shift, lead, strict=True))
         there = tuple(slice(max(0, k), s - max(0, -k)) for k, s in zip(shift, lead, strict=True))
         mirror = [6 - k for k in offset]

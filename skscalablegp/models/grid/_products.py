@@ -1,4 +1,4 @@
-"""Interpolated models by fast products alone: no factor of the grid's covariance, nothing in n."""
+"""Interpolated models by fast products, without a factor of the grid's covariance."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from ._moments import misfit
 from ._objective import GridProblem, raised_noise
 from ._posterior import GridPosterior
 
-# Relative residual of a solve, in the norm of the prior, and most products that it may take.
+# Relative residual of a solve, in the norm of the prior, and the largest number of its products.
 _TOL, _MOST_PRODUCTS = 1e-8, 1000
 _REMEDY = "Use solver='cholesky', or bound the noise variance from below."
-# Vectors of quadrature for the log determinant, and numbers of those that are held at a time.
+# Lanczos vectors for the log determinant, and the numbers of these that are kept at a time.
 _QUADRATURE, _NUMBERS = 150, 2**23
-# Right-hand sides of one solve of exact variances.
+# Number of right-hand sides in one solve for exact variances.
 _COLUMNS = 64
-# Random vectors over the rows of a trace's estimate.
+# Number of random vectors that estimate a trace.
 _PROBES = 16
-# Rows that are interpolated at a time, and worst rows from which Lanczos starts anew.
+# Number of rows that are interpolated at a time, and of the worst rows for further Lanczos starts.
 _ROWS, _NEW_STARTS = 2**17, 8
-# Columns of the first sampling root, and the share of the trace that the last doubling may add.
+# Columns of the first sampling root, and the share of the trace below which a doubling is the last.
 _SAMPLE_RANK, _SAMPLE_SHARE = 256, 1e-4
 
 
@@ -48,8 +48,9 @@ class GridProducts:
     """Products with K, the grid's covariance, and G = W' D^-1 W, the rows seen from the grid.
 
     K is a Kronecker product of Toeplitz matrices (Wilson and Nickisch 2015; Pleiss et al. 2018,
-    equations 5 and 6), G sparse. H = D + W K W' belongs to I + G K, which is self-adjoint in the
-    inner product of K: conjugate gradients and Lanczos take O(m log m) a step, whatever n is.
+    equations 5 and 6), G is sparse. Solves with H = D + W K W' become solves with I + G K, which is
+    self-adjoint in the inner product of K. Conjugate gradients and Lanczos take O(m log m) a step,
+    whatever n is.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class GridProducts:
         """K V."""
         return apply_columns(self._columns, self._grid, V)
 
-    solve = prior  # to Lanczos K^-1 is a preconditioner, and K is what it solves with
+    solve = prior  # in Lanczos K^-1 is the preconditioner, so that solving with it multiplies by K
 
     def matmul(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """G V."""
@@ -138,13 +139,13 @@ def _averaged(made: Lanczos) -> Float[Tensor, " s"]:
 
 
 class RowProbes:
-    """Random vectors z over the rows, seen from the grid: all that a trace needs of them.
+    """Random vectors z over the rows, interpolated onto the grid, for estimates of traces.
 
     Parameters
     ----------
     grid : Grid
     X, known : ndarray of shape (n, d), (n,)
-        Rows inside the grid, and their own noise variances.
+        Rows inside the grid, and their known noise variances.
     generator : Generator
     """
 
@@ -156,7 +157,7 @@ class RowProbes:
             self._equal, self._known, self._X = self._sums((np.ones(len(X)),))[0], known[0], None
 
     def at(self, noise: float) -> list[Float[Tensor, "m s"]]:
-        """W' D^-1/2 z and W' D^-3/2 z for rows whose noise is `noise` and their own."""
+        """W' D^-1/2 z and W' D^-3/2 z, where D is `noise` plus the known noise."""
         D = noise + self._known
         if self._equal is None:
             return self._sums((D**-0.5, D**-1.5))
@@ -176,7 +177,7 @@ class RowProbes:
 
 @dataclass(frozen=True, eq=False)
 class ProductEvaluation:
-    """What a model on a grid needs beside its products.
+    """The likelihood and the weights of a model on a grid.
 
     Attributes
     ----------
@@ -205,7 +206,7 @@ class ProductEvaluation:
 
 
 def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> ProductEvaluation:
-    """The posterior's weights, and an estimate of the likelihood where there are probes."""
+    """The weights of the posterior, and an estimate of the likelihood where there are probes."""
     kernel, theta = problem.grid_kernel, theta.detach().double()
     noise, jitter, moments = raised_noise(problem, theta)
     first, n = moments.first, moments.first.n
@@ -224,7 +225,7 @@ def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> Produ
 
 
 class ProductGradient(GradientEstimator):
-    """Gradients from conjugate gradients on the grid, traces from frozen probes; no values."""
+    """Gradients by conjugate gradients on the grid, with traces from frozen probes; no values."""
 
     def estimate(
         self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
@@ -286,7 +287,7 @@ class ProductPosterior(GridPosterior):
 
     @cached_property
     def root(self) -> Float[Tensor, "m k"]:
-        """E; what data explain, where the posterior above has what they leave."""
+        """E, a root of the explained covariance; in the base class, of the posterior's."""
         return self.evaluation.products.prior(self.dual)
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -374,7 +375,7 @@ class ProductPosterior(GridPosterior):
 
 
 class GridCaches(LowRankForm):
-    """Of a posterior by products: Lanczos on H in grid space, from the average column of W K."""
+    """Low-rank variances of a posterior by products: Lanczos in grid space."""
 
     def __init__(self, below: ProductPosterior):
         super().__init__(below, below.grid_kernel.n_points)
@@ -408,7 +409,7 @@ class GridCaches(LowRankForm):
 
 
 def _extended(products: GridProducts, U, P, start, more: int) -> tuple[Tensor, Tensor]:
-    """U and P = K U with U' P = I, and the Krylov spaces of further starts beside them."""
+    """U and P = K U with U' P = I, extended by the Krylov spaces of further start vectors."""
     start = start[:, :more]
     made = lanczos(products, start, -(-more // start.shape[1]), preconditioner=products)
     V = made.basis.transpose(0, 1).flatten(0, 1).T[:, :more]
@@ -424,7 +425,7 @@ def _extended(products: GridProducts, U, P, start, more: int) -> tuple[Tensor, T
 
 
 def _dual_root(products: GridProducts, P: Float[Tensor, "m k"]) -> Float[Tensor, "m k"]:
-    """D with K D D' K the Galerkin approximation of what data explain, from below.
+    """D such that K D D' K is the Galerkin approximation of the explained covariance, from below.
 
     Q = D^-1/2 W P spans the Krylov space over rows: Q' Q = P' G P, Q' (H - I) Q = (G P)' K G P.
     """

@@ -1,4 +1,4 @@
-"""From a table to a trained model on a grid, and what is kept of its rows."""
+"""From a table to the problem of training on a grid, and to the sums that a model keeps."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ._products import RowProbes
 
 @dataclass(frozen=True, eq=False)
 class GridFit:
-    """A table on a grid: what training and the fitted model are made from.
+    """A table on a grid, for training and for the fitted model.
 
     Attributes
     ----------
     features : GridFeatures or None
-        What takes the place of the columns.
+        The features that replace the columns.
     problem : GridProblem
-        Of the rows that train the hyperparameters.
+        The rows that train the hyperparameters.
     rows : Rows
-        All of them.
+        All rows.
     """
 
     features: GridFeatures | None
@@ -49,7 +49,7 @@ class GridFit:
         priors: dict[str, Any] | None,
         probes: torch.Generator | None = None,
     ) -> GridFit:
-        """Read the rows of a table (of features, where there is a network).
+        """Read the rows of a table, or of their features from a network.
 
         Parameters
         ----------
@@ -59,14 +59,14 @@ class GridFit:
             The user's, or the default one.
         features : GridFeatures or None
         held : ndarray of bool or None
-            The rows that a network has not seen, which alone train the hyperparameters: it fits the
-            others too well to learn the noise from them.
+            The rows that a network has not seen. They alone train the hyperparameters, because the
+            network fits the others too well to show their noise.
         budget : float or None
             Bytes that the grid's covariance may take.
         priors : dict or None
-            Of hyperparameters.
+            Priors of hyperparameters.
         probes : Generator or None
-            Of random vectors over the rows, where products take the place of a factor.
+            Generator of random vectors over the rows, for ``solver="cg"``.
         """
         on_grid = kernel_on_grid(kernel, table, grid, features is not None, budget, priors)
         if probes is None:
@@ -97,7 +97,7 @@ def kernel_on_grid(
 
 
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> Rows:
-    """The moments of (chosen) rows; rows of unequal noise are kept while training."""
+    """The moments of all or of chosen rows. Rows of unequal noise are kept during training."""
     X, Y, known = table.X, table.targets, table.noise
     if chosen is not None:
         X, Y, known = X[chosen], Y[chosen], known[chosen]

@@ -145,38 +145,28 @@ class SeededFourier(SampledBasis):
 
     def part(self, blocks: np.ndarray) -> BasisPart:
         index = self.index(blocks)
-        if self._kept is not None:
-            features = _take(self._kept, index.to(self.device))
-        else:
-            features = self._drawn(blocks)
+        joined = _mapped(torch.cat, tuple(self._block(int(b)).blocks for b in blocks))
         scaled = tuple(
-            replace(block, n_pairs=self.n_units, n_features=2 * len(index))
-            for block in features.blocks
+            replace(block, n_pairs=self.n_units, n_features=2 * len(index)) for block in joined
         )
         q = len(scaled) * 2 * len(index)
-        return BasisPart(index, PriorFeatures(scaled, features.n_features_in, q).evaluate)
+        return BasisPart(index, PriorFeatures(scaled, self.kernel.n_features, q).evaluate)
 
     @cached_property
-    def _kept(self) -> PriorFeatures | None:
-        """All frequencies, where they are few."""
-        d = self.kernel.n_features
-        if self.n_units * d * len(self.kernel.node.products()) > _KEPT_NUMBERS:
-            return None
-        return self._drawn(np.arange(self.n_blocks))
-
-    def _drawn(self, blocks: np.ndarray) -> PriorFeatures:
-        return _merged([self._block(int(b)) for b in blocks])
+    def _kept(self) -> dict[int, PriorFeatures]:
+        """Frequencies by block, where all are few enough to keep."""
+        return {}
 
     def _block(self, block: int) -> PriorFeatures:
-        generator = torch.Generator().manual_seed(_mixed(self.seed, block))
-        return sample_prior_features(
-            self.kernel,
-            self.kernel.n_features,
-            len(self.units(block)),
-            generator,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        d, seed = self.kernel.n_features, _mixed(self.seed, block)
+        drawn = self._kept.get(block)
+        if drawn is None:
+            generator, size = torch.Generator().manual_seed(seed), len(self.units(block))
+            on = {"dtype": self.dtype, "device": self.device}
+            drawn = sample_prior_features(self.kernel, d, size, generator, **on)
+            if self.n_units * d * len(self.kernel.node.products()) <= _KEPT_NUMBERS:
+                self._kept[block] = drawn
+        return drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,17 +276,6 @@ def _mixed(seed: int, block: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
     return (z ^ (z >> 31)) % 2**63
-
-
-def _merged(parts: list[PriorFeatures]) -> PriorFeatures:
-    """One map with the frequencies of several, in order."""
-    return replace(parts[0], blocks=_mapped(torch.cat, tuple(part.blocks for part in parts)))
-
-
-def _take(features: PriorFeatures, index: Tensor) -> PriorFeatures:
-    """The map with some of its frequencies."""
-    blocks = _mapped(lambda ts: ts[0].index_select(0, index.to(ts[0].device)), (features.blocks,))
-    return replace(features, blocks=blocks)
 
 
 def _mapped(function: Callable[[tuple[Tensor, ...]], Tensor], trees: tuple[Any, ...]) -> Any:

@@ -256,7 +256,7 @@ def test_likelihood_and_training():
     assert np.abs(gradient).max() < 1
     exact = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, y)
     assert value == pytest.approx(exact.log_marginal_likelihood_value_, abs=0.5)
-    with pytest.raises(ValueError, match="noise variances of their own"):
+    with pytest.raises(ValueError, match="noise variances that differ from row to row"):
         fixed(grid_size=20).fit(X, y, np.linspace(0.1, 1, 200)).log_marginal_likelihood(theta)
 
 
