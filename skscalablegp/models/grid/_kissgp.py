@@ -546,17 +546,19 @@ class KISSGPRegressor(GPRegressorBase):
             "leave out rows far away from the others, or fit again with a smaller grid_size",
         )
 
-    def _compiled(self) -> TorchKernel:
+    def _trained_kernel(self) -> TorchKernel:
+        if self.grid_ is None:
+            return super()._trained_kernel()
         return compile_kernel(self.kernel_, self.grid_.n_features)
 
     def _white_and_prior(self) -> tuple[float, float]:
-        kernel = GridKernel(self._compiled(), self.grid_)
+        kernel = GridKernel(self._trained_kernel(), self.grid_)
         theta = kernel.kernel.theta0
         with torch.no_grad():
             return float(kernel.noise(theta)), float(kernel.prior(theta))
 
     def _problem(self, probes: Any = None) -> GridProblem:
-        kernel = GridKernel(self._compiled(), self.grid_, self._budget())
+        kernel = GridKernel(self._trained_kernel(), self.grid_, self._budget())
         return GridProblem.make(kernel, self._kept, self._kept.moments.n, probes)
 
     def _build_posterior(self, probes: Any = None) -> Posterior:
