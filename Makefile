@@ -107,6 +107,7 @@ format: $(VENV)/.installed-dev
 
 doc: $(VENV)/.installed-doc
 	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
+	$(BIN)/python doc/check_links.py doc/_build/html
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/uci.py $(BENCH_ARGS)

@@ -26,6 +26,8 @@ autosummary_generate = True
 # Class pages list every method, inherited ones included, but these: they serve the package, or
 # are those of a dictionary (a report is one).
 autosummary_context = {"hidden_methods": ["__init__", "prior_facts", *dir(dict)]}
+# Beside a class page, methods are listed by their own names.
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 
