@@ -1,4 +1,4 @@
-"""Initialise on subsets, refine on all rows: the stages in which hyperparameters are trained."""
+"""Training of hyperparameters in stages: first on subsets, then on all rows."""
 
 from __future__ import annotations
 
@@ -23,73 +23,73 @@ from .training import (
     train,
 )
 
-# Steps of an exact fit from the user's starting point: it ends by itself, this is a safeguard.
+# Maximum number of steps of an exact fit, which usually converges earlier.
 _EXACT_STEPS = 100
-# Steps that refine a subset's optimum, where its curvature is known.
+# Maximum number of steps from the optimum of a subset, whose curvature is known.
 _REFINING_STEPS = 25
-# Solver epochs that such a refinement may take in all: hard systems take fewer, longer steps.
+# Budget of solver epochs for these steps: if systems are hard to solve, there are fewer steps.
 _REFINING_EPOCHS = 600
-# Ways to end that are not the user's or the machine's doing.
+# Training goes on after a stage that ended for one of these reasons.
 _DONE = ("converged", "max_iter", "max_epochs", "stagnated")
-# Most natural steps without an initialisation, and after one: they end by themselves.
+# Maximum number of natural steps without an initialisation, and after one.
 _NATURAL_STEPS = {False: 200, True: 50}
-# Steps of Adam without an initialisation (Lin et al. 2024), and after one.
+# Number of Adam steps without an initialisation (Lin et al. 2024), and after one.
 _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
-# Large tables take smaller Adam steps (Lin et al. 2024, appendix B).
+# Adam steps are smaller above this number of rows (Lin et al. 2024, appendix B).
 _LARGE_ROWS = 50_000
-# A subset's optimum is a start: gains below so much of the likelihood are left to the next stage,
-# the more of them where that stage sees exact values.
+# Relative tolerance on a subset, whose optimum is only a start. It is coarser if the next stage has
+# exact values.
 _SUBSET_TOL = {True: 1e-4, False: 1e-5}
-# Of all rows. Up to so many a step costs so little that the optimum under a given kernel, whose
-# values may be compared with scikit-learn's, is found to its precision.
+# Relative tolerance on all rows. On small tables steps are cheap, so that the optimum under a given
+# kernel is found as precisely as by scikit-learn, with which users compare it.
 _TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
-# Up to so many rows the likelihood's many local optima matter more than time.
+# Up to this number of rows finding the best of many local optima matters more than time.
 _TWICE_ROWS, _SCIPYS_TOL = 500, 2.2e-9
-# In nats a row: a predicted gain below it is not worth another step on the rows at hand.
+# A predicted gain below this, in nats per row, is not worth another step.
 _GAIN_PER_ROW = 1e-4
-# Each random subset is so many times larger than the one before.
+# Ratio of the sizes of successive random subsets.
 _GROWTH = 3
-# Above this, float32 cannot factorise H: the bound on its condition times the unit roundoff.
+# Above this bound of condition number times unit roundoff, float32 cannot factorise H.
 _FLOAT32_LIMIT = 1.0
 
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What the user may set about training; "auto" is resolved here, by stage.
+    """The settings of training; "auto" is resolved for each stage.
 
     Attributes
     ----------
     optimizer : "auto", str, object or callable
     max_iter : "auto" or int
-        Steps on all rows.
+        Maximum number of steps on all rows.
     learning_rate : "auto" or float
     n_restarts : int
     n_iter_no_change : int or None
     tol : float
-        Movement of the log hyperparameters below which Adam has converged.
+        Adam has converged if the log hyperparameters change by less than this.
     max_epochs : "auto", float or None
-        Solver epochs of the training on all rows. "auto" is 600 where a subset has given the
-        curvature and `max_iter` is "auto" too, else None, which sets no limit.
+        Budget of solver epochs for training on all rows. "auto" is 600 if a subset gives the
+        curvature and `max_iter` is also "auto". None sets no limit.
     subset_size : int or None
-        Rows of the smallest initialising fit.
+        Number of rows in the first initialising fit; None begins with all rows.
     n_subsets : int
-        1 for nested random subsets, more for neighbourhoods to average over.
+        1 for nested random subsets, more for neighbourhoods whose results are averaged.
     exact_rows : int
-        Subsets grow up to this size.
+        Largest size of a subset.
     adapt_dtype : bool
-        Whether a badly conditioned problem may be moved from float32 to float64.
+        Whether an ill-conditioned problem may be moved from float32 to float64.
     factor_if_ill_conditioned : bool
-        Whether such a problem is then trained by Cholesky whatever the estimator.
+        Whether such a problem is then trained with Cholesky factorisations.
     name : str
-        Of the stage on all rows.
+        Name of the stage on all rows.
     as_scikit_learn : bool
-        Whether a small table is also trained by scikit-learn's steps, from every start.
+        Whether a small table is also trained with scikit-learn's steps from every start.
     exact_steps : int
-        What `max_iter="auto"` is for quasi-Newton steps from the kernel's own values.
+        The meaning of `max_iter="auto"` for quasi-Newton steps without an initialisation.
     natural : bool
-        Whether the problem can tell the Fisher information of its rows: "auto" is then natural
-        steps, not Adam, where values are not exact and nothing gives a curvature.
+        Whether the Fisher information of random rows is available. Without exact values or a
+        curvature, "auto" then chooses natural steps instead of Adam.
     """
 
     optimizer: Any
@@ -110,13 +110,13 @@ class StageSettings:
     natural: bool = False
 
     def twice(self, n: int) -> bool:
-        """Whether there are two ways from every start, of which the better one counts."""
+        """Whether two optimisers run from every start, of which the better result counts."""
         named = isinstance(self.optimizer, str) and self.optimizer in ("auto", "fmin_l_bfgs_b")
         return named and self.as_scikit_learn and n <= _TWICE_ROWS
 
     @classmethod
     def of(cls, estimator: Any, n_restarts: int = 0, **more: Any) -> StageSettings:
-        """What the parameters of an estimator say."""
+        """The settings that the parameters of an estimator give."""
         return cls(
             optimizer=estimator.optimizer,
             max_iter=estimator.max_iter,
@@ -134,20 +134,19 @@ def fit_hyperparameters(
     settings: StageSettings,
     run: Run,
 ) -> TrainingResult:
-    """Exact fits on growing subsets, then all rows with `estimator`, then restarts.
+    """Train with exact fits on growing subsets, then on all rows with `estimator`, then restarts.
 
     Returns
     -------
     result : TrainingResult
-        The best of all starts where values are exact; else the first's. `planned` says whether
-        steps that ran out were meant to. Further starts that fail are among the monitor's
-        failures.
+        The best of all starts if values are exact, otherwise the first one. Restarts that fail are
+        listed in the failures of the monitor.
 
     Raises
     ------
     ValueError
-        For an unknown optimiser, or one that needs values that `estimator` does not give; before
-        any work.
+        For an unknown optimiser, or one that needs exact values if `estimator` has none; before
+        any work is done.
     """
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     n_iter, metric, start = 0, None, None
@@ -155,7 +154,7 @@ def fit_hyperparameters(
         exact = estimator.on_subset() or ExactGradient()
         start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
         theta, metric, n_iter = start.theta, start.metric, start.n_iter
-        # What it says of training is said of all rows.
+        # These fields describe training on all rows.
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
             return start
@@ -205,7 +204,7 @@ def _train_all_rows(
     if settings.adapt_dtype:
         problem = well_conditioned(problem, theta)
         if problem.X.dtype == torch.float64 and settings.factor_if_ill_conditioned:
-            # Iterative solvers would need thousands of epochs; a factorisation does not care.
+            # Iterative solvers would need thousands of epochs; a factorisation costs the same.
             estimator = ExactGradient()
     optimizer = _optimizer(settings, estimator.exact, len(problem.X), metric is not None)
     enough = _default_steps(optimizer, settings)
@@ -253,10 +252,10 @@ def _stage(
 
 
 def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -> Optimizer:
-    """The optimiser of the full stage."""
+    """The optimiser of the stage on all rows."""
     choice = settings.optimizer
     if isinstance(choice, str) and choice == "auto":
-        # Without values BFGS needs a curvature to start from; natural steps bring their own.
+        # Without values BFGS needs an initial curvature; natural steps compute their own.
         choice = "bfgs" if exact or has_metric else "natural" if settings.natural else "adam"
         if choice == "bfgs":
             small = settings.as_scikit_learn and n <= _SMALL_ROWS
@@ -270,18 +269,18 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
     if settings.learning_rate not in ("auto", own):
         raise ValueError(
             f"learning_rate={settings.learning_rate!r} contradicts optimizer={choice!r}, which has "
-            f"learning_rate={own!r}: leave learning_rate='auto', or name the optimizer."
+            f"learning_rate={own!r}: use learning_rate='auto', or optimizer='adam'."
         )
     if optimizer.exact_only and not exact:
         raise ValueError(
-            f"optimizer={settings.optimizer!r} needs exact values and gradients, which this "
-            "solver does not give: use optimizer='adam', or solver='cholesky'."
+            f"optimizer={settings.optimizer!r} needs exact values and gradients, which this fit "
+            "does not have: use optimizer='adam'."
         )
     return optimizer
 
 
 def adam_rate(n: int) -> float:
-    """What learning_rate="auto" is on so many rows."""
+    """The learning rate that "auto" stands for on n rows."""
     return 0.1 if n <= _LARGE_ROWS else 0.03
 
 
@@ -296,12 +295,12 @@ def train_or_report(
     run: FitRun,
     unused: tuple[str, ...] = (),
 ) -> TrainingResult:
-    """`fit_hyperparameters` from the kernel's own values, with every choice reported.
+    """Call `fit_hyperparameters` from the kernel's own values, and report all choices.
 
     Parameters
     ----------
     unused : tuple of str
-        Parameters beside those of all training that have no effect where nothing is trained.
+        Further parameters that have no effect if there is nothing to train.
     """
     theta, n_params = problem.kernel.theta0.numpy(), problem.kernel.n_params
     if settings.optimizer is None or n_params == 0:
@@ -312,7 +311,7 @@ def train_or_report(
 
 
 def report_untrained(run: FitRun, n_params: int = 1, unused: tuple[str, ...] = ()) -> None:
-    """Say of the settings of training that they have no effect: nothing is trained."""
+    """Report that the settings of training have no effect, since nothing is trained."""
     why = "optimizer=None keeps the hyperparameters"
     if n_params == 0:
         why = "all hyperparameters are fixed"
@@ -322,7 +321,7 @@ def report_untrained(run: FitRun, n_params: int = 1, unused: tuple[str, ...] = (
 
 
 def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -> None:
-    """Tell a run what "auto" became in `fit_hyperparameters`, and what has no effect there.
+    """Report the choices of `fit_hyperparameters`, and the parameters without effect there.
 
     Parameters
     ----------
@@ -330,7 +329,7 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     exact : bool
         Whether the gradients on all rows are exact.
     n : int
-        Rows.
+        Number of rows.
     run : FitRun
     """
     initialised = settings.subset_size is not None
@@ -341,36 +340,40 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     if exact or has_metric:
         why = "values and gradients are exact" if exact else "a subset gives the curvature"
     if exact and settings.twice(n):
-        why += "; so few rows also take scikit-learn's steps, and the better optimum counts"
+        why += (
+            "; few rows are also trained with scikit-learn's steps, and the better optimum counts"
+        )
     name = "adam" if patient else "natural" if optimizer.redraws else "bfgs"
     run.chose("optimizer", name, why)
     steps = _default_steps(optimizer, settings)
-    run.chose("max_iter", steps, "a subset gives the start" if initialised else "from the start")
+    start = "a subset gives the start" if initialised else "there is no start from a subset"
+    run.chose("max_iter", steps, start)
     if initialised:
         around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
-        run.chose("subset_size", settings.subset_size, f"{n:,} rows: an exact start{around} saves")
+        why = f"{n:,} rows: an exact start{around} saves time"
+        run.chose("subset_size", settings.subset_size, why)
     else:
-        run.chose("subset_size", None, f"{n:,} rows: too few for a start to save time")
+        run.chose("subset_size", None, f"{n:,} rows: a start on a subset would save no time")
     if isinstance(settings.optimizer, str) and patient:
         run.chose("learning_rate", adam_rate(n), f"{n:,} rows")
     elif patient:
         run.ignores("learning_rate", "the optimizer object has its own")
     else:
-        run.ignores("learning_rate", "only Adam takes steps of a given size")
-        run.ignores("n_iter_no_change", "only Adam ends by the movement of its steps")
+        run.ignores("learning_rate", "only Adam has a learning rate")
+        run.ignores("n_iter_no_change", "only Adam stops when the iterates hardly move")
     if callable(settings.optimizer):
-        run.ignores("max_iter", "a callable knows itself when to end")
+        run.ignores("max_iter", "a callable decides when to stop")
     if exact:
-        run.ignores("training_max_epochs", "exact gradients take no solver epochs")
+        run.ignores("training_max_epochs", "exact gradients need no solver epochs")
     else:
         run.ignores("n_restarts_optimizer", "values are not exact: starts cannot be compared")
         limit = _epoch_limit(settings, has_metric)
-        hard = "hard systems take fewer, longer steps" if limit else "max_iter is the limit"
-        run.chose("training_max_epochs", limit, hard)
+        why = "hard systems get fewer steps" if limit else "max_iter limits training"
+        run.chose("training_max_epochs", limit, why)
 
 
 def _epoch_limit(settings: StageSettings, has_metric: bool) -> float | None:
-    """Solver epochs of the training on all rows."""
+    """Budget of solver epochs for training on all rows."""
     if settings.max_epochs != "auto":
         return settings.max_epochs
     return _REFINING_EPOCHS if has_metric and settings.max_iter == "auto" else None
@@ -397,7 +400,7 @@ def _initialise(
     run: Run,
     tol: float,
 ) -> TrainingResult:
-    """Exact maximum likelihood on nested random subsets, or averaged over neighbourhoods."""
+    """Maximise the exact likelihood of nested random subsets, or average over neighbourhoods."""
     n = len(problem.X)
     if settings.n_subsets > 1:
         return _average_neighbourhoods(problem, exact, theta, settings, run, tol)
@@ -413,7 +416,7 @@ def _initialise(
         except KeyboardInterrupt:
             if result is None:
                 raise
-            # Nothing was evaluated on these rows: what fewer rows gave stands.
+            # There was no evaluation on these rows: the result of fewer rows stands.
             result = replace(result, n_iter=0, stop_reason=run.monitor.end("interrupted"))
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter
@@ -462,13 +465,13 @@ def _adapted(problem: GPProblem, theta: np.ndarray, settings: StageSettings) -> 
 
 
 def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
-    """In float64 where n k(x, x) / noise says that float32 would not hold a factor."""
+    """Move the problem to float64 if n k(x, x) / noise is too large to factorise in float32."""
     if problem.X.dtype == torch.float64:
         return problem
     tensor = torch.as_tensor(theta, dtype=torch.float64)
     with torch.no_grad():
         signal = problem.kernel.diag(tensor, problem.X[:1000]).double().mean()
-        # One row with little noise is enough: all are looked at.
+        # One row with little noise is enough, so that all rows are checked.
         noise = problem.kernel.noise(tensor, problem.X).double()
         if problem.extra_noise is not None:
             noise = noise + problem.extra_noise.double()

@@ -1,4 +1,4 @@
-"""The only outer loop: from starting hyperparameters to trained ones."""
+"""The driver of optimisers: from starting hyperparameters to trained ones."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from ._monitor import Monitor, StopTraining
 from ._optimizers import Optimizer, Optimum
 from ._quasi_newton import ROUNDING
 
-# Of a log hyperparameter, for differences between slopes of its prior.
+# Step in a log hyperparameter for finite differences of the slope of its prior.
 _PRIOR_STEP = 1e-4
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Where a training run ended.
+    """The result of a training run.
 
     Attributes
     ----------
     theta : ndarray of shape (p,)
-        The best hyperparameters: of highest value when values are exact, else the mean of the last
-        `average` iterates, since no single noisy iterate is known to be better.
+        The best hyperparameters. If values are exact, they have the highest value. Otherwise they
+        are the mean of the last `average` iterates, since noise hides which iterate is best.
     value : float
-        Their log marginal likelihood, log prior included; NaN when unknown.
+        Their log marginal likelihood plus the log prior; NaN if unknown.
     state : GradientState
-        Probes and last solutions.
+        Probe vectors and last solutions.
     n_iter : int
-        Evaluations made.
+        Number of evaluations.
     stop_reason : str
         "converged", "max_iter", "max_epochs", "max_seconds", "callback", "diverged" or
         "interrupted".
     metric : ndarray of shape (p, p) or None
-        Inverse Hessian of the negative objective, where the optimiser has one.
+        Inverse Hessian of the negative objective, if the optimiser has one.
     exact : bool
         Whether values and gradients were exact.
     dtype : torch.dtype
-        Of the products.
+        Precision of the matrix products.
     planned : bool
-        Whether steps or epochs that ran out were a schedule that was meant to.
+        Whether the steps or epochs that ran out were a schedule that was planned to run out.
     """
 
     theta: np.ndarray
@@ -65,12 +65,12 @@ class TrainingResult:
 
     @classmethod
     def untrained(cls, theta: np.ndarray, dtype: torch.dtype = torch.float64) -> TrainingResult:
-        """Where there is nothing to train."""
+        """The result if there is nothing to train."""
         return cls(theta, float("nan"), GradientState(), 0, "converged", dtype=dtype)
 
 
 class _Run:
-    """One start of the optimiser: keeps the best and the latest state whatever happens."""
+    """The objective of one run of an optimiser; keeps the best and the latest state."""
 
     def __init__(self, problem, estimator, state, monitor, patience, tol, max_epochs=None):
         self.problem, self.estimator = problem, estimator
@@ -83,7 +83,7 @@ class _Run:
         self.values: list[float] = []
 
     def redraw(self) -> None:
-        """Let the next evaluation draw its randomness anew, where an estimator has frozen it."""
+        """Make the next evaluation draw new random numbers instead of the frozen ones."""
         self.state = replace(self.state, probes=None, samples=None, previous=None)
 
     def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
@@ -91,7 +91,7 @@ class _Run:
         at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.kernel.log_prior
         information = fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
         if log_prior:
-            # Densities of hyperparameters are apart from each other: the curvature is diagonal.
+            # The hyperparameters are independent under the prior: its curvature is diagonal.
             fall = log_prior(theta - _PRIOR_STEP)[1] - log_prior(theta + _PRIOR_STEP)[1]
             information += np.diag(np.maximum(fall / (2 * _PRIOR_STEP), 0.0))
         return information
@@ -121,14 +121,17 @@ class _Run:
             self.best_value, self.best_theta = value, theta.copy()
         self.monitor.record(theta, estimate)
         if estimate.solution is not None and estimate.solution.status is Status.MAX_SECONDS:
-            # Its gradient is of a solve that was cut short: no step follows it.
+            # The solve was stopped early, so that its gradient is not good enough for a step.
             raise StopTraining("max_seconds")
         self.epochs += 0.0 if estimate.solution is None else estimate.solution.epochs
         self._check_progress()
         return value, grad
 
     def _retreat(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """A finite, sloping stand-in where H has no factor, so that a line search steps back."""
+        """A finite value and slope in place of those without a factor of H.
+
+        They make a line search step back to the last iterate.
+        """
         if np.isnan(self.values[-1]):
             raise StopTraining("diverged")
         back = self.iterates[-1] - theta
@@ -136,7 +139,7 @@ class _Run:
         return self.values[-1] - drop, 2 * drop * back / max(float(back @ back), 1e-300)
 
     def _check_progress(self) -> None:
-        """The epoch budget, and early stopping: iterates that stay within `tol` of each other."""
+        """Check the budget of epochs, and stop if the iterates stay within `tol` of each other."""
         if self.max_epochs is not None and self.epochs > self.max_epochs:
             raise StopTraining("max_epochs")
         if self.patience is None or len(self.iterates) <= self.patience:
@@ -146,7 +149,7 @@ class _Run:
             raise StopTraining("converged")
 
     def _value_of(self, theta: np.ndarray | None) -> float:
-        """What was found at an iterate; minus infinity if it is none."""
+        """The value at an iterate; minus infinity for other points."""
         pairs = zip(self.iterates, self.values, strict=True)
         return next((value for at, value in pairs if np.array_equal(at, theta)), -np.inf)
 
@@ -156,7 +159,7 @@ class _Run:
         value = float("nan")
         if self.best_theta is not None:
             theta, value = self.best_theta, self.best_value
-            # Where values differ by rounding only, the slopes that an optimiser saw know better.
+            # Values that differ by rounding only say less than the slopes that an optimiser saw.
             if self._value_of(self.chosen) >= value - ROUNDING * abs(value):
                 theta, value = self.chosen, self._value_of(self.chosen)
         elif self.chosen is not None:
@@ -178,7 +181,7 @@ class _Run:
 
 
 def _with_prior(estimate: GradientEstimate, value: float, grad: np.ndarray) -> GradientEstimate:
-    """The posterior's density of theta in place of the likelihood."""
+    """Add the log prior and its gradient to an estimate."""
     known = estimate.value is not None
     return replace(
         estimate,
@@ -208,29 +211,29 @@ def train(
     Parameters
     ----------
     problem : GPProblem
-        What is fitted.
+        The data and the kernel.
     estimator : GradientEstimator
-        Where gradients come from.
+        Computes or estimates the gradients.
     optimizer : Optimizer
-        What follows them.
+        Chooses the points of evaluation.
     theta, bounds : ndarray of shape (p,), (p, 2)
-        Starting point and limits, logarithms.
+        Starting point and bounds, as logarithms.
     max_iter : int
-        Most optimiser steps.
+        Maximum number of steps of the optimiser.
     monitor : Monitor
-        History, progress, callbacks and time.
+        Keeps history, progress, callbacks and time.
     generator : torch.Generator
-        What the estimator draws from.
+        Generator of the estimator's random numbers.
     n_iter_no_change : int, optional
-        Stop when the log hyperparameters moved by less than `tol` over so many steps.
+        Training stops if the log hyperparameters moved by less than `tol` in so many steps.
     tol : float, default=1e-3
         See `n_iter_no_change`.
     average : int, default=1
-        Iterates in the final mean when no values are known.
+        Number of iterates in the final mean if values are unknown.
     metric : ndarray of shape (p, p), optional
-        Inverse Hessian to begin with, for optimisers that take one.
+        Initial inverse Hessian, for optimisers that take one.
     max_epochs : float, optional
-        Solver epochs after which no further step is begun.
+        Number of solver epochs after which no further step begins.
 
     Returns
     -------
@@ -257,10 +260,10 @@ def train(
         else:
             optimum = optimizer.maximize(run, start, bounds, max_iter, metric)
         metric = optimum.metric
-        # An optimiser with a metric knows which of its iterates is best; others may only wander.
+        # Only optimisers with a metric can tell which of their iterates is best.
         run.chosen = None if metric is None else optimum.theta
         if optimizer.exact_only and not any(np.array_equal(optimum.theta, t) for t in run.iterates):
-            # A callable may end at a point that it never evaluated.
+            # A callable may return a point at which it has not evaluated the objective.
             run(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
         ended = "converged" if len(run.iterates) < max_iter else "max_iter"
         reason = optimum.reason or ended
@@ -276,7 +279,7 @@ def train(
 def _of_deviations(
     optimizer: Optimizer, run: _Run, start: np.ndarray, bounds: np.ndarray, max_iter: int
 ) -> Optimum:
-    """Maximise over the logarithms of standard deviations: halves of those of variances."""
+    """Maximise over the logarithms of standard deviations, half those of the variances."""
     free = [part for part in run.problem.kernel.kernel.hyperparameters if not part.fixed]
     variances = [part.name.endswith(("constant_value", "noise_level")) for part in free]
     units = np.repeat(np.where(variances, 0.5, 1.0), [part.n_elements for part in free])
@@ -292,7 +295,7 @@ def _of_deviations(
 def restart_points(
     bounds: np.ndarray, n_restarts: int, generator: np.random.RandomState
 ) -> list[np.ndarray]:
-    """Uniform draws within the logarithms' bounds, as scikit-learn's restarts."""
+    """Draw starting points uniformly within the bounds of theta, as scikit-learn does."""
     if n_restarts and not np.isfinite(bounds).all():
         raise ValueError(
             "Multiple optimizer restarts (n_restarts_optimizer>0) requires that all bounds are "

@@ -1,4 +1,4 @@
-"""What watches a training run: history, progress, callbacks, budgets, interruption."""
+"""The monitor of a training run: history, progress, callbacks, budgets and interrupts."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from tqdm import tqdm
 from ...linalg.gradients import GradientEstimate
 from ...linalg.solvers import SolveSummary
 
-# Ends of a stage after which no other stage begins.
+# If a stage ends for one of these reasons, no further stage begins.
 STOPPED = ("interrupted", "callback", "max_seconds")
 
 LOG_LIKELIHOOD = "log marginal likelihood"
 
 
 class StopTraining(Exception):
-    """Ends an optimiser from inside an evaluation; carries the reason."""
+    """Raised inside an evaluation to end the optimiser; its message is the reason."""
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a callback sees after each step or score.
+    """The argument of callbacks, which are called after each step or score.
 
     Attributes
     ----------
     stage : str
-        The number of rows ("2000"), "neighbourhood 1" or "start" while initialising, "full"
-        afterwards; "expert 1" for separate experts; "batches" where every step sees a random batch;
-        "network" and "network and kernel" while a network is trained before the kernel.
+        Name of the stage. Initial stages are named by their number of rows ("2000"), or
+        "neighbourhood 1", or "start"; training on all rows is "full". Other names are "expert 1"
+        for experts that are trained separately, "batches" for steps on random batches, and
+        "network" and "network and kernel" for networks that are trained before the kernel.
     iteration : int
-        Steps so far in this stage, from 1.
+        Number of the step in this stage, from 1.
     theta : ndarray of shape (p,)
-        Log hyperparameters at which the objective was evaluated.
+        Logarithms of the hyperparameters at which the objective was evaluated.
     grad : ndarray of shape (p,)
-        The (estimated) gradient of the objective; empty where it is not known.
+        The (estimated) gradient of the objective; empty if it is unknown.
     objective : float
-        What is maximised; NaN where it is not known.
+        Value of the objective, which training maximises; NaN if it is unknown.
     objective_name : str
-        What it is, such as "log marginal likelihood".
+        Name of the objective, such as "log marginal likelihood".
     residual : float
-        Largest relative residual of the linear solve for the targets, 0 for direct methods.
+        Largest relative residual of the linear solve for the targets; 0 for direct methods.
     probe_residual : float
-        Mean relative residual of the probes, 0 where there are none.
+        Mean relative residual of the solves for the probe vectors; 0 without probe vectors.
     epochs : float
-        Epochs of that solve; with random batches, passes over the data so far.
+        Number of epochs of that solve; for random batches, passes over the data so far.
     seconds : float
-        Since the fit began.
+        Time since the fit began.
     preview : callable or None
-        Behind `model`; None where a stage has no model to show.
+        The function behind `model`; None if the stage has no model to show.
     """
 
     stage: str
@@ -69,13 +70,13 @@ class TrainingStep:
     preview: Callable[[TrainingStep], Any] | None = field(default=None, repr=False, compare=False)
 
     def model(self) -> Any:
-        """The estimator as it would be if training ended here; to be called in the callback.
+        """The estimator as it would be if training ended here; call it inside the callback.
 
         Returns
         -------
         model : estimator or None
-            A fitted copy that predicts. None where the stage has no model, and where there is none
-            at these hyperparameters for numerical reasons, of which the fit itself knows nothing.
+            A fitted copy. None if the stage has no model, or if the model at these
+            hyperparameters cannot be computed for numerical reasons.
         """
         try:
             return None if self.preview is None else self.preview(self)
@@ -83,7 +84,7 @@ class TrainingStep:
             return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"preview": None}  # a copy elsewhere has no fit to ask
+        return vars(self) | {"preview": None}  # outside the fit there is no model to show
 
 
 HISTORY = tuple(f.name for f in fields(TrainingStep) if f.name not in ("grad", "preview"))
@@ -98,22 +99,22 @@ class Monitor:
     callbacks : sequence of callable
         Each is called with a TrainingStep; a true return value stops the training.
     max_seconds : float or None
-        Time budget from the monitor's creation.
+        Time budget, which begins when the monitor is created.
     verbose : int
-        0 silent, 1 a progress bar.
+        1 shows a progress bar, 0 nothing.
 
     Attributes
     ----------
     stopped : str or None
-        Why no further stage of training may begin: "max_seconds", "callback" or "interrupted".
+        The reason why no further stage may begin: "max_seconds", "callback" or "interrupted".
     stage_seconds : dict of str to float
-        Wall time of every stage that has ended.
+        Wall time of every finished stage.
     failures : list of str
-        Parts of the training that failed, where the others make up for them.
+        Parts of the training that failed while others succeeded.
     preview : callable or None
-        What every step is given as its own.
+        The `preview` of every step.
     reserved : float
-        Seconds of the budget that training leaves to what follows it.
+        Seconds of the budget that training leaves to the work after it.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
@@ -134,7 +135,7 @@ class Monitor:
     _iteration: int = 0
 
     def begin(self, stage: str, total: int | None = None, objective: str = LOG_LIKELIHOOD) -> None:
-        """Start a stage of at most `total` steps (None: no steps to count)."""
+        """Start a stage of at most `total` steps; None for a stage without steps."""
         self.close()
         self._stage, self._iteration, self._objective = stage, 0, objective
         self._stage_started = time.perf_counter()
@@ -142,11 +143,11 @@ class Monitor:
             self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
     def adds(self, name: str) -> None:
-        """Say that something is added to the objective of this stage."""
+        """Add a term to the name of this stage's objective."""
         self._objective = f"{self._objective} + {name}"
 
     def record(self, theta: np.ndarray, estimate: GradientEstimate) -> None:
-        """Append one evaluation; raises StopTraining when a budget or a callback says so."""
+        """Record one evaluation; raise StopTraining if a budget or a callback ends training."""
         solution, own, probes = estimate.solution, np.zeros(1), np.zeros(0)
         if solution is not None:
             residuals = solution.residuals.cpu().numpy()
@@ -162,14 +163,14 @@ class Monitor:
         )
 
     def relay(self, step: TrainingStep) -> bool:
-        """Append a step of a fit inside this one; whether a callback asks to stop both."""
+        """Record a step of a fit inside this one; returns whether a callback stops both."""
         asked = self.hear(replace(step, seconds=self.seconds))
         if asked:
             self.end("callback")
         return asked
 
     def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
-        """Append one value of what is maximised; raises StopTraining as `record` does."""
+        """Record one value of the objective; raise StopTraining as `record` does."""
         none = np.empty(0)
         self._announce(theta, grad=none, objective=float(objective), residual=0.0, epochs=epochs)
 
@@ -191,30 +192,30 @@ class Monitor:
         self.check_time()
 
     def hear(self, step: TrainingStep) -> bool:
-        """Append a step, of this monitor or of another; whether a callback ends training."""
+        """Record a step of this or another monitor; returns whether a callback stops training."""
         step = replace(step, preview=self.preview)
         self.steps.append(step)
         return any([callback(step) for callback in self.callbacks])
 
     def note(self, estimate: GradientEstimate) -> None:
-        """Keep how an evaluation's linear solve ended, of a rejected evaluation too."""
+        """Record the linear solve of an evaluation, which may be a rejected one."""
         solution = estimate.solution
         if solution is not None:
             self.solutions.append(solution.summary())
 
     def end(self, reason: str) -> str:
-        """Keep why a stage ended if no other may follow it; returns the reason."""
+        """Record why a stage ended if no other may follow it; returns the reason."""
         if reason in STOPPED:
             self.stopped = self.stopped or reason
         return reason
 
     def check_time(self) -> None:
-        """Raise StopTraining when training's part of the time budget is spent."""
+        """Raise StopTraining if the time budget of training is spent."""
         if self.seconds_left == 0:
             raise StopTraining("max_seconds")
 
     def reserve(self, seconds: float) -> None:
-        """Keep so much of the time budget, half of it at most, for what follows training."""
+        """Reserve a part of the time budget, at most half of it, for the work after training."""
         if self.max_seconds is not None:
             self.reserved = min(seconds, 0.5 * self.max_seconds)
 
@@ -223,13 +224,13 @@ class Monitor:
         return time.perf_counter() - self.started
 
     def spent(self) -> float:
-        """The share of training's time budget that has gone; 0 where there is none."""
+        """The spent fraction of the time budget of training; 0 without a budget."""
         left = self.seconds_left
         return 0.0 if left is None else self.seconds / max(self.seconds + left, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """Of training's time budget, at least 0; None where there is none."""
+        """Time that is left for training, at least 0; None without a budget."""
         if self.max_seconds is None:
             return None
         return max(0.0, self.max_seconds - self.reserved - self.seconds)
@@ -245,7 +246,7 @@ class Monitor:
             self._stage = None
 
     def history(self) -> dict[str, list]:
-        """One list a quantity, one entry a step."""
+        """A list for each quantity, with an entry for each step."""
         return {name: [getattr(step, name) for step in self.steps] for name in HISTORY}
 
 

@@ -1,4 +1,4 @@
-"""Natural steps through noisy gradients, which end when the gradient is within its noise."""
+"""Natural gradient steps for noisy gradients, until the mean gradient is within its noise."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ._optimizers import Optimizer, Optimum
 
-# Log hyperparameters move by at most a factor e in one step.
+# Longest step of a log hyperparameter.
 _LONGEST_STEP = 1.0
-# Added to the information, in nats for a change by a factor e: flat directions have no optimum.
+# Added to the diagonal of the Fisher information, since flat directions have no optimum.
 _FLAT = 0.1
-# Share of the tolerance that may be left where it is not noise.
+# Fraction of the tolerance that may be left to gain beside the noise.
 _LEFT = 0.1
-# Movement of a log hyperparameter after which its information is computed anew.
+# Change of a log hyperparameter after which the Fisher information is computed again.
 _REFRESH = 0.5
-# By so much steps are stretched while most of the slope is left behind them.
+# Factor by which steps become longer while most of the slope remains after them.
 _LONGER = 1.5
-# Steps fall with this power of the number of turns, as averages of iterates allow.
+# Exponent with which steps become shorter with the number of turns.
 _DECAY = 0.7
-# How near to a bound counts as on it.
+# A variable at this distance from a bound counts as on the bound.
 _SLACK = 1e-10
 
 
 class NaturalGradient(BaseEstimator, Optimizer):
-    """Natural gradient ascent for stochastic gradients: few steps, and an end of its own.
+    """Natural gradient ascent for stochastic gradients, with a stopping rule of its own.
 
-    A step is the gradient in units of the Fisher information of random rows. Where a gradient
-    points back along the last step, the steps have turned, and become shorter from there on. The
-    first turn begins an average with randomness drawn anew at every step: over its last half, the
-    mean of the gradients gives one more step from the mean of the iterates. It ends when the noise
-    of that mean is worth less than `gain_tol`, and the step little more than its noise.
+    A step is the gradient multiplied by the inverse Fisher information of random rows. If a
+    gradient points back along the last step, the steps have turned, and later ones are shorter.
+    After the first turn each gradient uses new random numbers, and iterates and gradients are
+    averaged: over the last half, the mean gradient gives one more step from the mean iterate.
+    Training ends when the noise of that mean costs less than `gain_tol`, and the step would gain
+    little more than its noise.
 
     Parameters
     ----------
     gain_tol : float, default=0.5
-        What noise may cost, in nats, where all else leaves a tenth of it.
+        Acceptable loss by noise, in nats. Everything else together may cost a tenth of it.
     n_rows : int, default=300
-        Random rows that the information is computed from; O(p n_rows^3) for p hyperparameters.
+        Number of random rows for the Fisher information; O(p n_rows^3) for p hyperparameters.
 
     Notes
     -----
@@ -76,7 +77,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
             step, gain = natural_step(information, grad, theta, bounds)
             slope = 1.0 if last is None else float(grad @ last) / max(predicted, 1e-300)
             turns += slope < 0
-            # Where most of a slope is left, the information overstates the curvature.
+            # If most of the slope remains, the information overstates the curvature.
             stretch = 1.0 if slope < 0 else stretch * (_LONGER if slope > 0.5 else 1.0)
             if seen or slope < 0 or gain * stretch < self.gain_tol:
                 seen.append((theta, grad))
@@ -96,7 +97,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
 def _averaged(
     seen: list, information: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
-    """One step from the mean of the last half, what it gains, and what the mean's noise costs."""
+    """One step from the mean of the last half, its predicted gain, and the cost of its noise."""
     thetas, grads = map(np.array, zip(*seen[len(seen) // 2 :], strict=True))
     theta, grad = thetas.mean(0), grads.mean(0)
     step, gain = natural_step(information, grad, theta, bounds)
@@ -110,9 +111,9 @@ def _averaged(
 def natural_step(
     information: np.ndarray, grad: np.ndarray, theta: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """(F + l I)^-1 grad over the variables that are free to move, l so that none moves too far.
+    """(F + l I)^-1 grad for the variables that are free to move, and the predicted gain.
 
-    Also what there is to gain, 1/2 grad' F^-1 grad, however far away.
+    The damping l keeps the step short. The gain, 1/2 grad' F^-1 grad, is that of the whole step.
     """
     low, high = theta <= bounds[:, 0] + _SLACK, theta >= bounds[:, 1] - _SLACK
     free = ~((low & (grad < 0)) | (high & (grad > 0)))

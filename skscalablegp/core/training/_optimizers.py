@@ -13,15 +13,15 @@ from sklearn.base import BaseEstimator
 from ..._named import keep_settings
 from ..._validation import check_number
 
-# theta -> (log marginal likelihood or NaN, its gradient)
+# Maps theta to the objective (NaN if unknown) and its gradient.
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Optimum(NamedTuple):
-    """The last iterate, and an inverse Hessian where the method has one.
+    """The last iterate, and an inverse Hessian if the method has one.
 
-    `reason` is "converged", "max_iter" or "stagnated" (no better point was found where the gradient
-    is not small); None where only the number of steps tells.
+    `reason` is "converged", "max_iter" or "stagnated" (no better point was found although the
+    gradient is not small); None means that the number of steps tells.
     """
 
     theta: np.ndarray
@@ -31,23 +31,23 @@ class Optimum(NamedTuple):
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """Maximises through ``evaluate``, which may raise StopTraining.
+    """The protocol of optimisers; user-defined optimisers derive from this class.
 
-    ``metric`` is an inverse Hessian to begin with, from an earlier run; most methods ignore it.
-    A class of one's own derives from this one.
+    `maximize` calls ``evaluate``, which may raise StopTraining. Its argument ``metric`` is an
+    inverse Hessian from an earlier run, which most methods ignore.
 
     Attributes
     ----------
     exact_only : bool
         Whether values and gradients must be exact.
     patient : bool
-        Whether it takes many small steps through noise, which end when iterates stay where they
-        are, and whose last ones are averaged.
+        Whether the method makes many small steps with noisy gradients. Training then ends when the
+        iterates hardly move, and the last ones are averaged.
     redraws : bool
-        Whether it takes steps through noise that it measures by itself, in units of the Fisher
+        Whether the method measures the noise of the gradients itself, and needs the Fisher
         information of random rows.
     deviations : bool
-        Whether it moves the logarithms of standard deviations in the place of variances.
+        Whether the method moves the logarithms of standard deviations instead of variances.
     """
 
     exact_only: bool = False
@@ -71,17 +71,17 @@ class Adam(BaseEstimator, Optimizer):
     Parameters
     ----------
     learning_rate : float, default=0.1
-        Largest change of a log hyperparameter in one step, roughly (Lin et al. 2024 use 0.1 up to
-        50,000 rows).
+        Approximate size of the largest change of a log hyperparameter in one step (Lin et al. 2024
+        use 0.1 up to 50,000 rows).
     decay : float, default=1.0
-        Factor by which the rate has fallen at the last step, geometrically; below 1 it averages
-        out the noise of stochastic gradients.
+        Ratio of the last to the first learning rate, with geometric steps between them. Values
+        below 1 average out the noise of stochastic gradients.
     transform : {"log", "softplus"}, default="log"
-        What the steps change: the logarithms, so that a step is a factor whatever the scale; or u
-        where log(1 + exp(u)) is the hyperparameter, as in the papers, where large ones move by
-        amounts instead of factors and small ones move slowly. In an estimator, hyperparameters that
-        are variances (of the signal, of the noise) are then the standard deviations, as in Lin et
-        al. (2024).
+        The variables that the steps change. "log" changes logarithms, so that a step multiplies a
+        hyperparameter by a factor. "softplus" changes u, where log(1 + exp(u)) is the
+        hyperparameter, as in the papers: large hyperparameters change by amounts instead of
+        factors, and small ones change slowly. In an estimator "softplus" applies to the standard
+        deviations of signal and noise instead of their variances, as in Lin et al. (2024).
     """
 
     patient = True
@@ -145,17 +145,18 @@ TRANSFORMS = {
 
 
 class LBFGS(BaseEstimator, Optimizer):
-    """SciPy's L-BFGS-B; for objectives whose value and gradient are exact.
+    """SciPy's L-BFGS-B, for objectives whose value and gradient are exact.
 
-    The objective is divided by its size at the start, since SciPy's first step is as long as the
-    gradient: a likelihood of thousands would be thrown out of the region where H has a factor.
+    The objective is divided by the size of its gradient at the start, since SciPy's first step is
+    as long as the gradient. Otherwise the first step of a large table may leave the region in which
+    the covariance matrix can be factorised.
 
     Parameters
     ----------
     tol : float, default=1e-6
-        Relative improvement of the objective at which it ends (SciPy's ``ftol``).
+        Relative improvement of the objective at which the optimiser ends (SciPy's ``ftol``).
     scaled : bool, default=True
-        False leaves the objective as it is: the steps are then those of scikit-learn.
+        Whether to scale the objective; False makes the same steps as scikit-learn.
     """
 
     exact_only = True

@@ -10,46 +10,46 @@ from sklearn.base import BaseEstimator
 from ..._validation import check_number
 from ._optimizers import Evaluate, Optimizer, Optimum
 
-# Log hyperparameters move by at most a factor e in one step; a first step by a fifth of that.
+# Longest step of a log hyperparameter, and the length of the first step.
 _LONGEST_STEP = 1.0
 _FIRST_STEP = 0.2
 _SUFFICIENT = 1e-4
-# In units of the tolerance, in nats: with 1e-6 and a hundred rows this still pins a log
-# hyperparameter to a few thousandths.
+# Objectives count as at least this large, in nats, when gains are compared with the tolerance. With
+# a tolerance of 1e-6 and a hundred rows a log hyperparameter is then right to a few thousandths.
 _SMALLEST_GAIN = 100
 _MAX_BACKTRACKS = 8
-# A predicted gain so many times the smallest one seen: the steps no longer converge.
+# The steps diverge if a predicted gain is so many times the smallest one seen.
 _LOST = 30.0
-# What may be left to gain where gradients are estimates, in units of `gain_tol`.
+# Acceptable remaining gain if gradients are estimates, in units of `gain_tol`.
 _NOISE = 10.0
-# Of objective values, as a share of them.
+# Relative rounding error of objective values.
 ROUNDING = 1e-12
-# How near to a bound counts as on it.
+# A variable at this distance from a bound counts as on the bound.
 _SLACK = 1e-10
 
 
 class QuasiNewton(BaseEstimator, Optimizer):
     """BFGS within bounds, with or without objective values.
 
-    The marginal likelihood's curvature per row hardly depends on how many rows there are, so the
-    inverse Hessian found on a subset, divided by the ratio of rows, makes a handful of steps on all
-    rows enough. With frozen probes a stochastic gradient is a smooth function of theta, and the
-    same steps find its root without ever seeing a value.
+    The curvature of the marginal likelihood per row hardly depends on the number of rows. An
+    inverse Hessian that was found on a subset, divided by the ratio of rows, therefore needs only a
+    few more steps on all rows. With fixed probe vectors a stochastic gradient is a smooth function
+    of theta, and the same steps find its root without values of the objective.
 
     Parameters
     ----------
     tol : float, default=1e-6
-        Ends when two steps in a row gained less than `tol` times the objective.
+        The optimiser ends when two steps in a row gained less than `tol` times the objective.
     gain_tol : float, default=0.5
-        When refining (a metric is given, or values are unknown), also ends when the predicted gain,
-        in nats, is below. Half a nat is far within the noise of any model comparison. Training that
-        finds no better point counts as stagnated where more is left to gain: where values are
-        unknown, ten times as much.
+        If a metric is given, or values are unknown, the optimiser also ends when the predicted gain
+        is less than this, in nats. Half a nat is far below the noise of any model comparison.
+        Training that finds no better point counts as stagnated if the remaining gain is larger, or
+        ten times larger if values are unknown.
 
     Notes
     -----
-    Nocedal and Wright (2006), algorithm 6.1, with variables that press against a bound held there;
-    O(p^2) a step for p hyperparameters.
+    Nocedal and Wright (2006), algorithm 6.1; variables that press against a bound are held there.
+    O(p^2) for each step with p hyperparameters.
     """
 
     def __init__(self, tol: float = 1e-6, *, gain_tol: float = 0.5):
@@ -76,7 +76,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
             step, whole = _direction(B, theta, grad, bounds)
             predicted = float(grad @ step)
             if np.isnan(value):
-                # Without values the predicted gain is all there is to judge an iterate by.
+                # Without values iterates can only be compared by their predicted gains.
                 if predicted < best[0]:
                     best = (predicted, theta, B)
                 elif predicted > _LOST * best[0]:
@@ -94,7 +94,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
             B, fresh = _update(B, s, y, fresh), False
             gain = new_value - value
             theta, value, grad = new_theta, new_value, new_grad
-            # A step cut short says nothing about how much there is left to gain.
+            # A shortened step does not tell how much is left to gain.
             least = self.tol * max(abs(value), _SMALLEST_GAIN)
             small = small + 1 if whole and gain < least else 0
             if small == 2:
@@ -116,19 +116,19 @@ def _first_metric(grad: np.ndarray) -> np.ndarray:
 def _direction(
     B: np.ndarray, theta: np.ndarray, grad: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, bool]:
-    """B grad over the variables that are free to move, and whether it is the whole step."""
+    """B grad for the variables that are free to move, and whether the step is not shortened."""
     at_lower = theta <= bounds[:, 0] + _SLACK
     at_upper = theta >= bounds[:, 1] - _SLACK
     free = ~((at_lower & (grad < 0)) | (at_upper & (grad > 0)))
     while True:
         step = np.zeros_like(theta)
         step[free] = _reduced(B, free) @ grad[free]
-        # A variable may be pushed out through its coupling to others, against its own slope.
+        # Coupling to others may push a variable out of its bounds against its own slope.
         outward = (at_lower & (step < 0)) | (at_upper & (step > 0))
         if not outward.any():
             break
         free &= ~outward
-    # Until the longest step or the first bound: beyond it the curvature is another one.
+    # The step ends at the longest step or the first bound, beyond which the curvature changes.
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.where(step > 0, bounds[:, 1] - theta, theta - bounds[:, 0])
         ratios = np.concatenate([room, np.full(len(step), _LONGEST_STEP)]) / np.tile(
@@ -139,7 +139,7 @@ def _direction(
 
 
 def _reduced(B: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """The inverse Hessian over the free variables while the others are held."""
+    """The inverse Hessian of the free variables while the others are held fixed."""
     held = ~free
     if not held.any():
         return B
@@ -148,14 +148,14 @@ def _reduced(B: np.ndarray, free: np.ndarray) -> np.ndarray:
 
 
 def _search(evaluate, theta, value, predicted, step, bounds):
-    """Backtrack until the value has risen enough; without values the full step is taken."""
+    """Backtrack until the value has risen enough; without values make the full step."""
     t = 1.0
     for _ in range(_MAX_BACKTRACKS):
         trial = np.clip(theta + t * step, bounds[:, 0], bounds[:, 1])
         if np.array_equal(trial, theta):
             break
         new_value, new_grad = evaluate(trial)
-        # Near the optimum gains are below the values' rounding: there the slope must have fallen.
+        # Near the optimum, rounding hides gains of the value: the slope must then be smaller.
         level = abs(new_value - value) <= ROUNDING * abs(value) and abs(new_grad @ step) < predicted
         if np.isnan(value) or level or new_value >= value + _SUFFICIENT * t * predicted:
             return trial, new_value, new_grad
@@ -169,7 +169,7 @@ def _update(B: np.ndarray, s: np.ndarray, y: np.ndarray, fresh: bool) -> np.ndar
     """The BFGS update of the inverse Hessian of the negative objective."""
     curvature = float(s @ y)
     square = float(y @ y)
-    # Slopes whose square is zero say nothing about the curvature.
+    # Slopes whose square underflows do not tell the curvature.
     if square == 0 or curvature <= 1e-10 * float(np.linalg.norm(s)) * math.sqrt(square):
         return B
     if fresh:

@@ -10,7 +10,7 @@ from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
 
-# One row for each: the name, and how to make it with a learning rate if it has one.
+# Functions that make an optimiser from its name, given the learning rate.
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "adam": Adam,
     "lbfgs": lambda rate: LBFGS(),
@@ -33,17 +33,17 @@ def resolve_optimizer(
     ----------
     optimizer : str, object or callable
     learning_rate : float, default=0.1
-        Of optimisers that have one.
+        Learning rate of optimisers that have one.
     more : tuple of str
-        Names that the caller resolves by itself, for the message.
+        Further names for the message, which the caller resolves.
     informed : bool, default=False
-        Whether the problem can tell the Fisher information of random rows.
+        Whether the problem has the Fisher information of random rows.
 
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones. For an optimiser that needs the
-        Fisher information where there is none.
+        For an unknown name, with a message that lists the known ones, and for an optimiser that
+        needs the Fisher information if there is none.
     """
     others = "None, a callable with scikit-learn's signature, or an optimizer object"
     made = named("optimizer", optimizer, OPTIMIZERS, others, learning_rate, more=more)
@@ -51,7 +51,7 @@ def resolve_optimizer(
         return CallableOptimizer(made)
     if made.redraws and not informed:
         raise ValueError(
-            f"optimizer={optimizer!r} needs random rows of a kernel matrix, as "
-            "IterativeGPRegressor and RRCGRegressor have them: use another optimizer."
+            f"optimizer={optimizer!r} needs random rows of a kernel matrix, which only "
+            "IterativeGPRegressor and RRCGRegressor have: use another optimizer."
         )
     return made

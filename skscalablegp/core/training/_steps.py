@@ -1,4 +1,4 @@
-"""The driver of methods that change their parameters in place, a random batch at a time."""
+"""The driver of methods that change their parameters in place, one random batch at a time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import numpy as np
 from ...linalg.parallel import one_thread
 from ._monitor import Monitor, StopTraining
 
-# Operations of a matrix product, about a fiftieth of a second, from which several threads are worth
-# what they wait for one another on a busy machine.
+# Matrix products with fewer operations (about a fiftieth of a second) run in one thread: on a busy
+# machine several threads would spend more time waiting for one another than they save.
 _MANY_FLOPS = 1e9
 
-# How much worse than at the start a last score is where steps led astray. Scores are nats a row, or
-# squared errors in units of the target's variance.
+# Training has diverged if the last score is so much worse than the first. Scores are nats per row,
+# or squared errors in units of the target's variance.
 _LOST = 1.0
 
 
 class Stepper(ABC):
-    """Parameters and the rule that changes them; the driver owns budgets, stopping and the best.
+    """Parameters and the rule that changes them.
 
-    A step may end in non-finite parameters; the driver then goes back to the best ones.
+    The driver is responsible for budgets, stopping and the best parameters. If a step ends in
+    non-finite parameters, the driver restores the best ones.
 
     Attributes
     ----------
     objective_name : str
-        What minus the score is; the history shows it, since it always shows what is maximised.
+        Name of minus the score, which the history shows as the objective.
     flops : float
-        Of the largest matrix product or factorisation of a step. Steps of small ones run in one
-        thread: they gain little from others, and wait for them where the machine is busy.
+        Number of operations of the largest matrix product or factorisation of a step. Steps with
+        small ones run in one thread.
     """
 
     objective_name: str = "minus the score"
@@ -43,11 +44,11 @@ class Stepper(ABC):
 
     @abstractmethod
     def score(self) -> float:
-        """How good the parameters are, lower is better; NaN or infinite when they are useless."""
+        """Score of the parameters, lower is better; NaN or infinite if they are useless."""
 
     @abstractmethod
     def theta(self) -> np.ndarray:
-        """Log hyperparameters for the history; empty where there are none."""
+        """Log hyperparameters for the history; empty if there are none."""
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -55,23 +56,23 @@ class Stepper(ABC):
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
-        """Go back to a copy."""
+        """Restore a copy of the parameters."""
 
     def slow_down(self) -> bool:
-        """Take smaller steps from now on; whether that is still possible."""
+        """Make the following steps smaller; returns whether that is possible."""
         return False
 
 
 @dataclass(frozen=True)
 class StepsResult:
-    """How a run of steps ended.
+    """The result of a run of steps.
 
     Attributes
     ----------
     score : float
-        Of the parameters that are kept, infinite if none were ever useful.
+        Score of the parameters that are kept; infinite if none were useful.
     n_steps : int
-        Steps taken, those after the best ones included.
+        Number of steps, including those after the best parameters.
     stop_reason : str
         "max_iter", "converged", "max_seconds", "callback", "diverged" or "interrupted".
     """
@@ -93,34 +94,35 @@ def train_steps(
     keep_best: bool = True,
     retreat: float | None = None,
 ) -> StepsResult:
-    """Take steps until a budget or patience is spent, and leave the best parameters in place.
+    """Make steps until a budget or patience is spent, then restore the best parameters.
 
     Parameters
     ----------
     stepper : Stepper
-        What is trained.
+        Holds and changes the parameters.
     max_steps : int
-        Most steps.
+        Maximum number of steps.
     check_every : int
-        Steps from one score to the next; a score is also taken before the first and after the last.
+        Number of steps between scores. There is also a score before the first and after the last
+        step.
     monitor : Monitor
-        History, progress, callbacks and time; sees one entry a score.
+        Keeps history, progress, callbacks and time; gets one entry for each score.
     n_iter_no_change : int, optional
-        Stop after so many scores in a row that improve the best by less than `tol`.
+        Training stops after so many scores in a row that improve the best by less than `tol`.
     tol : float, default=0.0
         See `n_iter_no_change`; in units of the score.
     epochs_per_step : float, default=0.0
         Passes over the data in one step, for the history.
     keep_best : bool, default=True
-        Whether the parameters of the best score are kept, or else the last finite ones.
+        Whether to keep the parameters of the best score; otherwise the last finite ones are kept.
     retreat : float, optional
-        A score that is worse than the best by more than this, or not finite, sends the stepper back
-        to its best parameters and to smaller steps; without it, and where steps cannot be smaller,
-        training that is not finite ends as diverged. For scores that do not vary by themselves.
+        If a score is worse than the best by more than this, or not finite, the best parameters are
+        restored and the steps become smaller. Only for scores without noise. Without it, or if
+        steps cannot become smaller, a score that is not finite ends training as diverged.
 
     Notes
     -----
-    Training that never gets better than its start, and ends far worse, has diverged as well.
+    Training that never improves on its start, and ends far worse, has also diverged.
 
     Returns
     -------
@@ -156,7 +158,7 @@ def train_steps(
 
 
 class _Run:
-    """The best parameters so far, and how long they have been the best."""
+    """The best parameters so far, and the number of scores since."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class _Run:
 
     @property
     def lost(self) -> bool:
-        """Whether steps led far away from the start, which nothing since has come up to."""
+        """Whether no score has improved on the first, and the last is far worse."""
         first, last = self.scores[0], self.scores[-1]
         return last > first + _LOST and min(self.scores) == first
 
@@ -201,7 +203,7 @@ class _Run:
         return True
 
     def finish(self, reason: str) -> None:
-        """Score what a budget or an interrupt left behind, then go back to the best."""
+        """After a budget or an interrupt score the last parameters; then restore the best."""
         if self.at_best:
             return
         if reason in ("max_seconds", "interrupted"):
