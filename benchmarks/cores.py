@@ -19,6 +19,9 @@ exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exact
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: a fit of --steps steps or of one epoch,
             divided by its steps
+threads     a matrix product and a Cholesky factorisation of growing size in float64, in one thread
+            and in as many as the largest number of workers, in turns (quiet and busy only): from
+            which number of operations on a step of training should use several threads
 
 --before PATH has the folder of an earlier version of the package: its processes take turns with
 those of this one. Where GPyTorch is installed (pip install skscalablegp[peers]) --peer gives its
@@ -35,13 +38,14 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-PARTS = ("product", "exact", "cg", "svgp", "scgd")
+PARTS = ("product", "exact", "cg", "svgp", "scgd", "threads")
 SPIN = "import os, numpy as np\nA = np.ones((300, 300))\nwhile os.getppid() != 1:\n    A @ A"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -188,7 +192,36 @@ def child(args):
     print(json.dumps([statistics.median(column) for column in zip(*found, strict=True)]))
 
 
+def threads(count):
+    """Median seconds with one thread and with `count`, for each size."""
+    import torch
+
+    for size in (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448):
+        A = torch.randn(size, size, dtype=torch.float64)
+        H = A @ A.T + size * torch.eye(size, dtype=torch.float64)
+        seconds = {1: [], count: []}
+        for _ in range(int(np.clip(2e9 / size**3, 7, 200))):
+            for number, found in seconds.items():
+                torch.set_num_threads(number)
+                found.append(clocked(lambda A=A, H=H: (A @ A, torch.linalg.cholesky(H)))[0])
+        medians = {number: float(f"{statistics.median(v):.3g}") for number, v in seconds.items()}
+        yield dict(size=size, flops=2 * size**3, seconds=medians)
+
+
 # ---------------------------------------------------------------- conditions
+
+
+@contextmanager
+def beside(condition):
+    """Two other processes that compute, if the machine is to be busy."""
+    others = [
+        subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2 * (condition == "busy"))
+    ]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
 
 
 def measured(name, workers, condition, folder, words):
@@ -196,16 +229,15 @@ def measured(name, workers, condition, folder, words):
     command = [sys.executable, __file__, "--child", name, "--workers", str(workers), *words]
     paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    others = [
-        subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2 * (condition == "busy"))
-    ]
     pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment}
-    started = [subprocess.Popen(command, **pipes) for _ in range(3 if condition == "three" else 1)]
-    try:
-        found = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
-    finally:
-        for process in [*others, *started]:
-            process.kill()
+    count = 3 if condition == "three" else 1
+    with beside(condition):
+        started = [subprocess.Popen(command, **pipes) for _ in range(count)]
+        try:
+            found = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+        finally:
+            for process in started:
+                process.kill()
     return dict(
         seconds=round(max(clock for clock, _ in found), 4),
         processor_seconds=round(statistics.mean(processor for _, processor in found), 4),
@@ -233,6 +265,13 @@ def main():
     if args.child:
         return child(args)
     words = [w for size in (*sizes, "repeats") for w in (f"--{size}", str(value(args, size)))]
+    if "threads" in args.part:
+        args.part.remove("threads")
+        for condition in args.condition:
+            with beside(condition):
+                for line in threads(max(args.workers)) if condition != "three" else ():
+                    line = dict(part="threads", condition=condition) | line | about(args)
+                    print(json.dumps(line), flush=True)
     for part in args.part:
         sides = {"skscalablegp": (part, ROOT)}
         if args.before:

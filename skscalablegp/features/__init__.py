@@ -1,4 +1,4 @@
-"""Finite maps x -> phi(x) whose inner products are, or average to, a kernel."""
+"""Feature maps x -> phi(x): random Fourier features of a prior, and neural networks."""
 
 from ._fourier import PriorFeatures, frequencies_per_product, sample_prior_features
 from ._network import (

@@ -1,4 +1,4 @@
-"""Random Fourier features of a prior whose hyperparameters move while the randomness stays."""
+"""Random Fourier features of a prior, whose random numbers are independent of hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from .._validation import check_integer
 from ..kernels import Draws, Frequencies, Term, TorchKernel, no_spectral_density
 
-# A block's features multiply with every linear factor; past this, features are no saving.
+# Linear factors multiply the number of a block's features. A block may have at most this many.
 MAX_FEATURES = 100_000
 
 
 @dataclass(frozen=True, eq=False)
 class _First(Frequencies):
-    """The first of some frequencies: nested draws are one draw, cut at different places."""
+    """The first `n_pairs` of some frequencies, so that smaller draws are parts of larger ones."""
 
     inner: Frequencies
     n_pairs: int
@@ -29,7 +29,10 @@ class _First(Frequencies):
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """One product of kernels: frequencies, summed over those without an exact finite map."""
+    """The features of one product of kernels.
+
+    The frequencies are sums over the kernels of the product that have no exact finite map.
+    """
 
     term: Term
     frequencies: tuple[Frequencies, ...]
@@ -63,10 +66,10 @@ class _Block:
 class PriorFeatures:
     """A frozen random map phi with ``E[phi(theta, X) phi(theta, Z)'] = k_theta(X, Z)``.
 
-    A prior function is ``f(X) = phi(theta, X) @ w`` with ``w ~ N(0, I)`` of shape (q, s): a
-    sample of every one of s functions, at any rows, whatever theta becomes later. The expectation
-    is over the frequencies (over draws of this object); given them, f has the covariance
-    phi phi', which differs from k by O(1 / sqrt(n_pairs)).
+    With ``w ~ N(0, I)`` of shape (q, s), ``f(X) = phi(theta, X) @ w`` are the values of s samples
+    of the prior at any rows and for any theta. The expectation above is over the random
+    frequencies. Given these, f has the covariance phi phi', which differs from k by
+    O(1 / sqrt(n_pairs)).
 
     Attributes
     ----------
@@ -81,16 +84,16 @@ class PriorFeatures:
     n_features: int
 
     def evaluate(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-        """phi(theta, X), row by row, so that X may be cut into chunks. O(n d q).
+        """phi(theta, X), in O(n d q) operations and in the dtype and on the device of X.
 
-        Differentiable in theta and X; the result has X's dtype and device.
+        Each row of the result depends on one row of X. Differentiable in theta and X.
         """
         if not self.blocks:
             return X.new_zeros(len(X), 0)
         return torch.cat([block.evaluate(theta, X) for block in self.blocks], dim=1)
 
     def head(self, n_pairs: int) -> PriorFeatures:
-        """The features of the first `n_pairs` frequencies of every product, scaled to be a map."""
+        """The map of the first `n_pairs` frequencies of every product, rescaled accordingly."""
         check_integer("n_pairs", n_pairs, example=100)
         blocks = tuple(block.head(n_pairs) for block in self.blocks)
         return PriorFeatures(blocks, self.n_features_in, sum(block.n_features for block in blocks))
@@ -104,14 +107,14 @@ def sample_prior_features(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> PriorFeatures:
-    """Draw random features of a kernel's noise-free part.
+    """Draw random features of a kernel without its noise.
 
-    The kernel is expanded into a sum of products. A sum's features are concatenated; in a
-    product of stationary kernels independent frequencies add; constants scale the features; a
-    DotProduct and a constant alone are exact finite maps, ``(sigma_0, x)`` and the square root of
-    the constant. Each kernel knows its own spectral density, from which frequencies are drawn at
-    unit length scale, to be divided by the length scale when the features are evaluated (Rahimi and
-    Recht 2007, Bochner's theorem). WhiteKernel contributes nothing.
+    The kernel is expanded into a sum of products. The features of the terms of a sum are
+    concatenated. The frequencies of the stationary kernels in a product are independent and are
+    added. Constants scale the features. A DotProduct has the exact finite map ``(sigma_0, x)``, and
+    a constant alone its square root. Each kernel draws frequencies from its own spectral density at
+    unit length scale; they are divided by the length scale when the features are evaluated (Rahimi
+    and Recht 2007, Bochner's theorem). A WhiteKernel contributes no features.
 
     Parameters
     ----------
@@ -120,13 +123,13 @@ def sample_prior_features(
     n_features_in : int
         Number of columns.
     n_pairs : int, default=1000
-        Sine and cosine pairs for each product that has a stationary kernel in it.
+        Number of pairs of a sine and a cosine for each product with a stationary kernel.
     generator : torch.Generator
-        Where the randomness comes from; the draws are the same for every dtype and device.
+        The draws are the same for every dtype and device.
     dtype : torch.dtype, default=torch.float64
-        Of the stored frequencies.
+        Precision of the stored frequencies.
     device : torch.device or str, default="cpu"
-        Of the stored frequencies.
+        Device of the stored frequencies.
 
     Returns
     -------
@@ -150,13 +153,14 @@ def sample_prior_features(
 
 
 def frequencies_per_product(torch_kernel: TorchKernel, n_components: int) -> int:
-    """Frequencies of each product when so many sines and cosines are shared among all of them.
+    """The number of frequencies of each product for a given total number of sines and cosines.
 
     Parameters
     ----------
     torch_kernel : TorchKernel
     n_components : int
-        Functions in all; exact columns of DotProduct and constants are not counted.
+        Total number of sines and cosines. The exact features of a DotProduct and of constants do
+        not count.
 
     Returns
     -------

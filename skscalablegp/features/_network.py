@@ -1,4 +1,4 @@
-"""Neural networks as feature maps: pure functions of a list of tensors, row by row."""
+"""Neural networks as feature maps, which are pure functions of their parameters and of a row."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-# Rows that a new network is tried on.
+# Number of random rows with which a new network is tested.
 _TRIAL_ROWS = 8
 
 
 class Network(ABC):
-    """A map x -> z whose parameters are an argument; an instance never changes.
+    """A map x -> z that takes its parameters as an argument, so that an instance never changes.
 
     Attributes
     ----------
     n_features_in : int
-        Columns of the rows that it takes.
+        Number of columns of x.
     n_features : int
-        Columns of what it makes of them.
+        Number of columns of z.
     n_trainable : int
-        How many of the tensors, from the first, are to be trained; the others stay.
+        The first so many parameters are trained; the others do not change.
     """
 
     n_features_in: int
@@ -47,25 +47,25 @@ class Network(ABC):
 
     @abstractmethod
     def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """Starting values, drawn from the generator alone, on the CPU."""
+        """Initial parameters on the CPU, whose randomness comes from the generator alone."""
 
     @abstractmethod
     def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-        """The features of rows, differentiable in the parameters and in X."""
+        """The features of the rows of X, differentiable in the parameters and in X."""
 
 
 @dataclass(frozen=True)
 class DenseNetwork(Network):
-    """Fully connected layers, an activation after each; no layers are the identity.
+    """Fully connected layers with an activation after each; without layers it is the identity.
 
     Attributes
     ----------
     widths : tuple of int
-        Columns of the rows, then of each layer.
+        Number of columns of X, then of each layer.
     activation : str
         A key of `ACTIVATIONS`.
     linear_end : bool
-        Whether the last layer goes without.
+        Whether the last layer has no activation.
     """
 
     widths: tuple[int, ...]
@@ -103,7 +103,7 @@ class DenseNetwork(Network):
 
 
 class _Copies:
-    """Makes copies of a module that the user has given, on the CPU; that one is never trained."""
+    """Returns copies, on the CPU, of a module that the user has given, which is never trained."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = deepcopy(module).cpu()
@@ -114,16 +114,16 @@ class _Copies:
 
 @dataclass(frozen=True)
 class ModuleNetwork(Network):
-    """Any `torch.nn.Module`, its tensors taken out of it.
+    """Any `torch.nn.Module`, used as a function of its parameters and buffers.
 
     Attributes
     ----------
     factory : callable
-        ``factory(n_features_in)`` returns a new module; it is called under a forked seed, so that
-        random initial weights follow the generator. It is called again where a pickled model is
-        used, and must then make a module of the same shapes.
+        ``factory(n_features_in)`` returns a new module. It is called with a temporary global seed,
+        so that random initial weights depend on the generator only. When a pickled model is used,
+        it is called again, and must return a module with tensors of the same shapes.
     n_features_in, n_features, n_trainable : int
-        As in `Network`; see `make_network`, which finds the last two.
+        As in `Network`. `make_network` determines the last two.
     """
 
     factory: Callable[[int], torch.nn.Module]
@@ -132,13 +132,14 @@ class ModuleNetwork(Network):
     n_trainable: int = 0
 
     def __post_init__(self):
-        # Not a field: neither a record nor a pickle of the network holds the module.
+        # The module is not a field, and so not part of comparisons and pickles.
         object.__setattr__(self, "_module", [])
 
     def make(self, seed: int = 0) -> torch.nn.Module:
-        """A new module; the global seed is as before afterwards."""
+        """A new module; the global random state is restored afterwards."""
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # not the GPUs', which nothing restores
+            # The seeds of GPUs would not be restored, and stay as they are.
+            torch.default_generator.manual_seed(seed)
             module = self.factory(self.n_features_in)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
@@ -149,7 +150,7 @@ class ModuleNetwork(Network):
 
     @staticmethod
     def _tensors(module: torch.nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What is trained, and what stays (buffers and frozen parameters), by name."""
+        """Trained parameters by name, and frozen parameters and buffers by name."""
         named = dict(module.named_parameters())
         trained = {name: p for name, p in named.items() if p.requires_grad}
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
@@ -164,9 +165,9 @@ class ModuleNetwork(Network):
         return self.run(params, X)
 
     def run(self, params: Sequence[Tensor], X: Tensor) -> Any:
-        """Whatever the module makes of X."""
+        """The output of the module, whatever its type."""
         if not self._module:
-            # Only the names and the wiring are used; its own tensors are replaced in every call.
+            # This module only defines the function; every call replaces its tensors.
             self._module.append(self.make())
         module = self._module[0]
         names = [name for part in self._tensors(module) for name in part]
@@ -183,21 +184,21 @@ def make_network(
     activation: str = "relu",
     linear_end: bool = False,
 ) -> Network:
-    """The network that an estimator's parameters describe.
+    """The network that the parameters of an estimator describe.
 
     Parameters
     ----------
     n_columns : int
-        Columns of X.
+        Number of columns of X.
     feature_extractor : int, sequence of int, callable, torch.nn.Module or None, \
             default=(128, 128)
-        Widths of fully connected layers; a function that makes a module for so many columns; or a
-        module, of which a copy is trained, from the weights that it has. () and None are the
-        identity.
+        Widths of fully connected layers, or a function that returns a module for a number of
+        columns, or a module. Of a module a copy is trained, which starts from its weights. () and
+        None are the identity.
     activation : str, default="relu"
-        After each layer that is given by its width; a key of `ACTIVATIONS`.
+        The activation after each fully connected layer, a key of `ACTIVATIONS`.
     linear_end : bool, default=False
-        Whether the last of such layers goes without.
+        Whether the last fully connected layer has no activation.
 
     Returns
     -------
@@ -206,10 +207,10 @@ def make_network(
     Raises
     ------
     TypeError
-        For a function that returns something else.
+        For a function that does not return a module.
     ValueError
-        For widths that are not positive whole numbers, an unknown activation, or a module whose
-        output depends on the other rows of a batch, is random, has the wrong shape or is NaN.
+        For widths that are not positive integers, an unknown activation, or a module whose output
+        depends on the other rows of a batch, is random, has the wrong shape or is not finite.
     """
     if not callable(feature_extractor):
         widths = _widths(() if feature_extractor is None else feature_extractor)
@@ -222,12 +223,18 @@ def make_network(
 
 
 def check_features(phi: Tensor, what: str = "The network") -> None:
-    """Refuse features that are not finite, before they spoil anything.
+    """Raise an error for features that are not finite.
+
+    Parameters
+    ----------
+    phi : Tensor of shape (n, q)
+    what : str, default="The network"
+        The origin of the features, for the message.
 
     Raises
     ------
     ValueError
-        With how many are not.
+        The message says how many rows are affected.
     """
     bad = int((~torch.isfinite(phi)).any(1).sum())
     if bad:
@@ -238,14 +245,14 @@ def check_features(phi: Tensor, what: str = "The network") -> None:
 
 
 def network_to_numpy(params: Sequence[Tensor]) -> list[np.ndarray]:
-    """Trained tensors as arrays, for fitted state."""
+    """Parameters as arrays, which become fitted state."""
     return [p.detach().cpu().numpy().copy() for p in params]
 
 
 def network_from_numpy(
     arrays: Sequence[np.ndarray], dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """What `network_to_numpy` was given, on the CPU."""
+    """The inverse of `network_to_numpy`, on the CPU."""
     return [_cast(torch.tensor(a), dtype) for a in arrays]
 
 
@@ -259,8 +266,8 @@ def _widths(sizes: Any) -> tuple[int, ...]:
         return ()
     if widths.ndim != 1 or widths.dtype.kind not in "iu" or widths.min() < 1:
         raise ValueError(
-            "feature_extractor must be positive whole numbers, such as (128, 128), a function that "
-            f"makes a torch.nn.Module for a number of columns, or a module; got {sizes!r}."
+            "feature_extractor must be positive integers, such as (128, 128), a function that "
+            f"returns a torch.nn.Module for a number of columns, or a module; got {sizes!r}."
         )
     return tuple(int(width) for width in widths)
 
@@ -273,10 +280,10 @@ def _activation(name: Any) -> str:
 
 
 def _try_module(network: ModuleNetwork) -> int:
-    """The width of a module's output, after a look at what it does with a few rows.
+    """The number of columns of a module's output, after tests on some random rows.
 
-    New modules are in training mode, where batch norm and dropout show what they are; after
-    ``module.eval()`` both are functions of a row.
+    New modules are in training mode, in which batch normalisation and dropout can be recognised.
+    After ``module.eval()`` both are functions of a row, and accepted.
     """
     generator = torch.Generator().manual_seed(0)
     params = network.initial(generator, torch.float64)
@@ -301,11 +308,11 @@ def _try_module(network: ModuleNetwork) -> int:
         try:
             alone = torch.cat([network.run(kept, x) for x in X.split(1)])
         except (ValueError, RuntimeError):
-            alone = None  # batch norm refuses single rows
+            alone = None  # Batch normalisation refuses single rows.
     if not torch.allclose(Z, again):
         raise ValueError(
             "The network returned different features for the same rows: leave out random layers "
-            "such as Dropout, and layers that keep statistics of what they saw (batch norm)."
+            "such as Dropout, and layers that keep running statistics, such as batch norm."
         )
     if alone is None or alone.shape != Z.shape or not torch.allclose(Z, alone, rtol=1e-6):
         raise ValueError(

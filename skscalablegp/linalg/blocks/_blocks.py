@@ -28,7 +28,7 @@ _PRODUCT_FLOPS, _SOLVE_FLOPS, _ROWS = 5e8, 4e9, 64
 # Largest sizes at which LAPACK factorises or inverts as a whole. Of the two, only its factorisation
 # keeps its speed while other programs compute (benchmarks/factors.py).
 _WHOLE_FACTOR, _WHOLE_INVERSE = 3000, 1000
-# Columns of a block, and the least rows of a tile.
+# Columns of a block, and the smallest number of rows of a tile.
 _BLOCK, _TILE = 256, 512
 
 _LOOK_UP: ContextVar[Callable[[], None] | None] = ContextVar("look_up", default=None)

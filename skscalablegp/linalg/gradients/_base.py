@@ -50,8 +50,6 @@ class GradientState:
         The probes, if they are prior samples that predictions can use.
     previous : Tensor of shape (n, t + s) or None
         The last solutions, from which the next solve starts if warm starts are on.
-    targets : Tensor of shape (n, t + s) or None
-        The last right-hand sides.
     preconditioner : tuple or None
         A built preconditioner, and the hyperparameters at which it was built.
     extra : dict
@@ -65,7 +63,6 @@ class GradientState:
     probes: Any = None
     samples: Any = None
     previous: Tensor | None = None
-    targets: Tensor | None = None
     preconditioner: tuple[Any, Tensor] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     seconds_left: float | None = None

@@ -37,19 +37,6 @@ class _IterativeGradient(GradientEstimator):
     The subclasses document the parameters.
     """
 
-    def __init__(
-        self,
-        solver: Any = "cg",
-        *,
-        preconditioner: Any = "auto",
-        n_probes: int = 64,
-        solver_tol: float = 0.01,
-        solver_max_epochs: float = 1000,
-        solver_warm_start: bool = True,
-        refresh: float = REFRESH,
-    ):
-        keep_settings(self, locals())
-
     @abstractmethod
     def draw(
         self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
@@ -109,7 +96,6 @@ class _IterativeGradient(GradientEstimator):
             probes=probes,
             samples=self.samples(probes),
             previous=solution.value,
-            targets=B,
             preconditioner=built,
         )
         return GradientEstimate(grad, None, solution), state

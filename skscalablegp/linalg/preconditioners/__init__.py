@@ -1,4 +1,4 @@
-"""Approximations of H that are cheap to invert."""
+"""Preconditioners, which are approximations of H that are cheap to invert."""
 
 from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner

@@ -1,4 +1,4 @@
-"""P = L L' + diag(noise) with a solve that stays accurate in float32."""
+"""P = L L' + diag(noise) with solves that are accurate in float32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..blocks import addmm_, matmul
 from ._base import Preconditioner, randn
 
 
@@ -15,14 +16,14 @@ from ._base import Preconditioner, randn
 class LowRankPreconditioner(Preconditioner):
     """P = D^1/2 (I + U diag(spectrum) U') D^1/2, D = diag(noise), U' U = I.
 
-    The Woodbury formula subtracts nearly equal numbers and loses float32 as soon as
-    ``|L|**2 / noise`` passes 1e7. Here the part of a vector along U and the part orthogonal to it
-    are scaled each for itself, and the projection is applied twice,
+    The Woodbury formula subtracts nearly equal numbers, and loses all digits of float32 when
+    ``|L|**2 / noise`` exceeds 1e7. Here the part of a vector within the span of U and the part
+    orthogonal to it are scaled separately, and the projection is applied twice,
 
-        P^-1 = D^-1/2 ((I - U U')^2 + U diag(1 / (1 + spectrum)) U') D^-1/2,
+        P^-1 = D^-1/2 ((I - U U')^2 + U diag(1 / (1 + spectrum)) U') D^-1/2.
 
-    which is symmetric and positive semi-definite whatever the rounding of U, and errs along U
-    by the square of the rounding only. Build it with `from_factor`.
+    This is symmetric and positive semi-definite for any rounding of U, and its error along U is
+    only the square of that rounding. Objects are made by `from_factor` and `from_matrix`.
 
     Attributes
     ----------
@@ -31,59 +32,52 @@ class LowRankPreconditioner(Preconditioner):
     spectrum : Tensor of shape (k,)
         Squared singular values of D^-1/2 L, float64.
     sqrt_noise : Tensor of shape (n,)
-        Square roots of the noise in use.
-    n_floored : int
-        Rows whose noise was (nearly) zero and was raised to the smallest usable value.
+        Square roots of the noise variances, the smallest of which were raised to a usable value.
 
     Notes
     -----
-    O(n k) memory; ``solve`` costs four products of that size for each column.
+    O(n k) memory. ``solve`` takes four products with U for each column.
     """
 
     basis: Float[Tensor, "n k"]
     spectrum: Float[Tensor, " k"]
     sqrt_noise: Float[Tensor, " n"]
-    n_floored: int = 0
 
     @classmethod
     def from_factor(
         cls, L: Float[Tensor, "n k"], noise: Float[Tensor, " n"], scale: float = 1.0
     ) -> LowRankPreconditioner:
-        """P = L L' + diag(noise), O(n k^2), the factorisation in float64.
+        """P = L L' + diag(noise) in O(n k^2), factorised in float64.
 
         Parameters
         ----------
         L : Tensor of shape (n, k)
-            Any low-rank factor, k <= n.
+            Any low-rank factor with k <= n. A factor that is not finite is ignored, because the
+            solver will meet the same problem in H and report it.
         noise : Tensor of shape (n,)
-            May differ from row to row. Entries below ``10 eps * scale`` (eps of L's dtype) are
-            raised to it and counted in ``n_floored``. A factor that is not finite is left out: the
-            solver that meets the matrix reports it.
-        scale : float
+            Noise variances. Those below ``10 eps * scale`` (eps of L's dtype) are raised to that
+            value.
+        scale : float, default=1.0
             Size of the diagonal of H.
         """
-        sqrt_noise, n_floored = _usable_noise(noise, L.dtype, scale)
+        sqrt_noise = _usable_noise(noise, L.dtype, scale)
         if not bool(L.isfinite().all()):
-            L = L[:, :0]  # the solver that meets the matrix itself reports it
+            L = L[:, :0]
         Q, R = torch.linalg.qr(L.double() / sqrt_noise[:, None])
         V, singular, _ = torch.linalg.svd(R)
-        return cls(
-            (Q @ V).to(L.dtype),
-            singular.square(),
-            sqrt_noise.to(L.dtype),
-            n_floored,
-        )
+        return cls((Q @ V).to(L.dtype), singular.square(), sqrt_noise.to(L.dtype))
 
     @classmethod
     def from_matrix(
         cls, H: Float[Tensor, "n n"], noise: Float[Tensor, " n"]
     ) -> LowRankPreconditioner:
-        """P = H from the eigenvectors of D^-1/2 (H - D) D^-1/2, O(n^3) in float64.
+        """P = H from the eigenvectors of D^-1/2 (H - D) D^-1/2, in O(n^3) and float64.
 
-        Eigenvalues below the rounding of H's trace are left out; so is a matrix that is not finite.
+        Eigenvalues below the rounding error of H's trace are omitted. If the matrix is not finite,
+        P is diag(noise).
         """
         scale = float(H.diagonal().double().mean())
-        sqrt_noise, n_floored = _usable_noise(noise, H.dtype, scale)
+        sqrt_noise = _usable_noise(noise, H.dtype, scale)
         K = H.double().clone()
         K.diagonal().sub_(noise)
         if not bool(K.isfinite().all()):
@@ -91,7 +85,7 @@ class LowRankPreconditioner(Preconditioner):
         spectrum, basis = torch.linalg.eigh(K / sqrt_noise[:, None] / sqrt_noise)
         negligible = torch.finfo(H.dtype).eps * len(H) * scale / sqrt_noise.square().max()
         kept = spectrum > negligible
-        return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype), n_floored)
+        return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype))
 
     @property
     def rank(self) -> int:
@@ -104,10 +98,10 @@ class LowRankPreconditioner(Preconditioner):
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         U, D = self.basis, self.sqrt_noise[:, None]
         Y = R / D
-        along = U.mT @ Y
-        Y.addmm_(U, along, alpha=-1)
+        along = matmul(U.mT, Y)
+        addmm_(Y, U, along, alpha=-1)
         shrunk = along / (1 + self.spectrum).to(U.dtype)[:, None]
-        Y.addmm_(U, shrunk.sub_(U.mT @ Y))
+        addmm_(Y, U, shrunk.sub_(matmul(U.mT, Y)))
         return Y.div_(D)
 
     def log_det(self) -> float:
@@ -123,7 +117,7 @@ class LowRankPreconditioner(Preconditioner):
 
 def _usable_noise(
     noise: Float[Tensor, " n"], dtype: torch.dtype, scale: float
-) -> tuple[Float[Tensor, " n"], int]:
-    """Square roots in float64 of noise that `dtype` can resolve, and how many were raised to it."""
+) -> Float[Tensor, " n"]:
+    """Square roots, in float64, of the variances, raised to the smallest that `dtype` resolves."""
     floor = 10 * torch.finfo(dtype).eps * max(scale, torch.finfo(dtype).tiny)
-    return noise.double().clamp_min(floor).sqrt(), int((noise < floor).sum())
+    return noise.double().clamp_min(floor).sqrt()

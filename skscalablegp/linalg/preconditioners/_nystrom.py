@@ -1,4 +1,4 @@
-"""Nystrom approximation from uniformly drawn columns."""
+"""The Nystrom approximation from columns that are drawn uniformly."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Nystrom(PreconditionerConfig):
     Parameters
     ----------
     rank : int, default=100
-        Number of columns, capped at n.
+        Number of columns, at most n.
     random_state : int, RandomState instance or None, default=None
-        Seed of the columns. None: the generator given to ``build``.
+        Seed of the columns. None uses the generator that ``build`` is given.
 
     Notes
     -----
     ``rank`` rows of H (``rank / n`` epochs), all read at once, and O(n rank^2) operations. The
-    shift is the rounding of K[S, S]'s trace; it keeps P below H, so P is never too large.
+    shift is the rounding error of the trace of K[S, S]. It ensures that P does not exceed H.
     """
 
     def __init__(self, rank=100, random_state=None):

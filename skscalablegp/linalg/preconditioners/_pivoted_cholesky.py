@@ -1,4 +1,4 @@
-"""Partial Cholesky factors with greedy or random pivots."""
+"""Partial Cholesky factorisations with greedy or random pivots."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ class PivotedCholesky(PreconditionerConfig):
     Parameters
     ----------
     rank : int, default=100
-        Number of pivots, capped at n. Fewer are used where K has no more to give.
+        Number of pivots, at most n. The factorisation ends earlier if the remainder is zero up to
+        rounding.
     randomized : bool, default=False
-        Take the largest remaining diagonal entry (False), or draw pivots in proportion to the
-        remaining diagonal (RPCholesky: Chen, Epperly, Tropp and Webber, 2023), which is not
-        misled by outliers and reads rows in blocks.
+        Whether to draw pivots with probabilities proportional to the remaining diagonal
+        (RPCholesky: Chen, Epperly, Tropp and Webber, 2023), rather than to take the largest
+        remaining entry. Random pivots are not misled by outliers, and rows are read in blocks.
     random_state : int, RandomState instance or None, default=None
-        Seed of the random pivots. None: the generator given to ``build``.
+        Seed of the random pivots. None uses the generator that ``build`` is given.
 
     Notes
     -----
-    ``rank`` rows of H (``rank / n`` epochs) and O(n rank^2) operations; O(n rank) memory. With as
-    many pivots as rows P is H, from one eigendecomposition.
+    ``rank`` rows of H (``rank / n`` epochs), O(n rank^2) operations and O(n rank) memory. If there
+    are as many pivots as rows, P equals H and is computed by an eigendecomposition.
     """
 
     def __init__(self, rank=100, randomized=False, random_state=None):
@@ -59,16 +60,16 @@ def smooth_rows(operator: LinearOperator, idx: Int[Tensor, " b"]) -> Float[Tenso
 
 
 def _start(operator: LinearOperator, rank: int) -> tuple[Tensor, Tensor, float]:
-    """An empty transposed factor, the diagonal of K, and the trace below which to stop."""
+    """An empty transposed factor, the diagonal of K, and the trace that counts as zero."""
     remaining = (operator.diag() - operator.noise).clamp_min_(0)
     Lt = remaining.new_empty(rank, len(remaining))
-    # the diagonal's own rounding, noise included, is what the remainder is known to
+    # The remainder is known up to the rounding error of the diagonal, including the noise.
     trace = float(operator.diag().sum(dtype=torch.float64))
     return Lt, remaining, torch.finfo(remaining.dtype).eps * trace
 
 
 def _greedy_factor(operator: LinearOperator, rank: int) -> Float[Tensor, "k n"]:
-    """Transposed factor; each pivot is the largest entry of the remaining diagonal."""
+    """The transposed factor for pivots that have the largest remaining diagonal entry."""
     Lt, remaining, negligible = _start(operator, rank)
     for k in range(rank):
         if float(remaining.sum()) <= negligible:
@@ -87,16 +88,17 @@ def _greedy_factor(operator: LinearOperator, rank: int) -> Float[Tensor, "k n"]:
 def _random_factor(
     operator: LinearOperator, rank: int, generator: torch.Generator
 ) -> Float[Tensor, "k n"]:
-    """Transposed factor; pivots in blocks, thinned to the law of one-at-a-time pivots.
+    """The transposed factor for random pivots.
 
-    A block is proposed from the diagonal as it stands; the thinning looks only at the block of
-    K among the proposals (Epperly, Tropp and Webber, 2024, algorithm 2.2).
+    Blocks of pivots are proposed from the current diagonal, and thinned so that pivots have the
+    same distribution as if they were drawn one at a time. The thinning needs only the block of K
+    among the proposed rows (Epperly, Tropp and Webber, 2024, algorithm 2.2).
     """
     Lt, remaining, negligible = _start(operator, rank)
     k, b = 0, max(8, min(rank // 4, 128))
     while k < rank and float(remaining.sum()) > negligible:
         weights = remaining.double().to(generator.device)
-        # multinomial takes 2**24 categories at most; inverse transform sampling takes any number
+        # torch.multinomial is limited to 2**24 categories; inverse transform sampling is not.
         cumulative = weights.cumsum(0)
         uniform = torch.rand(b, 2, generator=generator, device=generator.device).double()
         idx = torch.searchsorted(cumulative, uniform[:, 0] * cumulative[-1], right=True)
@@ -122,14 +124,14 @@ def _thin(
     idx: Int[Tensor, " b"],
     uniform: Float[Tensor, " b"],
 ) -> Int[Tensor, " a"]:
-    """Keep proposal i with probability (remaining diagonal after those kept) / (before)."""
+    """Keep each proposal with the probability (diagonal after former ones are kept) / (before)."""
     unique, inverse = idx.unique(return_inverse=True)
     block = operator.block(unique).double()
     block.diagonal().sub_(operator.noise[unique])
     block -= (Lt[:, unique].mT @ Lt[:, unique]).double()
     block = block[inverse[:, None], inverse].cpu().numpy()
     before = remaining[idx].double().cpu().numpy()
-    # a proposal whose diagonal is all rounding would spoil the factor
+    # Proposals whose remaining diagonal is a mere rounding error would spoil the factor.
     threshold = np.maximum(uniform.cpu().numpy(), 1e-6) * before
     kept = []
     for i in range(len(block)):
@@ -141,7 +143,7 @@ def _thin(
 
 
 def _small_cholesky(block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
-    """Cholesky factor in float64 of a block that is semi-definite up to rounding."""
+    """The Cholesky factor, in float64, of a block that is semi-definite up to rounding."""
     size = block.diagonal().sum()
     for exponent in range(-14, 2):
         factor, info = torch.linalg.cholesky_ex(block)

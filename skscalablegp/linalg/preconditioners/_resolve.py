@@ -1,4 +1,4 @@
-"""The table of preconditioner names."""
+"""The names of the preconditioners."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ PRECONDITIONERS = {
 
 
 def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditioner | None:
-    """A name from the table becomes its settings; None and objects come back as they are.
+    """Return the settings that a name stands for; None and objects are returned unchanged.
 
     Parameters
     ----------
     preconditioner : str, PreconditionerConfig, Preconditioner or None
-        What a user may write.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name; the message lists the known ones.
     """
     others = "None, or an object such as PivotedCholesky(rank=200)"
     kinds = PreconditionerConfig | Preconditioner | None
@@ -33,7 +37,7 @@ def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditio
 def build_preconditioner(
     preconditioner, operator: LinearOperator, generator: Generator | None = None
 ) -> Preconditioner:
-    """What a user may write, built for an operator; None is the identity."""
+    """Build the preconditioner of an operator from a name or settings; None is the identity."""
     config = resolve_preconditioner(preconditioner)
     if config is None:
         return IdentityPreconditioner(operator.shape[0], operator.dtype, operator.device)

@@ -84,13 +84,7 @@ class ADASAP(RowSolver):
         state.stats["jitter"] = 0.0
         self._restart(state)
 
-    def _advance(
-        self,
-        operator: LinearOperator,
-        state: ADASAPState,
-        idx: Int[Tensor, " b"],
-        rows: Float[Tensor, "b n"],
-    ) -> None:
+    def _advance(self, operator, state, idx, rows) -> None:
         solve_block, ratio = self._block(operator, state, idx, rows[:, idx])
         if not state.stride:
             self._pace(state, len(idx) / len(state.x), float(ratio))

@@ -102,13 +102,7 @@ class AP(RowSolver):
         state.chosen = int(sums.argmax())
         return state.blocks[state.chosen]
 
-    def _advance(
-        self,
-        operator: LinearOperator,
-        state: APState,
-        idx: Int[Tensor, " b"],
-        rows: Float[Tensor, "b n"],
-    ) -> None:
+    def _advance(self, operator, state, idx, rows) -> None:
         span = state.spans[state.chosen]
         factor = self._factor(state, rows[:, span])
         delta = torch.cholesky_solve(state.R[span], factor)

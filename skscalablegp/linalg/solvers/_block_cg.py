@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..operators import LinearOperator
-from ..preconditioners import Preconditioner
 from ._base import give_up
 from ._cg import CG, CGState, _refresh
 
@@ -34,13 +33,7 @@ class BlockCG(CG):
     x.
     """
 
-    def init(
-        self,
-        operator: LinearOperator,
-        B: Float[Tensor, "n s"],
-        x0: Float[Tensor, "n s"] | None = None,
-        preconditioner: Preconditioner | None = None,
-    ) -> CGState:
+    def init(self, operator, B, x0=None, preconditioner=None) -> CGState:
         state = super().init(operator, B, x0, preconditioner)
         state.direction = _orthonormal(state.Z)
         return state

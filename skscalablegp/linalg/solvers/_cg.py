@@ -108,13 +108,7 @@ class CG(Solver):
     def __init__(self, preconditioner=None, residual_refresh="auto", residual_dtype="same"):
         keep_settings(self, locals())
 
-    def init(
-        self,
-        operator: LinearOperator,
-        B: Float[Tensor, "n s"],
-        x0: Float[Tensor, "n s"] | None = None,
-        preconditioner: Preconditioner | None = None,
-    ) -> CGState:
+    def init(self, operator, B, x0=None, preconditioner=None) -> CGState:
         self._interval(operator.dtype)  # Wrong settings fail before the work starts.
         if self.residual_dtype not in ("same", "float64"):
             raise ValueError(

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..._validation import check_number
 from ..blocks import cholesky_
 from ..operators import LinearOperator
-from ..preconditioners import Preconditioner
 from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual
 
 
@@ -56,13 +55,7 @@ class Cholesky(Solver):
     def __init__(self, max_jitter=1e-3):
         self.max_jitter = max_jitter
 
-    def init(
-        self,
-        operator: LinearOperator,
-        B: Float[Tensor, "n s"],
-        x0: Float[Tensor, "n s"] | None = None,
-        preconditioner: Preconditioner | None = None,
-    ) -> CholeskyState:
+    def init(self, operator, B, x0=None, preconditioner=None) -> CholeskyState:
         check_number("max_jitter", self.max_jitter, example=1e-3)
         x, b_norms = start(B, None)
         norms = relative_norms(B, b_norms)

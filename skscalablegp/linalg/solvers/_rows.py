@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ..operators import LinearOperator
-from ..preconditioners import Preconditioner, pick_generator
+from ..preconditioners import pick_generator
 from ._base import (
     Solver,
     UpdatedState,
@@ -83,13 +83,7 @@ class RowSolver(Solver):
     reads_rows = True
     _state_class = RowState
 
-    def init(
-        self,
-        operator: LinearOperator,
-        B: Float[Tensor, "n s"],
-        x0: Float[Tensor, "n s"] | None = None,
-        preconditioner: Preconditioner | None = None,
-    ) -> RowState:
+    def init(self, operator, B, x0=None, preconditioner=None) -> RowState:
         self._check_settings()
         fields = begin(operator, B, x0)
         norm = _mean(fields["residual_norms"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..._named import keep_settings
@@ -82,13 +81,7 @@ class SDD(RowSolver):
         state.scale = first_step(self.step_size, operator, state)
         self._restart(state)
 
-    def _advance(
-        self,
-        operator: LinearOperator,
-        state: SDDState,
-        idx: Int[Tensor, " b"],
-        rows: Float[Tensor, "b n"],
-    ) -> None:
+    def _advance(self, operator, state, idx, rows) -> None:
         rho, V, HV = self.momentum, state.velocity, state.H_velocity
         ahead = state.iterate_R[idx] - rho * HV[idx]
         V.mul_(rho).index_add_(0, idx, ahead, alpha=state.scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..._named import keep_settings
@@ -75,13 +75,7 @@ class SGD(RowSolver):
         state.momentum = torch.zeros_like(state.x)
         state.floor = torch.zeros_like(state.b_norms)
 
-    def _advance(
-        self,
-        operator: LinearOperator,
-        state: SGDState,
-        idx: Int[Tensor, " b"],
-        rows: Float[Tensor, "b n"],
-    ) -> None:
+    def _advance(self, operator, state, idx, rows) -> None:
         residual = state.B[idx]
         addmm_(residual, rows, state.x, alpha=-1)
         state.momentum.mul_(self.momentum).index_add_(0, idx, residual, alpha=state.scale)

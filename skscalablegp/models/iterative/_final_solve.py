@@ -103,9 +103,10 @@ def final_solve(
     if monitor.max_seconds is not None:
         stopping = stopping | MaxSeconds(max(monitor.seconds_left, 0.1 * monitor.max_seconds))
     solution, interrupted = _interruptible(operator, B, solves.solver, stopping, x0, preconditioner)
-    weights, samples = solution.value[:, :t], None
+    solved, samples = solution.value.to(problem.X.dtype), None
+    weights = solved[:, :t]
     if probes is not None:
-        samples = PathwiseSamples(probes.features, probes.weights, solution.value[:, t:])
+        samples = PathwiseSamples(probes.features, probes.weights, solved[:, t:])
     value = error = float("nan")
     try:
         if len(problem.X) <= SOLVED_VARIANCE_ROWS:

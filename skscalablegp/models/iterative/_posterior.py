@@ -133,7 +133,7 @@ class IterativePosterior(KernelPosterior):
         too small and covariances never indefinite.
         """
         cross = self.cross(X).to_dense().T.contiguous()
-        V = self._solve(cross).value
+        V = self._solve(cross).value.to(cross.dtype)
         return cross, V, cross - self.operator.matmul(V)
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:

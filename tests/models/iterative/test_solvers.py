@@ -16,7 +16,7 @@ from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGrad
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.preconditioners import PivotedCholesky
-from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, Cholesky, Status
+from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, Status
 from skscalablegp.training import Adam
 
 NAMES = ["ap", "sgd", "sdd", "adasap"]
@@ -52,6 +52,20 @@ def test_solvers_train_alike(solver, gradient, warm):
     assert model.solver_ == solver
     assert_allclose(model.kernel_.theta, reference.kernel_.theta, atol=1e-3)
     assert_allclose(model.predict(X), reference.predict(X), atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "gradient"), [(CG, "standard"), (BlockCG, "pathwise")])
+def test_float64_residuals_in_a_float32_model(kind, gradient):
+    X, y = problem()
+    settings = {"gradient": gradient, "dtype": "float32", "solver_tol": 1e-5}
+    plain, precise = (
+        fit(X, y, solver=kind(residual_dtype=dtype), **settings)[0] for dtype in ("same", "float64")
+    )
+    for ours, expected in zip(
+        precise.predict(X, return_std=True), plain.predict(X, return_std=True), strict=True
+    ):
+        assert_allclose(ours, expected, atol=1e-3)
+    assert precise.sample_y(X[:3], 2).shape == (3, 2)
 
 
 @pytest.mark.parametrize("solver", OBJECTS, ids=lambda solver: type(solver).__name__)
