@@ -9,7 +9,13 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    Kernel,
+    KernelOperator,
+    Matern,
+    WhiteKernel,
+)
 from torch import Tensor
 
 from ._nodes import Term
@@ -249,6 +255,9 @@ def _check_values(kernel: Kernel) -> None:
 
 def _log_bounds(kernel: Kernel) -> np.ndarray:
     """The bounds of theta. A lower bound that has no logarithm excludes no positive number."""
+    # In scikit-learn the bounds of a sum ask for those of its parts twice: 2^k times for k terms.
+    if isinstance(kernel, KernelOperator):
+        return np.vstack([_log_bounds(kernel.k1), _log_bounds(kernel.k2)])
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = np.array(kernel.bounds, dtype=float).reshape(-1, 2)
     bounds[np.isnan(bounds[:, 0]), 0] = -np.inf

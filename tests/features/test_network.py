@@ -174,7 +174,7 @@ def test_modules_that_define_no_kernel_are_refused(factory, error, message):
 
 @pytest.mark.parametrize("sizes", [(0,), (3, -1), (2.5,), "ab", [[2], [3]]])
 def test_wrong_layers(sizes):
-    with pytest.raises(ValueError, match="feature_extractor must be positive whole"):
+    with pytest.raises(ValueError, match="feature_extractor must be positive integers"):
         make_network(3, sizes)
 
 

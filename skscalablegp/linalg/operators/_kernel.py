@@ -133,7 +133,7 @@ class KernelOperator(LinearOperator):
         if V.dtype != self.dtype:
             return self._in(V.dtype).matmul(V)
         if self._keep:
-            # V' H is a fifth faster than H V unless V has a multiple of the vector length's columns.
+            # V' H is a fifth faster than H V for most numbers of columns of V.
             H, VT = self._kept(), V.T.contiguous()
             parts = self._map(lambda right: torch.mm(VT, H[:, right]), self._slices)
             return torch.cat([VT[:, :0], *parts], 1).T.contiguous()
