@@ -1,11 +1,11 @@
-"""Scores for predictions that come with a distribution, and a way to it through other estimators.
+"""Scores of predictive distributions, and predictions through pipelines and other wrappers.
 
-The functions take the true targets, and predicted means and standard deviations, intervals or
-quantiles. The scorers predict themselves and go wherever scikit-learn takes a ``scoring``:
-`cross_val_score`, `cross_validate`, `GridSearchCV`. `predict_std`, `predict_interval` and
-`predict_quantiles` reach through pipelines, searches, transformed targets and separate regressors
-for each, and so do the scorers. Longer than most files here because each function documents its
-parameters in full.
+The functions take true targets, and predicted means and standard deviations, intervals or
+quantiles. The scorers make the predictions themselves, and can be used wherever scikit-learn takes
+a ``scoring``: `cross_val_score`, `cross_validate`, `GridSearchCV`. `predict_std`,
+`predict_interval` and `predict_quantiles` work through pipelines, searches, transformed targets and
+a separate regressor for each target, and so do the scorers. This file is longer than most because
+each function documents its parameters in full.
 """
 
 import copy
@@ -103,10 +103,10 @@ def crps(
 ) -> float | Float[np.ndarray, " t"]:
     """Continuous ranked probability score of a Gaussian, in units of y; lower is better.
 
-    The integral over v of ``(F(v) - 1[v >= y_true])^2`` for the predicted distribution function F.
-    For a certain prediction (std -> 0) it is the absolute error. The closed form is eq. 5 of
-    Gneiting et al. (2005), "Calibrated probabilistic forecasting using ensemble model output
-    statistics and minimum CRPS estimation".
+    It is the integral over v of ``(F(v) - 1[v >= y_true])^2`` for the predicted distribution
+    function F. As std goes to 0 it becomes the absolute error. The closed form is eq. 5 of Gneiting
+    et al. (2005), "Calibrated probabilistic forecasting using ensemble model output statistics and
+    minimum CRPS estimation".
 
     Parameters
     ----------
@@ -154,10 +154,10 @@ def msll(
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
-    """Mean standardised log loss, in nats per row; below zero beats the trivial model.
+    """Mean standardised log loss, in nats per row; negative for models better than the trivial one.
 
-    `nlpd` less that of the model that predicts the training targets' mean and standard deviation
-    everywhere (Rasmussen and Williams, 2006, section 2.5, eq. 2.34).
+    It is `nlpd` minus that of the trivial model, which predicts the mean and the standard deviation
+    of the training targets everywhere (Rasmussen and Williams, 2006, section 2.5, eq. 2.34).
 
     Parameters
     ----------
@@ -262,9 +262,9 @@ def interval_score(
 ) -> float | Float[np.ndarray, " t"]:
     """Interval score, in units of y; lower is better, and the true quantiles are best.
 
-    The mean of the intervals' widths, plus 2 / (1 - coverage) times how far targets lie outside
-    (Gneiting and Raftery, 2007, "Strictly proper scoring rules, prediction, and estimation", eq.
-    43).
+    It is the mean width of the intervals, plus 2 / (1 - coverage) times the mean distance of
+    targets from their intervals (Gneiting and Raftery, 2007, "Strictly proper scoring rules,
+    prediction, and estimation", eq. 43).
 
     Parameters
     ----------
@@ -313,8 +313,8 @@ def pinball_loss(
 ) -> float | Float[np.ndarray, " t"]:
     """Mean pinball loss of several quantiles, in units of y; lower is better.
 
-    scikit-learn's `mean_pinball_loss`, averaged over the quantiles. For many evenly spaced ones
-    twice the loss is the CRPS.
+    It is scikit-learn's `mean_pinball_loss`, averaged over the quantiles. For many evenly spaced
+    probabilities it is half the CRPS.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ def pinball_loss(
 
 
 class _PredictiveScorer:
-    """``scorer(estimator, X, y)`` of a predictive distribution.
+    """A scorer, ``scorer(estimator, X, y)``, of a predictive distribution.
 
     Parameters
     ----------
@@ -367,11 +367,11 @@ class _PredictiveScorer:
     score : callable
         ``score(y, prediction, sample_weight, *settings)``.
     predict : callable
-        ``predict(estimator, X, *settings, noise_variance=)`` gives the prediction.
+        ``predict(estimator, X, *settings, noise_variance=)`` returns the prediction.
     sign : int
-        1 where larger is better.
+        1 if larger scores are better, else -1.
     settings : dict
-        What the user chose, in the order of both callables.
+        Settings of the user, in the order of both callables.
     """
 
     def __init__(
@@ -404,21 +404,21 @@ class _PredictiveScorer:
         sample_weight: bool | str | None = UNCHANGED,
         noise_variance: bool | str | None = UNCHANGED,
     ):
-        """Return a scorer that asks for metadata under metadata routing.
+        """Return a scorer that requests metadata under metadata routing.
 
         Parameters
         ----------
         sample_weight : bool, str or None, default=sklearn.utils.metadata_routing.UNCHANGED
-            Whether weights of the rows are asked for, or the name that they are passed under.
+            Whether weights of the rows are requested, or the name under which they are passed.
 
         noise_variance : bool, str or None, default=sklearn.utils.metadata_routing.UNCHANGED
-            Whether known noise variances of the scored rows are asked for, or their name. They are
-            a part of the predictions.
+            Whether known noise variances of the scored rows are requested, or the name under which
+            they are passed. Predictions include them.
 
         Returns
         -------
         scorer : callable
-            A copy: the scorers of this module are shared and stay as they are.
+            A copy, because the scorers of this module are shared.
         """
         scorer = copy.deepcopy(self)
         for param, alias in (("sample_weight", sample_weight), ("noise_variance", noise_variance)):
@@ -427,12 +427,12 @@ class _PredictiveScorer:
         return scorer
 
     def get_metadata_routing(self) -> MetadataRequest:
-        """Return what this scorer asks for, as scikit-learn's metadata routing reads it."""
+        """Return the requests of this scorer for scikit-learn's metadata routing."""
         return copy.deepcopy(self._request)
 
 
 def _moments(estimator, X, noise_variance):
-    """Means and standard deviations of the target as a regressor sees it, and its transforms."""
+    """Means and standard deviations of the transformed target, and the transforms."""
     core, X, transforms = behind_transforms(estimator, X)
     return *mean_and_std(core, X, noise_variance=noise_variance), transforms
 
@@ -471,7 +471,7 @@ def _crps_of(y, found, sample_weight):
     return _reduce(found.sum(-1), sample_weight, "uniform_average")
 
 
-# A standard normal as points and weights, whose spacing errs by less than a thousandth of a CRPS.
+# Points and weights of a standard normal distribution. The error of a CRPS is below a thousandth.
 _NODES = np.linspace(-6.5, 6.5, 261)
 _WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
 
@@ -514,9 +514,9 @@ def coverage_scorer(level: float = 0.95) -> _PredictiveScorer:
     Returns
     -------
     scorer : callable
-        ``scorer(estimator, X, y, sample_weight=None, noise_variance=None)``, whose intervals are
-        those of `predict_interval`. To read beside another score, not to choose by: the largest
-        coverage is not the best.
+        ``scorer(estimator, X, y, sample_weight=None, noise_variance=None)``, with the intervals of
+        `predict_interval`. It complements another score. Do not select models by it, because the
+        largest coverage is not the best.
     """
     _check_level(level)
     return _PredictiveScorer(
@@ -645,9 +645,9 @@ def _reduce(values, sample_weight, multioutput):
             )
         return float(np.mean(per_target))
     weights = _numbers("multioutput", multioutput)
-    if weights.shape != per_target.shape:
+    if weights.shape != per_target.shape or (weights < 0).any() or not weights.any():
         raise ValueError(
-            f"multioutput must have one weight for each of {len(per_target)} targets; got "
-            f"{multioutput!r}."
+            f"multioutput must have one weight for each of {len(per_target)} targets, none of them "
+            f"negative and one above zero; got {multioutput!r}."
         )
     return float(np.average(per_target, weights=weights))

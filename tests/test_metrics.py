@@ -143,6 +143,7 @@ def test_multioutput_follows_scikit_learn(name):
         ([0, 1], [0, 1], [1, 1], {"sample_weight": [1]}, r"must have shape \(2,\), got \(1,\)"),
         ([0, 1], [0, 1], [1, 1], {"sample_weight": [1, -1]}, "no negative value"),
         ([0, 1], [0, 1], [1, 1], {"multioutput": "mean"}, "multioutput must be 'raw_values'"),
+        ([0, 1], [0, 1], [1, 1], {"multioutput": [0]}, "multioutput must have .* one above zero"),
     ],
 )
 def test_wrong_input_is_named(name, y, mean, std, options, message):

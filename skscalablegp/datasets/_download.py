@@ -1,4 +1,4 @@
-"""Files that are what they should be: checksums, and downloads that are whole or absent."""
+"""Downloads whose checksums are verified, and which never leave partial files."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 TIMEOUT_SECONDS = 60
-# More than any published file has: a server may not fill the disk before the checksum is looked at.
+# Larger than any published file, so that a faulty server cannot fill the disk.
 MOST_BYTES = 500_000_000
 
 
@@ -29,12 +29,11 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def fetch_file(url: str, path: Path, expected: str, *, download: bool) -> Path:
-    """Return ``path``, holding the published bytes, downloading them where need be.
+    """Return ``path`` with the published content, which is downloaded if it is missing.
 
-    A cached file with another checksum is replaced, with a warning. A download goes to a name of
-    its own first and is moved into place once its checksum is right, so that neither an
-    interruption nor a second process leaves half a file. One that grows beyond `MOST_BYTES` ends
-    with an OSError.
+    A cached file with another checksum is replaced, with a warning. A download has a temporary name
+    until its checksum is verified, so that neither an interruption nor a second process leaves a
+    partial file. A download of more than `MOST_BYTES` is an OSError.
     """
     if path.exists():
         try:

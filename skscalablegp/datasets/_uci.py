@@ -1,4 +1,4 @@
-"""The regression sets, and their ten published splits, that scalable GP papers report on."""
+"""The regression sets of papers on scalable Gaussian processes, with their published splits."""
 
 import gzip
 import operator
@@ -81,7 +81,7 @@ def fetch_uci(name, split=None, return_X_y=False, data_home=None, download_if_mi
     ValueError
         For an unknown name or split; the message lists the known ones.
     OSError
-        Where a file cannot be had, or has another checksum than the published one.
+        For a file that is missing or cannot be downloaded, or whose checksum is wrong.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def _known_names():
 
 
 def _check_name(name):
-    # A name becomes a folder: nothing that could lead elsewhere.
+    # The name becomes part of a path, which must not lead elsewhere.
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"name must be one of {_known_names()}, got {name!r}.")
     if name not in CHECKSUMS and name not in _known_names():

@@ -56,9 +56,9 @@ def test_draws_are_repeatable_and_nested(year):
     assert not X.equals(other)
 
 
-@pytest.mark.parametrize("n_rows", [0, -5, 10**9])
+@pytest.mark.parametrize("n_rows", [0, -5, 10**9, 2.5, "2"])
 def test_impossible_draw(year, n_rows):
-    with pytest.raises(ValueError, match="n_rows must be None or 1 to 327,346"):
+    with pytest.raises(ValueError, match="n_rows must be None or a whole number from 1 to 327,346"):
         fetch_flights(n_rows=n_rows)
 
 
