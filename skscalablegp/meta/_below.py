@@ -49,8 +49,31 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
         return X, y, None if known is None else known[:, 0]
 
     def _opened(self, estimator: Any, run: FitRun) -> Any:
-        """`opened`, for rows without the column names of the user's table."""
-        return opened(estimator, self, run, getattr(self, "feature_names_in_", None))
+        """A copy of a regressor below whose open settings are filled in.
+
+        It gets seeds where it has none, and the device, the precision and the memory budget of this
+        estimator where its own are "auto". The same holds for regressors of this package inside a
+        pipeline. Names of columns in its kernel become numbers, since it is fitted to an array.
+
+        Raises
+        ------
+        ValueError
+            For settings of the two that contradict each other.
+        """
+        inner = clone(estimator)
+        settings = inner.get_params()
+        for name, value in sorted(settings.items()):
+            if name.rpartition("__")[2] == "random_state" and value is None:
+                inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
+        for part in (inner, *settings.values()):
+            if isinstance(part, GPPredictionBase):
+                _fill_in(part, self)
+        part, names = inner, getattr(self, "feature_names_in_", None)
+        while names is not None and isinstance(part, GPPredictionBase):
+            if getattr(part, "kernel", None) is not None:
+                part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
+            part = getattr(part, "estimator", None)
+        return inner
 
     def _share(self, inner: Any) -> None:
         """Show the fitted attributes of the regressor below; forget those of an earlier fit."""
@@ -69,44 +92,6 @@ def shuffled_folds(n: int, n_folds: int, run: FitRun) -> KFold:
 def noise_weights(known: np.ndarray) -> np.ndarray:
     """Weights of rows by their known noise variances."""
     return 1 / (known + _EVEN * known.mean() + np.finfo(float).tiny)
-
-
-def opened(estimator: Any, outer: Any, run: FitRun, names: Any = None) -> Any:
-    """A copy of the regressor below whose open settings are filled in.
-
-    It gets seeds where it has none, and the device, the precision and the memory budget of `outer`
-    where its own are "auto". The same holds for regressors of this package inside a pipeline.
-
-    Parameters
-    ----------
-    estimator : regressor
-    outer : estimator
-        The one that is being fitted.
-    run : FitRun
-        The fit of `outer`.
-    names : array-like of str, optional
-        Names of the columns. Those that the kernel mentions are replaced by numbers, because the
-        regressor will be fitted to an array.
-
-    Raises
-    ------
-    ValueError
-        For settings of the two that contradict each other.
-    """
-    inner = clone(estimator)
-    settings = inner.get_params()
-    for name, value in sorted(settings.items()):
-        if name.rpartition("__")[2] == "random_state" and value is None:
-            inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
-    for part in (inner, *settings.values()):
-        if isinstance(part, GPPredictionBase):
-            _fill_in(part, outer)
-    part = inner
-    while names is not None and isinstance(part, GPPredictionBase):
-        if getattr(part, "kernel", None) is not None:
-            part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
-        part = getattr(part, "estimator", None)
-    return inner
 
 
 def _fill_in(inner: GPPredictionBase, outer: Any) -> None:

@@ -17,7 +17,7 @@ from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
-from ._below import MetaRegressorBase, fit_below, opened
+from ._below import MetaRegressorBase, fit_below
 
 # Rows of each kind at which the variance is compared with exact solves, and the largest number of
 # rows that Lanczos starts from.
@@ -232,7 +232,7 @@ class LOVEPredictor(MetaRegressorBase):
         """The regressor below, fitted under this one's budget and callbacks."""
         given = KISSGPRegressor() if self.estimator is None else self.estimator
         _check_ours(given)
-        inner = opened(given, self, run)
+        inner = self._opened(given, run)
 
         def preview(model: LOVEPredictor, below: GPPredictionBase) -> None:
             form, rank = _form(below), self._first(below)
@@ -315,7 +315,7 @@ class LOVEPredictor(MetaRegressorBase):
                 f"the variances' error {error:.1e} is above variance_tol={self.variance_tol:g} at "
                 f"rank {rank}: raise max_variance_rank"
             )
-            run.warn(f"{type(self).__name__}: {reason}.")
+            run.warn(f"{reason}.")
             if status in ("converged", "completed"):
                 status, because = "max_iter", reason
         run.ended(status, n_iter=inner.n_iter_, because=because)

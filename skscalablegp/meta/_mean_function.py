@@ -16,7 +16,7 @@ from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, noise_weights, opened, shuffled_folds
+from ._below import MetaRegressorBase, fit_below, noise_weights, shuffled_folds
 
 
 class MeanFunctionRegressor(MetaRegressorBase):
@@ -180,7 +180,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     def _mean_function(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> Any:
         """The mean function fitted on all rows; keeps the predictions of its cross-fitting."""
         given = self.mean_function
-        fresh = opened(HistGradientBoostingRegressor() if given is None else given, self, run)
+        fresh = self._opened(HistGradientBoostingRegressor() if given is None else given, run)
         weights = np.ones(len(X))
         if known is not None and has_fit_parameter(fresh, "sample_weight"):
             weights = noise_weights(known)

@@ -157,7 +157,9 @@ class TestLOVE:
 
     def test_how_the_regressor_ended_is_said_once(self):
         X, y, _ = table(n=60)
-        with pytest.warns(ConvergenceWarning, match="^KISSGPRegressor: max_iter=1.*raise") as said:
+        with pytest.warns(
+            ConvergenceWarning, match="^LOVEP.*: KISSGP.*: max_iter=1.*raise"
+        ) as said:
             low = LOVEPredictor(KISSGPRegressor(grid_size=12, max_iter=1)).fit(X, y)
         assert len(said) == 1 and low.fit_report_.status == "max_iter"
         with pytest.warns(ConvergenceWarning, match="^LOVEPredictor: the time budget") as said:

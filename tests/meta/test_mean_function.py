@@ -1,6 +1,7 @@
 """A process on what another regressor leaves."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -14,6 +15,7 @@ from skscalablegp import (
     MeanFunctionRegressor,
     RFFRegressor,
 )
+from skscalablegp.kernels import Columns
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -100,6 +102,18 @@ def test_noise_that_depends_on_the_row_goes_on_top():
     assert model.fit_report_.choices["residuals"].value == "leave_one_out"
     low, high = model.predict_std([[0.05], [0.95]])
     assert high > 3 * low
+
+
+def test_both_regressors_may_name_columns():
+    X, y = table(60)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    kernels = [Columns(RBF(), [name]) + WhiteKernel() for name in "ab"]
+    mean, left = (RFFRegressor(kernel, random_state=0) for kernel in kernels)
+    named = MeanFunctionRegressor(left, mean, random_state=0).fit(frame, y)
+    for model, column in ((mean, 0), (left, 1)):
+        model.set_params(kernel=Columns(RBF(), [column]) + WhiteKernel())
+    numbered = MeanFunctionRegressor(left, mean, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(named.predict(frame), numbered.predict(X))
 
 
 def test_the_process_is_one_of_this_package():

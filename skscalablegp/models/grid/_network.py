@@ -169,8 +169,8 @@ class NetworkTraining:
             done += result.n_steps
             if result.stop_reason == "diverged":
                 run.warn(
-                    f"{type(run.estimator).__name__}: training of the network diverged, and the "
-                    "last finite weights are kept: scale the columns, or use a smaller network."
+                    "training of the network diverged, and its last finite weights are kept: scale "
+                    "the columns, or use a smaller network."
                 )
         return done
 

@@ -440,8 +440,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         doubt = _DOUBT * behind.std() / len(behind) ** 0.5
         if n >= _FEWEST_JUDGED and behind.mean() - doubt > _BEHIND:
             run.warn(
-                "QSRVMRegressor: a sparse model does not suffice for these rows. An exact process "
-                f"is {behind.mean():.2f} nats a row better on held-out rows: use QSGPRegressor."
+                "a sparse model does not suffice for these rows. An exact process is "
+                f"{behind.mean():.2f} nats a row better on held-out rows: use QSGPRegressor."
             )
         return scale
 
