@@ -67,7 +67,7 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 
 demo: $(VENV)/.installed-examples
 	@mkdir -p demo_output
-	MPLBACKEND=Agg $(BIN)/python -u examples/plot_flights.py demo_output/flights.png
+	MPLBACKEND=Agg $(BIN)/python -u examples/plot_terrain.py demo_output/terrain.png
 
 test: $(VENV)/.installed-test
 	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \

@@ -191,7 +191,7 @@ right.set(xlabel="nominal level of the interval", ylabel="share of test flights 
 right.set_title("Calibration")
 right.legend(loc="lower right", fontsize="small")
 
-# Saved where a file is named (make demo does), shown otherwise.
+# Saved where a file is named, shown otherwise.
 if len(sys.argv) > 1:
     picture = Path(sys.argv[1])
     picture.parent.mkdir(parents=True, exist_ok=True)
