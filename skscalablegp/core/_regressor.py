@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
-from ..linalg.gradients import ExactEvaluation, exact_marginal_likelihood
+from ..linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
 from ._exact import train_exactly
@@ -131,6 +131,10 @@ class TableRegressorBase(GPPredictionBase):
         """`kernel_` as torch functions."""
         return compile_kernel(self.kernel_, n_columns(self.X_train_), self._any_kernel)
 
+    def _trained_problem(self, dtype: torch.dtype = torch.float64, keep: bool = False) -> GPProblem:
+        """The training table with the trained kernel."""
+        return self._table().problem(self._trained_kernel(), dtype, self._fit_device(), keep)
+
     def _keep_table(self, table: Table) -> None:
         """Make the table part of the fitted model."""
         self.X_train_, self.y_train_ = table.X, table.y
@@ -230,17 +234,15 @@ class GPRegressorBase(TableRegressorBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """Value and gradient of the exact likelihood; approximate models override this."""
-        kernel = self._trained_kernel()
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
-        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
+        problem = self._trained_problem(keep=True)
         result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())
         return result.value, result.grad
 
-    def _exact(self, device: torch.device) -> tuple[ExactPosterior, ExactEvaluation]:
+    def _exact(self) -> tuple[ExactPosterior, ExactEvaluation]:
         """The exact Gaussian process of the table under `kernel_`, in float64."""
-        kernel = self._trained_kernel()
-        problem = self._table().problem(kernel, torch.float64, device, keep=True)
-        return ExactPosterior.of(problem, kernel.theta0, self._max_jitter())
+        problem = self._trained_problem(keep=True)
+        return ExactPosterior.of(problem, problem.kernel.theta0, self._max_jitter())
 
     def _fit_exactly(
         self,
@@ -258,14 +260,14 @@ class GPRegressorBase(TableRegressorBase):
         problem = table.problem(kernel, torch.float64, run.device, keep=True)
 
         def keep(model: GPRegressorBase, theta: torch.Tensor) -> float:
-            return model._keep_exactly(kernel, theta, run.device).jitter
+            return model._keep_exactly(kernel, theta).jitter
 
         train_exactly(problem, settings, keep, run)
 
-    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
+    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> ExactEvaluation:
         """Make the exact process at theta the fitted model; returns the evaluation."""
         self.kernel_ = kernel.to_sklearn(theta)
-        posterior, evaluation = self._exact(device)
+        posterior, evaluation = self._exact()
         self.log_marginal_likelihood_value_ = evaluation.value
         self._remember(posterior)
         return evaluation

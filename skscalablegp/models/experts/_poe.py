@@ -26,7 +26,7 @@ from ...core import (
 )
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.parallel import n_workers
 from ._gradient import ExpertsGradient, ExpertTable
@@ -414,16 +414,12 @@ class PoERegressor(GPRegressorBase):
 
     def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
         """The parts of the training table, each with its expert's kernel."""
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, self._dtype(), self._fit_device(), keep=True)
+        problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
         tables = [ExpertTable.of(problem, part) for part in parts]
         return [
             replace(table, kernel=kernel)
             for table, kernel in zip(tables, self.kernels_, strict=True)
         ]
-
-    def _dtype(self) -> torch.dtype:
-        return resolve_dtype(self.dtype_, 0, threshold=0)
 
     def _built(self) -> tuple[ExpertsPosterior, float]:
         tables = self._tables(self.experts_)
@@ -443,7 +439,6 @@ class PoERegressor(GPRegressorBase):
         parts = self.experts_
         if self._rule == "grbcm":
             parts = [parts[0], *(part[len(parts[0]) :] for part in parts[1:])]
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=True)
+        problem = self._trained_problem(keep=True)
         estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(problem, theta, GradientState())
         return float(estimate.value), estimate.grad

@@ -205,7 +205,9 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
             return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
 
         grad = _differentiate(rows.batches, part, theta)
-    return _evaluation(quadratic, log_det, n, t, grad, jitter, FeatureWeights(L, W))
+    weights = FeatureWeights(L, W)
+    value = _value(quadratic, log_det, n, t)
+    return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)
 
 
 def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvaluation:
@@ -227,7 +229,7 @@ def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvalua
             return 2 * (matmul(G, phi.detach()) * phi).sum() + (G.diagonal() * noise).sum()
 
         grad = _differentiate(lambda theta: rows.batches(theta, n), part, theta)
-    return _evaluation(quadratic, log_det, n, t, grad, jitter)
+    return CollapsedEvaluation(quadratic, log_det, _value(quadratic, log_det, n, t), grad, jitter)
 
 
 def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
@@ -240,14 +242,5 @@ def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
     return grad
 
 
-def _evaluation(
-    quadratic: float,
-    log_det: float,
-    n: int,
-    t: int,
-    grad: Tensor | None,
-    jitter: float,
-    weights: FeatureWeights | None = None,
-) -> CollapsedEvaluation:
-    value = -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))
-    return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)
+def _value(quadratic: float, log_det: float, n: int, t: int) -> float:
+    return -0.5 * (quadratic + t * log_det + n * t * math.log(2 * math.pi))

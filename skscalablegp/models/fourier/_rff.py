@@ -22,7 +22,7 @@ from ...core import (
 from ...core.data import Table
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
@@ -279,11 +279,8 @@ class RFFRegressor(GPRegressorBase):
 
     def _build_posterior(self) -> Posterior:
         if self._features is None:
-            return self._exact(self._fit_device())[0]
-        kernel, features = (
-            compile_kernel(self.kernel_, self.n_features_in_),
-            to_torch(self._features),
-        )
+            return self._exact()[0]
+        kernel, features = self._trained_kernel(), to_torch(self._features)
         theta = kernel.theta0
         return FeaturePosterior(
             lambda X: features.evaluate(theta, X),
@@ -297,9 +294,8 @@ class RFFRegressor(GPRegressorBase):
         """The likelihood of the model with these features."""
         if self._features is None:
             return super()._likelihood_at(theta, eval_gradient)
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        problem = self._table().problem(kernel, torch.float64, self._fit_device(), keep=False)
+        features = to_torch(self._features)
         result = collapsed_marginal_likelihood(
-            problem, theta, to_torch(self._features), eval_gradient
+            self._trained_problem(), theta, features, eval_gradient
         )
         return result.value, result.grad

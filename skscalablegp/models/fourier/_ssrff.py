@@ -214,12 +214,12 @@ class SSRFFRegressor(GPRegressorBase):
             run.begin(table.X, table.y)
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
-            run.preview = lambda model, step: model._finish(kernel, step.theta, run.device)
+            run.preview = lambda model, step: model._finish(kernel, step.theta)
             factor = FactorBudget(problem, run)
             result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
             self._keep_table(factor.affordable(table))
-            jitter = run.finish("factor", lambda: self._finish(kernel, result.theta, run.device))
+            jitter = run.finish("factor", lambda: self._finish(kernel, result.theta))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(
                 jitter=jitter,
@@ -250,11 +250,11 @@ class SSRFFRegressor(GPRegressorBase):
             run.ignores(_OF_SERIES, why)
         return gradient
 
-    def _finish(self, kernel: TorchKernel, theta: Any, device: torch.device) -> float:
+    def _finish(self, kernel: TorchKernel, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""
-        evaluation = self._keep_exactly(kernel, torch.as_tensor(theta), device)
+        evaluation = self._keep_exactly(kernel, torch.as_tensor(theta))
         self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
         return evaluation.jitter
 
     def _build_posterior(self) -> Posterior:
-        return self._exact(self._fit_device())[0]
+        return self._exact()[0]

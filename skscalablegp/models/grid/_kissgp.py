@@ -421,9 +421,9 @@ class KISSGPRegressor(GPRegressorBase):
         self.log_marginal_likelihood_std_error_ = posterior.evaluation.std_error
         return posterior.evaluation
 
-    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor, device: torch.device):
+    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> Any:
         self.log_marginal_likelihood_std_error_ = 0.0
-        return super()._keep_exactly(kernel, theta, device)
+        return super()._keep_exactly(kernel, theta)
 
     def _report_evaluation(self, evaluation: Any, run: FitRun) -> None:
         grid, rank = self.grid_, evaluation.rank
@@ -494,9 +494,7 @@ class KISSGPRegressor(GPRegressorBase):
         run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
         self._append(X, Y, known)
         kernel = self._trained_kernel()
-        evaluation = run.finish(
-            "factor", lambda: self._keep_exactly(kernel, kernel.theta0, run.device)
-        )
+        evaluation = run.finish("factor", lambda: self._keep_exactly(kernel, kernel.theta0))
         run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
         run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
 
@@ -563,7 +561,7 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _build_posterior(self, probes: Any = None) -> Posterior:
         if self.grid_ is None:
-            return self._exact(self._fit_device())[0]
+            return self._exact()[0]
         problem = self._problem(probes)
         theta = problem.kernel.theta0
         if self._products_:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -370,12 +371,7 @@ class SparseMixin:
     def _build_posterior(self) -> InducingPosterior:
         model, fit = self._fitted(len(self.variational_mean_.T), self._fit_device())
         noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
-        transform = None
-        if model.network is not None:
-
-            def transform(X):
-                return model.features(fit.weights, X)
-
+        transform = None if model.network is None else partial(model.features, fit.weights)
         return InducingPosterior(model.kernel, fit.theta, fit.Z, fit.belief, noise, transform)
 
     def extract_features(self, X: Any) -> np.ndarray:

@@ -21,7 +21,6 @@ from ...core.training import (
     restart_points,
     train,
 )
-from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
 from ._base import planned_points
 from ._bound import NaturalBelief
@@ -391,7 +390,7 @@ class SGPRRegressor(TableRegressorBase):
     # ------------------------------------------------------------------ after training
 
     def _build_posterior(self) -> InducingPosterior:
-        kernel: TorchKernel = compile_kernel(self.kernel_, self.n_features_in_)
+        kernel = self._trained_kernel()
         Z, P, shift = (
             torch.tensor(array, device=self._fit_device())
             for array in (self.inducing_points_, self.precision_, self.shift_)
@@ -429,9 +428,7 @@ class SGPRRegressor(TableRegressorBase):
         self, theta: torch.Tensor, eval_gradient: bool
     ) -> tuple[float, torch.Tensor | None]:
         """The collapsed bound and its gradient, for the fitted inducing points."""
-        kernel = compile_kernel(self.kernel_, self.n_features_in_)
-        device = self._fit_device()
-        problem = self._table().problem(kernel, torch.float64, device, False)
-        Z = torch.tensor(self.inducing_points_, device=device)
-        bound = collapsed_bound(kernel, theta, Z, problem_blocks(problem), eval_gradient)
+        problem = self._trained_problem()
+        Z = torch.tensor(self.inducing_points_, device=problem.X.device)
+        bound = collapsed_bound(problem.kernel, theta, Z, problem_blocks(problem), eval_gradient)
         return bound.value, bound.grad

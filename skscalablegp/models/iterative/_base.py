@@ -215,14 +215,13 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
         """All rows in the precision they need; training may have seen a subset only."""
-        kernel = self._trained_kernel()
-        table, sizes, device = self._table(), plan.sizes, self._fit_device()
-        problem = table.problem(kernel, sizes.dtype, device, sizes.keep)
+        sizes = plan.sizes
+        problem = self._trained_problem(sizes.dtype, sizes.keep)
         if self.dtype != "auto":
             return problem
         problem = well_conditioned(problem, theta.numpy())
         if problem.X.dtype != sizes.dtype and 8 * len(problem.X) ** 2 > sizes.room:
-            problem = table.problem(kernel, problem.X.dtype, device, keep=False)
+            problem = self._trained_problem(problem.X.dtype)
         return problem
 
     def _keep_weights(self, weights: torch.Tensor, value: float, std_error: float) -> None:
@@ -236,10 +235,7 @@ class SolvedGPRegressor(GPRegressorBase):
         return self._solves.max_jitter
 
     def _prediction_problem(self) -> GPProblem:
-        kernel = self._trained_kernel()
-        dtype = {"float32": torch.float32, "float64": torch.float64}[self._predicts_in]
-        keep = self.posterior_ == "exact"
-        return self._table().problem(kernel, dtype, self._fit_device(), keep)
+        return self._trained_problem(getattr(torch, self._predicts_in), self.posterior_ == "exact")
 
     def _build_posterior(self) -> Posterior:
         problem = self._prediction_problem()
@@ -247,14 +243,10 @@ class SolvedGPRegressor(GPRegressorBase):
         if self.posterior_ == "exact":
             return ExactPosterior.of(problem, theta, self._max_jitter())[0]
         operator = problem.operator(theta)
-        weights = torch.tensor(
-            self.alpha_.reshape(len(self.X_train_), -1),
-            dtype=operator.dtype,
-            device=operator.device,
-        )
+        weights = torch.tensor(self.alpha_.reshape(len(self.X_train_), -1))
         return IterativePosterior(
             operator,
-            weights,
+            weights.to(operator.device, operator.dtype),
             None if self._pathwise is None else to_torch(self._pathwise),
             solver=self._solves.variances,
             stopping=self._solves.stopping(operator),

@@ -407,7 +407,7 @@ class NNGPRegressor(GPRegressorBase):
             n = self._append(X, Y, known)
             self.n_neighbors_ = self._enough(n)
             if self.n_neighbors_ == m < old:
-                posterior = before.plus(self._problem(), len(X))
+                posterior = before.plus(self._trained_problem(), len(X))
             else:
                 self.dtype_ = "float64" if self.n_neighbors_ == n else self._precision(n)
                 posterior = run.finish("index", self._build_posterior)
@@ -421,15 +421,10 @@ class NNGPRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ what predictions need
 
-    def _problem(self) -> GPProblem:
-        """All training rows with the trained kernel."""
-        kernel = self._trained_kernel()
-        return self._table().problem(kernel, torch.float64, self._fit_device(), keep=False)
-
     def _build_posterior(self) -> Posterior:
         if self.n_neighbors_ >= len(self.X_train_):
-            return self._exact(self._fit_device())[0]
-        problem, dtype = self._problem(), getattr(torch, self.dtype_)
+            return self._exact()[0]
+        problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)
         return NeighborPosterior(problem, problem.kernel.theta0, self.n_neighbors_, dtype)
 
     def _has_low_rank_form(self) -> bool:
@@ -441,7 +436,7 @@ class NNGPRegressor(GPRegressorBase):
         """Value and gradient of the training objective, without priors."""
         if self._kind == "subset" and len(self._seen) == len(self.X_train_):
             return super()._likelihood_at(theta, eval_gradient)
-        part, estimator = self._objective_on(self._problem())
+        part, estimator = self._objective_on(self._trained_problem())
         state = GradientState()
         if self._near is not None:
             state.extra["near"] = torch.as_tensor(self._near, device=part.X.device)

@@ -253,7 +253,7 @@ def test_calibration_moves_amplitude_and_noise_only():
     assert ours.kernel_.k2 != plain.kernel_.k2 and ours.kernel_.k1.k1 != plain.kernel_.k1.k1
 
     def score(m):
-        p = m._problem()
+        p = m._trained_problem()
         rows = torch.arange(len(X))
         near = neighbours_of(p, p.kernel.theta0, rows, 12)
         return left_out(p, p.kernel.theta0, rows, near, False)[0]
