@@ -245,9 +245,9 @@ class PoERegressor(GPRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the experts would not fit, before any work.
+            If the experts would not fit into memory; raised before any work.
         """
         with FitRun(self) as run:
             self._check_rule()

@@ -200,9 +200,9 @@ class SSRFFRegressor(GPRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before it starts.
+            If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
             self._check_optimizer()

@@ -80,7 +80,7 @@ class SparseMixin:
 
     _objective = "lower_bound_"
 
-    # ------------------------------------------------------------------ what parameters mean
+    # ------------------------------------------------------------------ settings
 
     def _most_points(self, n_outputs: int) -> int:
         """The value of n_inducing="auto" on large tables."""

@@ -230,9 +230,9 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before it starts.
+            If the work would not fit into memory; raised before it starts.
         """
         return self._fit(X, y, None)
 

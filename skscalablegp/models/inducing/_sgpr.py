@@ -221,9 +221,9 @@ class SGPRRegressor(TableRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before it starts.
+            If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)

@@ -228,9 +228,9 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before it starts.
+            If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)

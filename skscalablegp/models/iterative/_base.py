@@ -57,7 +57,7 @@ class SolvedGPRegressor(GPRegressorBase):
 
     @abstractmethod
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
-        """Resolve every parameter for n rows, and refuse what cannot be honoured."""
+        """Resolve every parameter for n rows, and refuse settings that cannot be used."""
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self: Solved, X: Any, y: Any, noise_variance: Any = None) -> Solved:
@@ -81,9 +81,9 @@ class SolvedGPRegressor(GPRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before it starts.
+            If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)

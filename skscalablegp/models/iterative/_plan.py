@@ -147,7 +147,7 @@ def decide_sizes(
     has_spectral_density: bool,
     dtype: str,
 ) -> Sizes:
-    """Resolve what depends on the number of rows, and refuse what does not fit.
+    """Resolve the settings that depend on the number of rows; refuse work that does not fit.
 
     Parameters
     ----------

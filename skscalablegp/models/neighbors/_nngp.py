@@ -1,6 +1,6 @@
 """The nearest-neighbour Gaussian process.
 
-Longer than most files here: half of it documents the parameters.
+Half of this file documents the parameters.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from ._metric import Metric
 from ._objectives import LocalGradient, neighbours_of, variances
 from ._posterior import NeighborPosterior
 
-# What n_neighbors="auto" is on tables that are not small.
+# Value of n_neighbors="auto" on tables that are not small.
 _NEIGHBORS = 200
-# Rows of the exact fit: where training starts, and where it ends with objective="subset".
+# Rows of the exact fit from which training starts, and with objective="subset".
 _START, _SUBSET = 1000, 3000
-# What batch_size="auto" is, and the rows left out for two numbers.
+# Value of batch_size="auto", and rows of the calibration, which trains two hyperparameters.
 _CENTRES, _CALIBRATION = 1000, 500
 _CALIBRATING_STEPS = 20
-# Rows up to which small systems are in double precision.
+# Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
 
 
 class NNGPRegressor(GPRegressorBase):
     """Gaussian-process regression from the nearest training rows of each new row.
 
-    A row is predicted by the exact Gaussian process of its few hundred nearest neighbours in the
-    metric of the kernel, which itself is trained so that rows left out are predicted well. Nothing
-    is compressed: every training row counts where it is near. Fits take seconds to minutes, also
-    for millions of rows; predictions take about half a millisecond a row.
+    A row is predicted by the exact Gaussian process of its nearest training rows, a few hundred of
+    them, by the distance that the kernel implies. The hyperparameters are trained to predict rows
+    that are left out. Every training row is used where it is near. Fits take seconds to minutes,
+    even for millions of rows; predictions take about half a millisecond per row.
 
     Parameters
     ----------
@@ -168,17 +168,18 @@ class NNGPRegressor(GPRegressorBase):
     See Also
     --------
     IterativeGPRegressor : The exact posterior of the whole table.
-    PoERegressor : Exact processes of parts of the table, multiplied.
+    PoERegressor : A product of exact processes of parts of the table.
 
     Notes
     -----
-    With m neighbours a step of training on b rows costs O(b m^3), a predicted row O(m^3) and a
-    search in a k-d tree. Nearness is that of the kernel: columns divided by their length scales,
-    summands by their share of the variance, categories by their covariances.
+    With m neighbours, a training step on b rows costs O(b m^3), and a predicted row O(m^3) plus a
+    search in a k-d tree. For the distance, columns are divided by their length scales, the terms of
+    a sum are weighted by their shares of the variance, and categories are compared by their
+    covariances.
 
-    A joint covariance, and joint samples, come from Vecchia's factorisation: rows in an order from
-    coarse to fine, each given its training neighbours and as many of the new rows before it. They
-    are scaled to the standard deviations that rows have one by one.
+    Joint covariances and samples use Vecchia's approximation: new rows are ordered from coarse to
+    fine, and each is predicted from its training neighbours and up to m earlier new rows. The
+    result is scaled to the standard deviations of single rows.
 
     References
     ----------
@@ -233,7 +234,7 @@ class NNGPRegressor(GPRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
-        """Train the hyperparameters on some rows and their neighbours, and index all rows.
+        """Train the hyperparameters on some rows and their neighbours, and build the search tree.
 
         Parameters
         ----------
@@ -252,9 +253,9 @@ class NNGPRegressor(GPRegressorBase):
         Raises
         ------
         ValueError
-            For input or settings the model cannot honour.
+            For invalid input or settings.
         MemoryError
-            When the work would not fit, before any of it.
+            If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
             table = self._read_table(X, y, noise_variance, run)
@@ -419,7 +420,7 @@ class NNGPRegressor(GPRegressorBase):
             run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
         return self
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ prediction
 
     def _build_posterior(self) -> Posterior:
         if self.n_neighbors_ >= len(self.X_train_):

@@ -14,7 +14,7 @@ from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, 
 from ._local import blocks, left_out
 from ._metric import Index, Metric, others_near
 
-# What `objective` stands for: functions of a problem, theta, rows and their neighbours.
+# The objectives by name: functions of a problem, theta, rows and their neighbours.
 VALUES = {"leave_one_out": left_out, "blocks": blocks}
 
 

@@ -97,7 +97,7 @@ class NeighborPosterior(Posterior):
     def _earlier(
         self, X: Float[Tensor, "b d"]
     ) -> tuple[Int[Tensor, " b"], Int[Tensor, "b c"], Bool[Tensor, "b c"]]:
-        """What `chain` needs: an order of the rows, and the nearest earlier rows of each.
+        """An order of the rows, and the nearest earlier rows of each, as `chain` takes them.
 
         The order starts at the centre, and each next row is the one farthest from all before it.
         """
