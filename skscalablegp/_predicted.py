@@ -1,4 +1,4 @@
-"""Deviations, quantiles and intervals of a fitted estimator, through what is wrapped around it."""
+"""Standard deviations, quantiles and intervals of fitted estimators and their wrappers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from ._validation import check_coverage, check_noise_variance, check_share
 
-# Probabilities at which the inverse of a target's transform has to go one way.
+# Probabilities at which the inverse transform of a target is checked to be monotone.
 _GRID = np.array([0.001, 0.01, 0.05, *np.linspace(0.1, 0.9, 9), 0.95, 0.99, 0.999])
-# Nodes of the moments of a transformed target.
+# Number of quadrature nodes for the moments of a transformed target.
 _NODES = 64
 
 
@@ -31,44 +31,44 @@ def predict_quantiles(
     include_noise: bool = True,
     noise_variance: Any = None,
 ) -> np.ndarray:
-    """Quantiles of a fitted estimator's predictions, through pipelines, searches and transforms.
+    """Quantiles of the predictions of a fitted estimator, pipeline, search or transformed target.
 
-    A `TransformedTargetRegressor` gives the quantiles of its regressor, transformed back: unlike
-    standard deviations, quantiles go through every monotone transform of a target unharmed.
+    For a `TransformedTargetRegressor` the quantiles of its regressor are transformed back. Unlike
+    standard deviations, quantiles can be transformed by any monotone function.
 
     Parameters
     ----------
     estimator : estimator
-        A fitted regressor of this package, or one whose ``predict`` takes ``return_std``, whose
-        predictions then count as Gaussian. It may be the last step of a `Pipeline`, the best
-        estimator of a search, the regressor of a `TransformedTargetRegressor` or of a
-        `MultiOutputRegressor`, or all at once.
+        A fitted regressor of this package, or another one whose ``predict`` takes ``return_std``;
+        its predictive distributions are then taken as normal. It may be the last step of a
+        `Pipeline`, the best estimator of a search, and the regressor of a
+        `TransformedTargetRegressor` or of a `MultiOutputRegressor`, also in combination.
 
     X : array-like of shape (m, d)
-        Rows as the outermost estimator takes them.
+        Rows for the outermost estimator.
 
     q : float or array-like of shape (k,)
         Probabilities, strictly between 0 and 1.
 
     include_noise : bool, default=True
-        Whether noise counts: quantiles of new observations, or of the function behind them. Only
-        regressors of this package can leave it out.
+        Whether the quantiles are those of new observations, or those of the latent function. Only
+        regressors of this package can leave out the noise.
 
     noise_variance : float, array-like of shape (m,) or (m, t), default=None
-        Known noise variances of the new observations, in squared units of the target that the
-        regressor at the core was fitted to.
+        Known noise variances of the new observations, in squared units of the target of the
+        innermost regressor.
 
     Returns
     -------
     quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k)
-        In the units of y; the last axis is there where q has one. Not a number where the inverse of
-        a transform has no value.
+        In the units of y; the last axis is there only if q is an array. NaN if the inverse of a
+        transform has no value.
 
     Raises
     ------
     TypeError
-        For an estimator that predicts no standard deviations, averages and chains of regressors
-        included.
+        For an estimator that predicts no standard deviations, such as averages and chains of
+        regressors.
     ValueError
         For probabilities outside (0, 1), and for a transform of the target that is not monotone or
         mixes targets.
@@ -86,7 +86,7 @@ def predict_interval(
     include_noise: bool = True,
     noise_variance: Any = None,
 ) -> np.ndarray:
-    """Central intervals of a fitted estimator's predictions, through whatever is wrapped around it.
+    """Central intervals of the predictions of a fitted estimator, see `predict_quantiles`.
 
     Parameters
     ----------
@@ -97,7 +97,8 @@ def predict_interval(
         Rows as the outermost estimator takes them.
 
     coverage : float, default=0.95
-        Probability that an interval holds; the rest is shared equally by its two sides.
+        Probability of the interval. The remaining probability is divided equally between the two
+        sides.
 
     include_noise : bool, default=True
         Whether noise counts.
@@ -121,7 +122,7 @@ def predict_interval(
 def predict_std(
     estimator: Any, X: Any, *, include_noise: bool = True, noise_variance: Any = None
 ) -> np.ndarray:
-    """Standard deviations of a fitted estimator's predictions, through what is wrapped around it.
+    """Standard deviations of the predictions of a fitted estimator, see `predict_quantiles`.
 
     Parameters
     ----------
@@ -140,9 +141,9 @@ def predict_std(
     Returns
     -------
     std : ndarray of shape (m,) or (m, t)
-        In the units of y. Those of a `TransformedTargetRegressor` are the standard deviations of
-        the target transformed back, by Gauss-Hermite quadrature; where the transform is far from a
-        line they say little, and an interval says more.
+        In the units of y. For a `TransformedTargetRegressor` they are computed by Gauss-Hermite
+        quadrature over the transformed quantiles. If the transform is far from linear, intervals
+        describe the distribution better.
 
     Raises
     ------
@@ -171,17 +172,17 @@ def predict_std(
 def mean_and_std(
     estimator: Any, X: Any, include_noise: bool = True, noise_variance: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations, through pipelines, finished searches and separate targets."""
+    """Means and standard deviations of estimators in pipelines, searches and multiple outputs."""
     core, X = unwrapped(estimator, X)
     if isinstance(core, TransformedTargetRegressor):
         raise TypeError(
-            "A TransformedTargetRegressor for each target has no standard deviations in the units "
-            "of the model: put MultiOutputRegressor inside TransformedTargetRegressor instead."
+            "A TransformedTargetRegressor inside MultiOutputRegressor has no mean and standard "
+            "deviation: put MultiOutputRegressor inside TransformedTargetRegressor instead."
         )
     if isinstance(core, BaggingRegressor | VotingRegressor | RegressorChain):
         raise TypeError(
-            f"{type(core).__name__} says nothing of how uncertain what it makes of its regressors' "
-            "predictions is: use one regressor, or MultiOutputRegressor for several targets."
+            f"{type(core).__name__} cannot combine the uncertainty of its regressors: use one "
+            "regressor, or MultiOutputRegressor for several targets."
         )
     if isinstance(core, MultiOutputRegressor):
         moments = [
@@ -201,12 +202,12 @@ def mean_and_std(
         if "return_std" not in str(error):
             raise
         raise TypeError(
-            f"{type(core).__name__}.predict has no return_std: an estimator is needed that "
-            "predicts standard deviations."
+            f"{type(core).__name__}.predict has no return_std: use an estimator that predicts "
+            "standard deviations."
         ) from error
     if not include_noise:
         raise ValueError(
-            f"{type(core).__name__} cannot leave the noise out: include_noise=False is for "
+            f"{type(core).__name__} cannot leave out the noise: include_noise=False is only for "
             "regressors of skscalablegp."
         )
     wide = mean.reshape(len(mean), -1).shape
@@ -215,7 +216,7 @@ def mean_and_std(
 
 
 def behind_transforms(estimator: Any, X: Any) -> tuple[Any, Any, list[Any]]:
-    """What predicts below transforms of the target, its rows, and they, outermost first."""
+    """The regressor below transforms of the target, its rows, and the transforms from outside."""
     core, X = unwrapped(estimator, X)
     transforms = []
     while isinstance(core, TransformedTargetRegressor):
@@ -227,18 +228,18 @@ def behind_transforms(estimator: Any, X: Any) -> tuple[Any, Any, list[Any]]:
 def _of_targets(
     core: MultiOutputRegressor, X: Any, noise_variance: Any
 ) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """The regressor of each target, and what is known of its noise."""
+    """The regressor of each target, with its known noise variances."""
     known = check_noise_variance(noise_variance, _num_samples(X), len(core.estimators_))
     for j, one in enumerate(core.estimators_):
         yield one, None if known is None else known[:, j]
 
 
 def unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
-    """What predicts at the core of pipelines and searches, and the rows as it takes them."""
+    """The innermost estimator of pipelines and searches, and its rows."""
     if isinstance(estimator, MetaEstimatorMixin | TransformedTargetRegressor):
         check_is_fitted(estimator)
     if isinstance(estimator, Pipeline):
-        # Not pipeline.predict(X, return_std=True): routing would ask for a request of return_std.
+        # pipeline.predict(X, return_std=True) would fail if metadata routing is enabled.
         if len(estimator) > 1:
             X = estimator[:-1].transform(X)
         return unwrapped(estimator[-1], X)
@@ -255,7 +256,7 @@ def _quantiles(
     """(m, k) or (m, t, k)."""
     core, X = unwrapped(estimator, X)
     if isinstance(core, TransformedTargetRegressor):
-        # A transform that falls turns probabilities around.
+        # A decreasing transform swaps q and 1 - q.
         wanted = np.concatenate([_GRID, q, 1 - q])
         order = np.argsort(wanted)
         inner = _quantiles(core.regressor_, X, wanted[order], include_noise, noise_variance)
@@ -265,9 +266,9 @@ def _quantiles(
             rises, falls = ~(steps < 0).any(-1), ~(steps > 0).any(-1)
         if not (rises | falls).all():
             raise ValueError(
-                f"The inverse of {core.transformer_!r} is not monotone between the quantiles of "
-                f"{int((~(rises | falls)).sum())} predictions, so that they are no quantiles of y: "
-                "use a transformer that is."
+                f"The inverse of {core.transformer_!r} is not monotone for "
+                f"{int((~(rises | falls)).sum())} predictions, so that quantiles cannot be "
+                "transformed: use a monotone transformer."
             )
         places = np.argsort(order)[len(_GRID) :]
         up, down = values[..., places[: len(q)]], values[..., places[len(q) :]]
@@ -285,7 +286,7 @@ def _quantiles(
 
 
 def transformed_back(transformer: Any, values: np.ndarray) -> np.ndarray:
-    """Quantiles (m, k) or (m, t, k) in the units of y, each target's by itself."""
+    """Quantiles (m, k) or (m, t, k) in the units of y, transformed for each target separately."""
     m, k = len(values), values.shape[-1]
     if values.ndim == 2:
         return np.asarray(transformer.inverse_transform(values.reshape(-1, 1))).reshape(m, k)
@@ -301,8 +302,8 @@ def transformed_back(transformer: Any, values: np.ndarray) -> np.ndarray:
             np.delete(back, j, 1), np.delete(others, j, 1), rtol=1e-9, equal_nan=True
         ):
             raise ValueError(
-                f"{transformer!r} mixes the targets, so that the quantiles of one are not those of "
-                "any target of y: use a transformer that works column by column."
+                f"{transformer!r} mixes the targets, so that quantiles cannot be transformed: use "
+                "a transformer that works column by column."
             )
         out[:, j] = back[:, j].reshape(m, k)
     return out

@@ -1,8 +1,7 @@
-"""Turns what a user passes into checked values, or into an error that says what to do.
+"""Validation of users' input, with error messages that say what to do.
 
-Tables go through scikit-learn's ``validate_data``; this module has the rest. Every function is
-pure: it reads its arguments (and, for devices and memory, the machine) and raises before any work
-is done.
+Tables are validated by scikit-learn's ``validate_data``; this module has the other checks. Its
+functions only read their arguments (and, for devices and memory, the machine).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import torch
 from sklearn import config_context
 from sklearn.utils.validation import validate_data
 
-# Magnitudes within the range of single precision, in which some models compute, and whose ratios
-# double precision can square.
+# Accepted magnitudes: within the range of single precision, in which some models compute, and with
+# ratios that can be squared in double precision.
 _LARGEST, _SMALLEST = 1e30, 1e-30
 
 
@@ -27,22 +26,22 @@ _LARGEST, _SMALLEST = 1e30, 1e-30
 
 
 def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation", **rules: Any):
-    """scikit-learn's ``validate_data`` with NumPy arrays as its results, of workable magnitude.
+    """Call scikit-learn's ``validate_data``, and check magnitudes; returns NumPy arrays.
 
-    Arrays of other libraries are converted, also where scikit-learn's array API dispatch is on: it
-    would hand them through, and this package computes in torch from NumPy arrays.
+    Arrays of other libraries are converted to NumPy even if scikit-learn's array API dispatch is
+    enabled, which would leave them as they are.
 
     Parameters
     ----------
     estimator : estimator
     X, y : array-like
     **rules
-        Of ``validate_data``.
+        Arguments of ``validate_data``.
 
     Raises
     ------
     ValueError
-        Where scikit-learn refuses the table, or numbers are too large or too small to square.
+        If scikit-learn refuses the table, or numbers are too large or too small to compute with.
     """
     with config_context(array_api_dispatch=False):
         checked = validate_data(estimator, X, y, **rules)
@@ -51,7 +50,7 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
         if rules.get("y_numeric") and parts[-1].dtype.kind not in "fiub":
             raise ValueError(
                 f"y must hold numbers for {type(estimator).__name__}, got {parts[-1].flat[0]!r}: "
-                "convert it, or use a classifier for labels."
+                "convert them, or use a classifier for labels."
             )
         for name, part in zip(("X", "y"), parts, strict=False):
             check_magnitude(name, part, smallest=rules.get("reset", True))
@@ -64,11 +63,11 @@ def check_magnitude(name: str, values: Any, smallest: bool = True) -> None:
     Parameters
     ----------
     name : str
-        In the error: "X".
+        Name of the array in the message, such as "X".
     values : ndarray
-        Checked where it holds floating-point numbers.
+        Other arrays than those of floating-point numbers are accepted unchecked.
     smallest : bool, default=True
-        Whether columns may be too small: new rows may lie as near to zero as they like.
+        Whether to refuse columns of small numbers; rows to predict may be close to zero.
 
     Raises
     ------
@@ -104,27 +103,27 @@ def check_noise(alpha: Any, n: int) -> np.ndarray:
     alpha : float or array-like of shape (n,)
         Added to the diagonal of the kernel matrix. One entry counts as a scalar.
     n : int
-        Rows of the training table.
+        Number of training rows.
 
     Returns
     -------
     noise : ndarray of shape (n,), float64
-        A new array; `alpha` is left as it is.
+        A new array.
     """
     return _per_row(alpha, n, "alpha")
 
 
 def check_noise_variance(noise_variance: Any, n: int, t: int = 1) -> np.ndarray | None:
-    """The argument ``noise_variance`` as one variance per row and target, None if there is none.
+    """The argument ``noise_variance`` as one variance per row and target; None stays None.
 
     Parameters
     ----------
     noise_variance : float, array-like of shape (n,) or (n, t), or None
-        The known variance of the noise in each target value.
+        Known variance of the noise in each target value.
     n : int
-        Rows of the table that it goes with.
+        Number of rows.
     t : int, default=1
-        Targets.
+        Number of targets.
 
     Returns
     -------
@@ -183,7 +182,7 @@ def check_share(share: Any, name: str) -> np.ndarray:
     ----------
     share : float or array-like of shape (k,)
     name : str
-        Of the argument.
+        Name of the argument in the message.
     """
     try:
         array = np.asarray(share, dtype=np.float64)
@@ -191,19 +190,19 @@ def check_share(share: Any, name: str) -> np.ndarray:
         array = np.empty(0)
     if array.ndim > 1 or not array.size or not ((array > 0) & (array < 1)).all():
         raise ValueError(
-            f"{name} must lie strictly between 0 and 1 (0.95 for 95%), one number or a list of "
-            f"them, got {share!r}."
+            f"{name} must lie strictly between 0 and 1 (0.95 for 95%), and be one number or a list "
+            f"of numbers; got {share!r}."
         )
     return array
 
 
 def check_coverage(coverage: Any) -> np.ndarray:
-    """The two probabilities between which a central interval lies.
+    """The probabilities of the two ends of a central interval.
 
     Parameters
     ----------
     coverage : float
-        The interval's own probability, strictly between 0 and 1.
+        Probability of the interval, strictly between 0 and 1.
     """
     share = check_share(coverage, "coverage")
     if share.ndim:
@@ -220,16 +219,14 @@ def _first_wrong(array: np.ndarray, wrong: np.ndarray | np.bool_) -> str:
 
 
 def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
-    """Refuse equal rows that no noise tells apart: their kernel matrix is singular.
-
-    O(n d log n), and free where no row is without noise.
+    """Refuse equal rows without noise, whose kernel matrix is singular; O(n d log n).
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         The training table.
     total_noise : float or ndarray of shape (n,)
-        Everything added to the diagonal: alpha, noise_variance and the kernel's WhiteKernel.
+        The sum of alpha, noise_variance and the kernel's white noise.
     """
     noiseless = np.broadcast_to(np.asarray(total_noise) == 0, (X.shape[0],))
     if np.count_nonzero(noiseless) < 2:
@@ -240,7 +237,7 @@ def check_duplicates(X: np.ndarray, total_noise: Any) -> None:
         verb = "repeat" if n_duplicates > 1 else "repeats"
         raise ValueError(
             f"{n_duplicates} of the {X.shape[0]} rows of X {verb} an earlier row while the noise "
-            "is exactly zero, so the kernel matrix is singular. Set alpha to a positive value "
+            "is exactly zero, so that the kernel matrix is singular. Set alpha to a positive value "
             "(alpha=1e-6), add a WhiteKernel() to the kernel, or drop the duplicated rows."
         )
 
@@ -306,7 +303,7 @@ def check_numbers(name: str, value: Any) -> np.ndarray:
 
 
 def check_bounds(name: str, bounds: Any) -> Any:
-    """Bounds of a kernel's hyperparameter as they came in."""
+    """Bounds of a hyperparameter, unchanged if they are valid."""
     if isinstance(bounds, str) and bounds == "fixed":
         return bounds
     try:
@@ -336,27 +333,16 @@ def _checked(name, value, type_, kind, least, example, other, below=math.inf):
 
 
 def check_return_flags(return_std: bool, return_cov: bool) -> None:
-    """At most one of the two, as in scikit-learn (RuntimeError there, too)."""
+    """Raise a RuntimeError, as scikit-learn does, if both are requested."""
     if return_std and return_cov:
         raise RuntimeError(
-            "At most one of return_std or return_cov can be requested: the diagonal of the "
-            "covariance is the squared standard deviation."
+            "At most one of return_std or return_cov can be requested. The diagonal of the "
+            "covariance has the squared standard deviations."
         )
 
 
 def check_n_targets(n_targets: int | None, y: np.ndarray) -> int:
-    """The number of targets in `y`, which must be `n_targets` if that is given.
-
-    Parameters
-    ----------
-    n_targets : int or None
-        The estimator's parameter.
-    y : ndarray of shape (n,) or (n, t)
-
-    Returns
-    -------
-    t : int
-    """
+    """The number t of targets in `y`, which must be the parameter `n_targets` if that is given."""
     seen = y.shape[1] if y.ndim > 1 else 1
     if n_targets is not None and n_targets != seen:
         raise ValueError(
@@ -374,17 +360,12 @@ def _devices() -> list[str]:
 
 
 def resolve_device(device: Any = "auto") -> torch.device:
-    """The torch device that a string names.
+    """The torch device for a string, with an index for CUDA.
 
     Parameters
     ----------
     device : {"auto", "cpu", "cuda", "cuda:<index>"}
-        "auto" takes CUDA where there is one.
-
-    Returns
-    -------
-    device : torch.device
-        Always with an index for CUDA.
+        "auto" is CUDA if it is available.
     """
     name, available = str(device), _devices()
     if name == "auto":
@@ -402,7 +383,7 @@ def resolve_device(device: Any = "auto") -> torch.device:
         )
     raise ValueError(
         f"device={str(device)!r} is not available here: torch {torch.__version__} sees {listed}. "
-        "Use device='auto' to take what there is."
+        "Use device='auto' to choose an available one."
     )
 
 
@@ -410,20 +391,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def resolve_dtype(dtype: Any, n: int, *, threshold: int) -> torch.dtype:
-    """The torch dtype that a string names.
-
-    Parameters
-    ----------
-    dtype : {"auto", "float32", "float64"}
-        "auto" is float64 for at most `threshold` rows, float32 above.
-    n : int
-        Rows of the training table.
-    threshold : int
-
-    Returns
-    -------
-    dtype : torch.dtype
-    """
+    """The torch dtype for a string; "auto" is float64 up to `threshold` rows, and float32 above."""
     if dtype == "auto":
         return torch.float64 if n <= threshold else torch.float32
     try:
@@ -438,7 +406,7 @@ def resolve_dtype(dtype: Any, n: int, *, threshold: int) -> torch.dtype:
 
 
 def format_bytes(n_bytes: int | float) -> str:
-    """A size for people: ``format_bytes(3 * 2**30)`` is '3.0 GiB'."""
+    """A readable size: ``format_bytes(3 * 2**30)`` is '3.0 GiB'."""
     size = float(n_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -448,7 +416,7 @@ def format_bytes(n_bytes: int | float) -> str:
 
 
 def available_memory(device: str | torch.device = "cpu") -> int | None:
-    """Bytes that can still be taken on `device` without swapping or being killed.
+    """Number of bytes that can be allocated on `device` without swapping or being killed.
 
     Parameters
     ----------
@@ -457,9 +425,9 @@ def available_memory(device: str | torch.device = "cpu") -> int | None:
     Returns
     -------
     n_bytes : int or None
-        For the CPU the smallest of what the system, the control groups (v1 and v2) and the address
-        space (``ulimit -v``) of this process leave; for CUDA what the driver reports free plus
-        what torch holds unused. None where the system does not tell.
+        For the CPU the smallest of the free memory of the system, of the control groups (v1 and v2)
+        and of the address space (``ulimit -v``) of this process. For CUDA the memory that the
+        driver reports as free, plus the memory that torch holds unused. None if unknown.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -478,14 +446,14 @@ def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    try:  # macOS and others: all there is, which is the best known bound
+    try:  # On macOS and others the total memory is the only known bound.
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
 
 
 def _address_space(statm: Path = Path("/proc/self/statm")) -> int | None:
-    """What a limit of the address space leaves, None without one."""
+    """Free bytes within a limit of the address space; None without a limit."""
     try:
         import resource
 
@@ -497,7 +465,7 @@ def _address_space(statm: Path = Path("/proc/self/statm")) -> int | None:
         return None
 
 
-# Folder below the root, limit, usage and the line of memory.stat that counts reclaimable cache.
+# Folder below the root, files of limit and usage, and key of the reclaimable cache in memory.stat.
 _CGROUP_FILES = {
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("", "memory.max", "memory.current", "inactive_file"),
@@ -507,7 +475,7 @@ _CGROUP_FILES = {
 def _cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int | None:
-    """What the tightest control group on the way to the root leaves, None without a limit."""
+    """Free bytes in the tightest control group on the way to the root; None without a limit."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -520,7 +488,7 @@ def _cgroup_memory(
             folder, *files = _CGROUP_FILES[controller]
             top = root / folder
             group = top / path.lstrip("/")
-            # A container may not see its own group: whatever is missing counts as no limit.
+            # A container may not see its own group. A missing group counts as unlimited.
             for place in (group, *group.parents):
                 left.append(_group_memory(place, *files))
                 if place == top:
@@ -547,25 +515,20 @@ def check_memory(
     *,
     device: str | torch.device = "cpu",
 ) -> None:
-    """Refuse work that does not fit, before it starts.
+    """Raise a MemoryError before work that does not fit into memory.
 
     Parameters
     ----------
     need_bytes : float
-        Bytes the work takes at its peak.
+        Peak memory of the work in bytes.
     what : str
-        What takes them: "the covariance of 50000 rows (return_cov=True)".
+        Name of the work, such as "the covariance of 50000 rows (return_cov=True)".
     remedy : str
-        A setting that fits, as a full clause: "use solver='cg' or memory_budget=8e9".
+        A setting that fits, as a clause, such as "use solver='cg' or memory_budget=8e9".
     limit : float or None
-        The user's budget in bytes; the machine's free memory counts in any case.
+        The memory budget in bytes; the free memory of the machine is a limit in any case.
     device : str or torch.device
-        Where the bytes are needed.
-
-    Raises
-    ------
-    MemoryError
-        Names the need, the limit and the remedy.
+        Device on which the memory is needed.
     """
     free = available_memory(device)
     bounds = []

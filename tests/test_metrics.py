@@ -235,7 +235,9 @@ def test_estimators_without_std_are_named():
     for made in (VotingRegressor([("a", gp())]), BaggingRegressor(gp()), RegressorChain(gp())):
         fitted = made.fit(X, np.column_stack([y, y]) if isinstance(made, RegressorChain) else y)
         for ask in (predict_std, predict_interval, lambda m, X: neg_crps_scorer(m, X, y)):
-            with pytest.raises(TypeError, match=f"{type(made).__name__} says nothing of how"):
+            with pytest.raises(
+                TypeError, match=f"{type(made).__name__} cannot combine the uncertainty"
+            ):
                 ask(fitted, X)
     inside = MultiOutputRegressor(TransformedTargetRegressor(gp())).fit(X, y[:, None])
     with pytest.raises(TypeError, match="put MultiOutputRegressor inside"):
@@ -405,7 +407,7 @@ def test_quantiles_of_transformed_targets():
     square = TransformedTargetRegressor(
         gp(), func=lambda v: v, inverse_func=np.square, check_inverse=False
     ).fit(X, y)
-    with pytest.raises(ValueError, match="is not monotone between the quantiles"):
+    with pytest.raises(ValueError, match="is not monotone for"):
         predict_interval(square, X)
 
 
@@ -423,7 +425,7 @@ def test_quantiles_of_several_transformed_targets():
 
 def test_foreign_regressors_cannot_leave_noise_out():
     X, y = table()
-    with pytest.raises(ValueError, match="cannot leave the noise out"):
+    with pytest.raises(ValueError, match="cannot leave out the noise"):
         predict_std(gp().fit(X, y), X, include_noise=False)
     with pytest.raises(TypeError, match="LinearRegression.predict has no return_std"):
         predict_interval(LinearRegression().fit(X, y), X)

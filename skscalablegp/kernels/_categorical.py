@@ -21,32 +21,32 @@ from ._stationary import Profile, Stationary
 
 
 class Categorical(StationaryKernelMixin, Kernel):
-    """1 for equal categories and `correlation` for different ones, whichever they are.
+    """A kernel of categories: 1 for equal categories, and `correlation` for different ones.
 
-    Categories are whole numbers: the codes of scikit-learn's OrdinalEncoder or of a pandas
-    Categorical. Their order and size do not count. Several columns multiply. A category that the
-    training rows do not have is one more of the same kind, correlated with all others as they are
-    with each other; give it a number that no other has, as ``OrdinalEncoder(
-    handle_unknown="use_encoded_value", unknown_value=-1)`` does. Columns that hold something else
-    are left to other kernels by `Columns`. Works in scikit-learn's own GaussianProcessRegressor as
-    well.
+    Categories are whole numbers, such as the codes of scikit-learn's OrdinalEncoder or of a pandas
+    Categorical. Their order and size have no meaning. With several columns, the kernel is the
+    product over them. A category without training rows has the same correlation with all others.
+    Give it a number that no other category has, as ``OrdinalEncoder(
+    handle_unknown="use_encoded_value", unknown_value=-1)`` does. Use `Columns` to apply the kernel
+    to some columns only. The kernel also works in scikit-learn's GaussianProcessRegressor.
 
     Parameters
     ----------
     correlation : float or array-like of shape (d,), default=0.5
-        Between 0 and 1: of any two different categories, for all columns or one for each.
-    correlation_bounds : pair of floats > 0 or "fixed", default=(1e-3, 0.999)
-        Bounds as in scikit-learn.
+        Correlation of two different categories, between 0 and 1; one number for all columns, or
+        one for each.
+    correlation_bounds : pair of floats in (0, 1] or "fixed", default=(1e-3, 0.999)
+        Bounds of the correlation, as in scikit-learn.
 
     Raises
     ------
     ValueError
-        When it is used: for a correlation above 1, and in fits of this package for training rows
-        that are not whole numbers.
+        When the kernel is used: for correlations or bounds above 1, and in fits of this package for
+        training rows that are not whole numbers.
 
     See Also
     --------
-    LowRankCategorical : Where some categories are more alike than others.
+    LowRankCategorical : A kernel in which some categories are more alike than others.
 
     Examples
     --------
@@ -66,8 +66,8 @@ class Categorical(StationaryKernelMixin, Kernel):
         bounds = check_bounds("correlation_bounds", self.correlation_bounds)
         if bounds != "fixed" and np.max(bounds) > 1:
             raise ValueError(
-                f"correlation_bounds of Categorical must not exceed 1, got {bounds!r}: a larger "
-                "correlation is no covariance."
+                f"correlation_bounds of Categorical must not exceed 1, got {bounds!r}: the kernel "
+                "is not positive definite for larger correlations."
             )
         return Hyperparameter("correlation", "numeric", bounds, size)
 
@@ -105,8 +105,8 @@ def _check_correlations(correlation: np.ndarray, n_columns: int) -> None:
         )
     if not ((correlation >= 0) & (correlation <= 1)).all():
         raise ValueError(
-            f"Categorical needs correlations from 0 to 1, got {_shown(correlation)}: with others "
-            "the covariance of many categories is no covariance."
+            f"Categorical needs correlations from 0 to 1, got {_shown(correlation)}: for others "
+            "the kernel of many categories is not positive definite."
         )
 
 
@@ -116,7 +116,7 @@ def _shown(values: Any) -> str:
 
 
 class Equality(Profile):
-    """1 at zero distance, else the correlation; codes are whole numbers, so that u is 0 or >= 1."""
+    """1 at zero distance, else the correlation. Codes are whole numbers: u is 0 or at least 1."""
 
     shape = ("correlation",)
     separable = True
@@ -133,16 +133,16 @@ class Equality(Profile):
 
 @dataclass(frozen=True, eq=False)
 class CodeFrequencies(Frequencies):
-    """0 with the correlation's probability, else uniform up to 2 pi.
+    """Frequencies of `Categorical`: 0 with a probability of `correlation`, else uniform to 2 pi.
 
-    For whole numbers a and b the mean of cos(2 pi w (a - b)) over uniform w is 1 where they are
-    equal, else 0. The quantile function is continuous in the correlation, so that its slope at
-    frozen draws is that of the mean.
+    For whole numbers a and b the mean of cos(2 pi w (a - b)) over uniform w is 1 if they are equal,
+    and 0 otherwise. The quantile function is continuous in the correlation, so that gradients at
+    fixed uniforms are gradients of the mean.
 
     Attributes
     ----------
     uniforms : Tensor of shape (pairs,)
-        Where on the distribution each frequency sits.
+        Random numbers at which the quantile function is evaluated.
     correlation : Slot
     """
 
@@ -167,40 +167,39 @@ def _build(kernel: Categorical, layout: Layout) -> Node:
 
 
 class LowRankCategorical(Kernel):
-    """Covariances of categories that are learnt: W W' + diag(v), W with few columns.
+    """A kernel of categories with a learned covariance matrix W W' + diag(v), W of few columns.
 
-    One column of codes from 0 to C - 1, those of scikit-learn's OrdinalEncoder or of a pandas
-    Categorical. Any other number stands for a category without training rows: its row of W is the
-    mean of the others, and its variance their mean variance. Correlations may be negative, which is
-    why W is not among the logarithms of theta: its entries are in theta as they are. It has
-    variances of its own: a ConstantKernel beside it says nothing more. Works in scikit-learn's own
-    GaussianProcessRegressor as well.
+    It takes one column of codes from 0 to C - 1, such as those of scikit-learn's OrdinalEncoder or
+    of a pandas Categorical. Any other number stands for a category without training rows. Its row
+    of W is the mean of the other rows, and its variance is their mean variance. Correlations may be
+    negative, so that theta has the entries of W themselves instead of their logarithms. The kernel
+    has variances of its own and needs no ConstantKernel. It also works in scikit-learn's
+    GaussianProcessRegressor.
 
     Parameters
     ----------
     n_categories : int
-        C.
+        Number C of categories.
     rank : int, default=1
-        Columns of W.
+        Number of columns of W.
     loadings : array-like of shape (C * rank,), default=None
-        W, row by row; None starts with equal correlations of one half in the first column, and with
-        smaller cosines in the others.
+        The entries of W, row by row. None starts with equal correlations of 0.5 in the first
+        column, and with smaller cosines in the others.
     variances : array-like of shape (C,), default=None
-        v; None means 0.5 each.
+        The entries of v; None means 0.5 each.
     loadings_bounds : pair of floats or "fixed", default=(-100, 100)
-        Bounds of the entries of W themselves.
+        Bounds of the entries of W.
     variances_bounds : pair of floats > 0 or "fixed", default=(1e-5, 1e5)
-        Bounds as in scikit-learn.
+        Bounds of the variances, as in scikit-learn.
 
     Raises
     ------
     ValueError
-        When it is used: for several columns, or for numbers of loadings and variances that do not
-        fit.
+        When the kernel is used: for several columns, or for wrong numbers of loadings or variances.
 
     See Also
     --------
-    Categorical : One correlation for all pairs.
+    Categorical : One correlation for all pairs of categories.
 
     Examples
     --------
@@ -251,7 +250,7 @@ class LowRankCategorical(Kernel):
         return Hyperparameter("variances", "numeric", bounds, size)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters; values left open are spelled out, so that theta always has its length."""
+        """The parameters; None is replaced by the values, so that theta has a fixed length."""
         params = super().get_params(deep)
         loadings, variances = self._values()
         return params | {"loadings": loadings, "variances": variances}
@@ -261,7 +260,7 @@ class LowRankCategorical(Kernel):
 
     @property
     def theta(self) -> np.ndarray:
-        """The free ones of the loadings and of the variances' logarithms."""
+        """The free loadings, and the logarithms of the free variances."""
         loadings, variances = self._values()
         parts = zip((loadings, np.log(variances)), self._free(), strict=True)
         return np.concatenate([np.empty(0), *(values for values, free in parts if free)])
@@ -277,7 +276,7 @@ class LowRankCategorical(Kernel):
 
     @property
     def bounds(self) -> np.ndarray:
-        """Of the entries of theta."""
+        """Bounds of theta."""
         W, v = self.hyperparameter_loadings, self.hyperparameter_variances
         parts = [np.empty((0, 2))]
         if not W.fixed:
@@ -287,7 +286,7 @@ class LowRankCategorical(Kernel):
         return np.vstack(parts)
 
     def _spread(self) -> tuple[np.ndarray, np.ndarray]:
-        """W (C + 1, r) and v (C + 1,); the last category is one without training rows."""
+        """W (C + 1, r) and v (C + 1,); the last row is for categories without training rows."""
         loadings, variances = self._values()
         _check_sizes(loadings.size, variances.size, int(self.n_categories), int(self.rank))
         W = loadings.reshape(int(self.n_categories), -1)
@@ -316,7 +315,7 @@ class LowRankCategorical(Kernel):
         new = same * A[:, C]
         if self._free()[0]:
             for c in range(C):
-                # A category without rows has its share of every other one's loadings.
+                # The row of a category without training rows is the mean of all rows.
                 member = A[:, c] + A[:, C] / C
                 for q in range(r):
                     outer = np.outer(member, A @ W[:, q])
@@ -345,7 +344,7 @@ def _check_sizes(loadings: int, variances: int, C: int, rank: int) -> None:
     if C < 1 or rank < 1 or loadings != C * rank or variances != C:
         raise ValueError(
             f"LowRankCategorical with n_categories={C} and rank={rank} has {loadings} loadings and "
-            f"{variances} variances: give n_categories * rank and n_categories of them."
+            f"{variances} variances: give n_categories * rank loadings and n_categories variances."
         )
 
 
@@ -358,7 +357,7 @@ def _check_one_column(n_columns: int) -> None:
 
 
 class CategoryCovariance(Node):
-    """W W' + diag(v) of one column of codes."""
+    """The kernel W W' + diag(v) of one column of codes."""
 
     label = "LowRankCategorical"
     stationary = False
@@ -392,7 +391,7 @@ class CategoryCovariance(Node):
     def exact_features(
         self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
     ) -> Float[Tensor, "n q"]:
-        """(W, the root of v where the category is)."""
+        """Rows of (W, diag(v)^1/2)."""
         codes, W, v = self._spread(theta, X)
         return torch.cat([W, torch.diag(v.sqrt())], 1)[codes]
 

@@ -1,4 +1,4 @@
-"""A kernel of some columns, as a scikit-learn kernel."""
+"""A scikit-learn kernel that applies another kernel to some columns."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ._registry import Layout, register_kernel
 
 
 class Columns(Kernel):
-    """A kernel that sees some columns of X only.
+    """A kernel that uses only some columns of X.
 
-    Sums and products of such kernels say which column matters how: a trend in one, a season in
-    another, categories in a third. Works in scikit-learn's own GaussianProcessRegressor as well,
-    there with column numbers.
+    Sums and products of such kernels treat columns differently, for instance with a trend in one
+    column, a season in another and categories in a third. The kernel also works in scikit-learn's
+    GaussianProcessRegressor, with column numbers.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel
-        The kernel, as if X had these columns and no others: a length scale per column is one per
+        The kernel of the chosen columns. If it has one length scale per column, give one for each
         chosen column.
     columns : int, str, or sequence of them
-        Column numbers from 0, or names of the columns of a data frame. Names become numbers when an
-        estimator of this package is fitted to a data frame: `kernel_` has numbers.
+        Column numbers from 0, or names of the columns of a data frame. When an estimator of this
+        package is fitted to a data frame, names are replaced by numbers in its `kernel_`.
 
     Raises
     ------
     ValueError
-        When it is used: for columns that X does not have, or that are chosen twice, and for names
-        where X has none.
+        When the kernel is used: for columns that X does not have or that are chosen twice, and for
+        names if X has none.
 
     See Also
     --------
@@ -56,7 +56,7 @@ class Columns(Kernel):
         self.columns = columns
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with `deep` also those of the kernel inside."""
+        """The parameters; with `deep` also those of the inner kernel."""
         params = {"kernel": self.kernel, "columns": self.columns}
         if deep:
             inner = self.kernel.get_params()
@@ -65,7 +65,7 @@ class Columns(Kernel):
 
     @property
     def hyperparameters(self) -> list[Hyperparameter]:
-        """Those of the kernel inside, their names preceded by ``kernel__``."""
+        """The hyperparameters of the inner kernel, with the prefix ``kernel__``."""
         return [
             Hyperparameter(f"kernel__{h.name}", h.value_type, h.bounds, h.n_elements)
             for h in self.kernel.hyperparameters
@@ -82,7 +82,7 @@ class Columns(Kernel):
 
     @property
     def bounds(self) -> np.ndarray:
-        """Their bounds, logarithms."""
+        """The bounds of theta."""
         return self.kernel.bounds
 
     def __eq__(self, other: object) -> bool:
@@ -107,14 +107,14 @@ class Columns(Kernel):
         return f"Columns({self.kernel}, columns={_listed(self.columns)})"
 
     def numbers(self, n_columns: int, names: Any = None) -> tuple[int, ...]:
-        """The columns as numbers.
+        """The numbers of the columns.
 
         Parameters
         ----------
         n_columns : int
             Number of columns of X.
         names : sequence of str, optional
-            Their names.
+            Names of the columns of X.
         """
         columns = _listed(self.columns)
         known = [] if names is None else list(names)
@@ -139,7 +139,7 @@ class Columns(Kernel):
 
 
 def _listed(columns: Any) -> list[Any]:
-    """A single column as a list, and an array's as plain numbers and names."""
+    """The columns as a list of plain numbers and names."""
     if isinstance(columns, str | Integral):
         return [columns]
     try:
@@ -151,17 +151,11 @@ def _listed(columns: Any) -> list[Any]:
 
 
 def check_no_columns(kernel: Kernel) -> None:
-    """Refuse a kernel of columns, or of categories, where what it sees are no columns of X.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise a ValueError for kernels of columns or categories on the outputs of a network."""
     if isinstance(kernel, Columns | Categorical | LowRankCategorical):
         raise ValueError(
-            f"{kernel} is about columns of X, but here the kernel sees the outputs of a network: "
-            "leave out the feature_extractor, or use IterativeGPRegressor, SGPRRegressor or "
-            "SVGPRegressor without one."
+            f"{kernel} needs columns of X, but this kernel is applied to the outputs of a network: "
+            "use IterativeGPRegressor, SGPRRegressor, or SVGPRegressor without feature_extractor."
         )
     for part in kernel.get_params(deep=False).values():
         if isinstance(part, Kernel):
@@ -169,15 +163,16 @@ def check_no_columns(kernel: Kernel) -> None:
 
 
 def with_column_numbers(kernel: Kernel, n_columns: int, names: Any = None) -> Kernel:
-    """The kernel, its names of columns replaced by numbers in place; it must be nobody else's.
+    """Replace names of columns by numbers, in place; returns the kernel.
 
     Parameters
     ----------
     kernel : Kernel
+        A copy, which is changed.
     n_columns : int
         Number of columns of X.
     names : sequence of str, optional
-        Their names.
+        Names of the columns of X.
 
     Raises
     ------

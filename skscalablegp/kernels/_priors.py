@@ -20,7 +20,8 @@ from .._validation import check_numbers
 class Prior(ABC):
     """A distribution of a positive hyperparameter, as a density of its logarithm.
 
-    Its own numbers are positive; one for each element of the hyperparameter, or one for all.
+    The parameters of a prior are positive: one number for all elements of the hyperparameter, or
+    one for each.
     """
 
     def __post_init__(self) -> None:
@@ -33,7 +34,7 @@ class Prior(ABC):
 
     @abstractmethod
     def log_density(self, log_value: Any) -> tuple[Any, Any]:
-        """The log density of the logarithm, and its slope.
+        """The log density of the logarithm, and its derivative.
 
         Parameters
         ----------
@@ -43,20 +44,21 @@ class Prior(ABC):
         Returns
         -------
         log_density, slope : ndarray
-            Of the same shape.
+            Arrays of the same shape.
         """
 
 
 @dataclass(frozen=True)
 class LogNormal(Prior):
-    """The logarithm is normal.
+    """A log-normal distribution: the logarithm is normal.
 
     Parameters
     ----------
     median : float or array-like, default=1.0
-        The most probable value, in the unit of the hyperparameter.
+        The median, which is also where the density of the logarithm is highest, in the unit of the
+        hyperparameter.
     sigma : float or array-like, default=1.0
-        Standard deviation of the natural logarithm: 1 is a factor of 2.7 either way.
+        Standard deviation of the natural logarithm; 1 is a factor of 2.7 in both directions.
     """
 
     median: Any = 1.0
@@ -70,14 +72,14 @@ class LogNormal(Prior):
 
 @dataclass(frozen=True)
 class Gamma(Prior):
-    """A gamma distribution: large values are rare, small ones less so.
+    """A gamma distribution, under which large values are rarer than small ones.
 
     Parameters
     ----------
     shape : float or array-like, default=2.0
-        1 over the square of the relative standard deviation.
+        The shape, which is 1 over the square of the relative standard deviation.
     rate : float or array-like, default=1.0
-        The mean is shape / rate, which is also where the density of the logarithm is highest.
+        The rate. The mean is shape / rate, where the density of the logarithm is highest.
     """
 
     shape: Any = 2.0
@@ -92,7 +94,7 @@ class Gamma(Prior):
 
 @dataclass(frozen=True)
 class HalfCauchy(Prior):
-    """A half-Cauchy distribution, whose tails leave room for values of any size.
+    """A half-Cauchy distribution, whose heavy tails allow values of any size.
 
     Parameters
     ----------
@@ -113,17 +115,17 @@ class ThetaPrior:
     Parameters
     ----------
     kernel : Kernel
-        Whose theta.
+        The kernel to which theta belongs.
     priors : mapping of str to Prior, or None
-        By the names in ``kernel.hyperparameters``.
+        Priors by the names in ``kernel.hyperparameters``.
 
     Raises
     ------
     TypeError
-        For a prior that is none.
+        For a value that is not a `Prior`.
     ValueError
-        For a name that the kernel does not have, or has fixed, or whose values are no logarithms
-        in theta; the message lists those that it has.
+        For a hyperparameter that the kernel does not have, that is fixed, or that is not in theta
+        as a logarithm. The message lists the possible names.
     """
 
     def __init__(self, kernel: Kernel, priors: Mapping[str, Any] | None):
@@ -142,9 +144,11 @@ class ThetaPrior:
                 places[h.name] = place
         for name, prior in priors.items():
             if not isinstance(prior, Prior):
-                raise TypeError(f"priors[{name!r}] is {prior!r}: use one of skscalablegp.priors.")
+                raise TypeError(
+                    f"priors[{name!r}] must be an object from skscalablegp.priors, got {prior!r}."
+                )
             if name not in places:
-                why = "is fixed" if name in fixed else "is none of the kernel's"
+                why = "is fixed" if name in fixed else "the kernel does not have"
                 raise ValueError(
                     f"priors has {name!r}, which {why}: the hyperparameters that can have a prior "
                     f"are {list(places)}."
@@ -160,7 +164,7 @@ class ThetaPrior:
         return bool(self.parts)
 
     def __call__(self, theta: Float64[np.ndarray, " q"]) -> tuple[float, Float64[np.ndarray, " q"]]:
-        """The log density at theta and its gradient; what follows theta has none."""
+        """The log density at theta and its gradient; entries behind theta have no prior."""
         value, grad = 0.0, np.zeros(len(theta))
         for place, prior in self.parts:
             density, slope = prior.log_density(theta[place])

@@ -24,31 +24,33 @@ from ._nodes import Node, ProductNode, SumNode
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 
-# Complex numbers of one block of phases.
+# Number of complex numbers in one block of phases.
 _BLOCK_NUMBERS = 2**20
 # Smallest starting weight, as a share of the target's variance; the lower bound of weights.
 _LEAST_WEIGHT = 1e-6
 
 
 class SpectralMixture(StationaryKernelMixin, Kernel):
-    """A sum of damped cosines: any stationary covariance, by the mixture of its spectrum.
+    """The spectral mixture kernel: a sum of damped cosines.
 
     ``k(x, z) = sum_q w_q prod_j exp(-2 pi^2 s_qj^2 t_j^2) cos(2 pi m_qj t_j)`` with t = x - z
-    (Wilson and Adams 2013). Works in scikit-learn's own GaussianProcessRegressor as well.
+    (Wilson and Adams 2013). The spectral density is a mixture of normal densities, which can
+    approximate that of any stationary kernel. The kernel also works in scikit-learn's
+    GaussianProcessRegressor.
 
     Parameters
     ----------
     n_components : int, default=4
-        Q, the number of mixture components.
+        Number Q of mixture components.
     weights : array-like of shape (Q,), default=None
-        w, signal variances; None means 1 / Q each.
+        Signal variances w; None means 1 / Q each.
     means : array-like of shape (Q * d,), default=None
-        m, frequencies in cycles per unit of x, component by component; None spreads them evenly
+        Frequencies m in cycles per unit of x, component by component; None spreads them evenly
         over (0, 1 / 2].
     scales : array-like of shape (Q * d,), default=None
-        s, the spectrum's widths, in the unit of the frequencies; None means 0.05.
+        Widths s of the spectrum, in the unit of the frequencies; None means 0.05.
     weights_bounds, means_bounds, scales_bounds : pair of floats > 0 or "fixed"
-        Bounds as in scikit-learn.
+        Bounds of the hyperparameters, as in scikit-learn.
 
     See Also
     --------
@@ -90,18 +92,18 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Rows.
+            Training rows.
         y : array-like of shape (n,) or (n, 1)
             Target.
         n_components : int, default=4
-            Q.
+            Number of mixture components.
 
         Returns
         -------
         kernel : SpectralMixture
-            The last component is a trend; the others start at the highest peaks of what a straight
-            line leaves, with weights that add up to the variance of y. Bounds reach from a fraction
-            of the lowest visible frequency to the Nyquist frequency.
+            The last component is a trend. The others start at the highest peaks after a straight
+            line has been subtracted, with weights that add up to the variance of y. Bounds reach
+            from a fraction of the lowest visible frequency to the Nyquist frequency.
 
         Raises
         ------
@@ -113,7 +115,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         X, y = check_X_y(X, y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y, dtype=np.float64)
         peaks = [_periodogram_peaks(x, y, n_components) for x in X.T]
         frequencies = np.column_stack([found[0] for found in peaks])
-        # Relative to each column's highest, whose product over columns cannot underflow.
+        # Powers relative to the highest of each column: their product cannot underflow.
         power = np.prod([found[1] / found[1].max() for found in peaks], axis=0)
         lowest = min(found[2] for found in peaks)
         highest = max(found[3] for found in peaks)
@@ -121,7 +123,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         weights = variance * np.maximum(power / power.sum(), _LEAST_WEIGHT)
         scales = np.full(frequencies.shape, lowest / 25)
         if n_components > 1:
-            # A trend is a bump at frequency zero, narrower than the record can tell.
+            # A trend is a peak at frequency zero, narrower than the data can resolve.
             frequencies[-1], scales[-1], weights[-1] = lowest / 20, lowest / 25, variance
         return cls(
             n_components,
@@ -166,7 +168,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         return self._hyperparameter("scales", self._values()[2])
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters; values left open are spelled out, so that theta always has its length."""
+        """The parameters; None is replaced by the values, so that theta has a fixed length."""
         params = super().get_params(deep)
         weights, means, scales = self._values()
         params.update(weights=weights, means=means, scales=scales)
@@ -227,7 +229,7 @@ def _check_counts(weights: int, means: int, scales: int, n_components: int, d: i
 def _periodogram_peaks(
     x: np.ndarray, y: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Frequencies of the highest local maxima and their power; lowest and highest frequency."""
+    """Frequencies of the highest peaks, their power, and the lowest and highest frequency."""
     span, n = np.ptp(x), len(np.unique(x))
     lowest = 1 / span if span > 0 else 1.0
     highest = lowest * max(n - 1, 2) / 2
@@ -248,7 +250,7 @@ def _periodogram_peaks(
 
 
 class SpectralComponent(Node):
-    """One damped cosine of unit variance."""
+    """One component of the mixture: a damped cosine of unit variance."""
 
     label = "SpectralMixture"
     stationary = True
@@ -276,14 +278,14 @@ class SpectralComponent(Node):
 
 @dataclass(frozen=True, eq=False)
 class BumpFrequencies(Frequencies):
-    """Normal draws around plus and minus a frequency: one component of a spectral mixture.
+    """Frequencies of one component: normal draws around plus or minus its mean frequency.
 
     Attributes
     ----------
     base, signs : Tensor of shape (pairs, d)
-        Standard normal draws; 1 or -1.
+        Standard normal draws, and random signs.
     means, scales : Slot
-        The component's, one value a column.
+        Mean and width of the component, one value for each column.
     """
 
     base: Float[Tensor, "pairs d"]

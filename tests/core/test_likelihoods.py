@@ -217,7 +217,7 @@ def test_counts_are_learned(Model, settings):
 def test_what_counts_cannot_do():
     X, y, _ = counts(30, 0)
     for Model in (SVGPRegressor, QSGPRegressor):
-        with pytest.raises(ValueError, match=r"Counts\(\) has y in its own units.*normalize_y"):
+        with pytest.raises(ValueError, match=r"Counts\(\) needs y in its own units.*normalize_y"):
             Model(likelihood=Counts(), normalize_y=True).fit(X, y)
         with pytest.raises(ValueError, match="Counts takes one target, y has 2"):
             Model(likelihood=Counts()).fit(X, np.column_stack([y, y]))

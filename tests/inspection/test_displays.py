@@ -353,7 +353,7 @@ class TestPosterior:
         model = GaussianProcessRegressor(KERNEL, optimizer=None).fit(X[:60], y[:60])
         display = PosteriorDisplay.from_estimator(model, X, 0, include_noise=True, n_samples=2)
         assert_allclose(display.samples[:, 0], model.sample_y(_table(X, display), 2, 0)[:, 0])
-        with pytest.raises(ValueError, match="include_noise=False is for"):
+        with pytest.raises(ValueError, match="include_noise=False is only for"):
             PosteriorDisplay.from_estimator(model, X, 0)
 
     def test_models_without_joint_samples(self, data, student):

@@ -1,4 +1,4 @@
-"""What the models ask of p(y | f), and quadrature for whatever a likelihood does not answer."""
+"""The base class of likelihoods p(y | f), which computes expectations by quadrature."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch import Generator, Tensor
 
 from ..._validation import check_integer
 
-# Of the largest weight of a quadrature rule: nodes of less are left out.
+# Quadrature nodes are left out if their weight relative to the largest is smaller.
 _NEGLIGIBLE = 1e-12
 
 
 class LikelihoodTerms(NamedTuple):
-    """E log p(y | f) for f ~ N(mean, variance), a row at a time, with its derivatives.
+    """E log p(y | f) for f ~ N(mean, variance) of each row, with its derivatives.
 
     Attributes
     ----------
     value : Tensor of shape (b,)
-        Summed over targets; autograd carries it back into mean and variance.
+        The expectation, summed over targets; differentiable in mean and variance by autograd.
     d_mean : Tensor of shape (b, q)
-        In the means of the q latent functions.
+        Derivatives with respect to the means of the q latent functions.
     d_variance : Tensor of shape (b, s)
-        In their variances; s is 1 where the latent functions share a variance.
+        Derivatives with respect to their variances; s is 1 if they share a variance.
     d_noise : Tensor of shape (b,)
-        In the noise variance; zero where the likelihood has none.
+        Derivative with respect to the noise variance; zero if the likelihood has none.
     """
 
     value: Tensor
@@ -41,16 +41,16 @@ class LikelihoodTerms(NamedTuple):
 
 
 class Predictive(NamedTuple):
-    """Moments of a new observation, f integrated out; its variance is ``variance + noise``.
+    """Moments of a new observation y; its variance is ``variance + noise``.
 
     Attributes
     ----------
     mean : Tensor of shape (b, t)
-        E y.
+        The mean of y.
     variance : Tensor of shape (b, t)
-        Of E[y | f], what is not known about the latent function.
+        The variance of E[y | f], which comes from the uncertainty of the latent function.
     noise : Tensor of shape (b, t)
-        The mean of Var[y | f], what remains when the latent function is known.
+        The mean of Var[y | f], which remains if the latent function is known.
     """
 
     mean: Tensor
@@ -61,29 +61,30 @@ class Predictive(NamedTuple):
 class Likelihood(BaseEstimator, ABC):
     """p(y | f), the distribution of an observation given the latent function.
 
-    A subclass writes `log_density`, and for regression `moments`; `draw` serves samples and `cdf`
-    quantiles. Expectations then come from
-    Gauss-Hermite quadrature, derivatives from autograd. A likelihood that knows closed forms
-    overrides `derivatives` or `expected`; one whose latent functions interact, as in a softmax,
-    overrides `n_latent`, `expected` and `probabilities`.
+    A subclass defines `log_density`, and for regression `moments`; `sample_y` also needs `draw`,
+    and quantiles need `cdf`. The base class computes expectations by Gauss-Hermite quadrature and
+    derivatives by autograd. A likelihood with closed forms overrides `derivatives` or `expected`.
+    A likelihood whose latent functions interact, such as a softmax, overrides `n_latent`,
+    `expected` and `probabilities`.
 
     Attributes
     ----------
     log_concave : bool
-        Whether log p(y | f) is concave in f, which sampled models need.
+        Whether log p(y | f) is concave in f, which sampled models require.
     additive : bool
-        Whether y = f + noise, with the kernel's white noise as the noise's variance. Where it is
-        not, white noise belongs to the latent function, and targets keep their own units.
+        Whether y = f + noise, where the kernel's white noise is the variance of the noise.
+        Otherwise white noise is a part of the latent function, and targets are not normalised.
     conjugate : bool
-        Whether one natural gradient step on all rows finds the best belief; of Gaussian noise.
+        Whether one natural gradient step on all rows finds the optimal variational distribution,
+        as for Gaussian noise.
     classes : bool
-        Whether y is the number of a class, from 0 on.
+        Whether y is the number of a class, counted from 0.
     n_nodes : int
-        Nodes of the quadrature.
+        Number of quadrature nodes.
 
     Notes
     -----
-    Tensors have a last axis of quadrature nodes wherever this page says "elementwise".
+    In elementwise methods the last axis of the tensors belongs to the quadrature nodes.
     """
 
     log_concave: bool = False
@@ -99,8 +100,8 @@ class Likelihood(BaseEstimator, ABC):
         Parameters
         ----------
         y, f, noise : Tensor
-            Observations, latent values, and noise variances in squared units of y; of shapes that
-            broadcast. Likelihoods that are not additive do not need the noise.
+            Observations, latent values and noise variances (in squared units of y), of shapes that
+            broadcast. Likelihoods that are not additive do not use the noise.
 
         Returns
         -------
@@ -121,7 +122,7 @@ class Likelihood(BaseEstimator, ABC):
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no moments(f, noise), the mean and the variance of y given "
-            "f, without which regression cannot predict."
+            "f, which predictions of a regressor need: define it."
         )
 
     def draw(
@@ -138,20 +139,20 @@ class Likelihood(BaseEstimator, ABC):
         Returns
         -------
         y : ndarray
-            Of the shape of f.
+            An array of the shape of f.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no draw(f, noise, random_state), draws of y given f, which "
-            "sample_y needs."
+            "sample_y needs: define it."
         )
 
     def cdf(self, y: np.ndarray, f: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Elementwise probability of at most y given f, for quantiles and intervals.
+        """Elementwise cumulative distribution function of y given f, for quantiles.
 
         Parameters
         ----------
         y, f, noise : ndarray
-            Values, latent values and noise variances, of shapes that broadcast.
+            Values of y, latent values and noise variances, of shapes that broadcast.
 
         Returns
         -------
@@ -159,42 +160,43 @@ class Likelihood(BaseEstimator, ABC):
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no cdf(y, f, noise), the probability of at most y given f, "
-            "which predict_quantiles and predict_interval need."
+            "which predict_quantiles and predict_interval need: define it."
         )
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The noise as a mixture of normals, for an additive likelihood whose noise is one.
+        """The noise as a scale mixture of normal distributions, for additive likelihoods.
 
         Returns
         -------
         scales, weights : ndarray of shape (c,)
-            Variances relative to the noise's own, whose mean is 1, and their probabilities. None
-            where `cdf` says more.
+            Variances of the components relative to that of the noise, and their probabilities.
+            None if there is no such form; `cdf` is then used.
         """
         return None
 
     def variance_factor(self) -> float:
-        """The variance of additive noise for each unit of the argument `noise`."""
+        """Ratio of the variance of additive noise to the argument `noise`."""
         one = torch.ones(1, dtype=torch.float64)
         return float(self.moments(0 * one, one)[1])
 
     def n_latent(self, n_outputs: int) -> int:
-        """Latent functions for so many targets, or classes: one for each target, one for classes.
+        """Number of latent functions: one for each target, or one for all classes.
 
         Parameters
         ----------
         n_outputs : int
-            Targets or classes.
+            Number of targets or classes.
 
         Raises
         ------
         ValueError
-            For settings, or a number of targets or classes, that the likelihood cannot have.
+            For invalid settings, or a number of targets or classes that the likelihood does not
+            support.
         """
         return 1 if self.classes else n_outputs
 
     def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-        """Targets near the latent function's values, which a Gaussian start is fitted to.
+        """Targets for an initial fit with Gaussian noise, near the values of the latent function.
 
         Parameters
         ----------
@@ -203,14 +205,14 @@ class Likelihood(BaseEstimator, ABC):
         return Y
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
-        """Typical second derivative of minus log p in f, which scales the steps of sampled models.
+        """Typical second derivative of -log p in f, which scales the steps of sampled models.
 
-        That of Gaussian noise where y is f plus noise, else the mean at `start_targets`.
+        For additive noise it is that of Gaussian noise, otherwise the mean at `start_targets`.
 
         Parameters
         ----------
         Y : Tensor of shape (n, t)
-            Some rows' targets.
+            Targets of some rows.
         noise : Tensor of shape (n,)
         """
         if self.additive:
@@ -220,7 +222,7 @@ class Likelihood(BaseEstimator, ABC):
     def derivatives(
         self, y: Tensor, f: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Elementwise log p, its first two derivatives in f, and that in the noise.
+        """Elementwise log p, its first two derivatives in f, and its derivative in the noise.
 
         Parameters
         ----------
@@ -233,7 +235,7 @@ class Likelihood(BaseEstimator, ABC):
             slope, d_noise = torch.autograd.grad(
                 value.sum(), (at, scale), create_graph=True, materialize_grads=True
             )
-            # A slope that does not depend on f has no graph of its own.
+            # Adding 0 * at gives a graph to slopes that do not depend on f.
             (curvature,) = torch.autograd.grad(slope.sum() + 0 * at.sum(), at)
         value = self.log_density(y, f, noise) if f.requires_grad else value.detach()
         return value, slope.detach(), curvature, d_noise.detach()
@@ -256,10 +258,10 @@ class Likelihood(BaseEstimator, ABC):
         Y : Tensor of shape (b, t)
         mean : Tensor of shape (b, q)
         variance : Tensor of shape (b, s)
-            s is q, or 1 where the latent functions share it.
+            s is q, or 1 if the latent functions share their variance.
         noise : Tensor of shape (b,)
         generator : Generator, optional
-            For likelihoods that draw.
+            Generator for likelihoods that draw random numbers.
         """
         f, weights = hermite_points(mean, variance, self.n_nodes)
         value, slope, curvature, d_noise = self.derivatives(
@@ -279,7 +281,7 @@ class Likelihood(BaseEstimator, ABC):
         variance: Float[Tensor, "b s"],
         noise: Float[Tensor, " b"],
     ) -> Predictive:
-        """Moments of a new observation whose latent function is N(mean, variance).
+        """Moments of a new observation whose latent value is N(mean, variance).
 
         Parameters
         ----------
@@ -300,7 +302,7 @@ class Likelihood(BaseEstimator, ABC):
         n_classes: int,
         draws: Float[Tensor, "k q"] | None = None,
     ) -> Float[Tensor, "b c"]:
-        """Of the classes, the latent functions integrated out.
+        """Class probabilities, averaged over the uncertainty of the latent functions.
 
         Parameters
         ----------
@@ -317,7 +319,7 @@ class Likelihood(BaseEstimator, ABC):
 
 
 def shared_sum(terms: Float[Tensor, "b q"], variance: Float[Tensor, "b s"]) -> Tensor:
-    """Derivatives in a variance that latent functions share are sums over them."""
+    """Sum derivatives over latent functions if these share their variance."""
     return terms if variance.shape[1] == terms.shape[1] else terms.sum(1, keepdim=True)
 
 
@@ -334,8 +336,8 @@ def hermite_points(
 def gamma_rule(shape: float) -> tuple[np.ndarray, np.ndarray]:
     """Points and weights with which a sum is E g(u) for u ~ Gamma(shape, 1) and smooth g.
 
-    The trapezoid rule in log u, where the density falls exponentially on the left and faster on the
-    right, converges exponentially; shares of 1e-20 are still there, for quantiles far out.
+    The trapezoid rule in log u converges exponentially, since the density there falls exponentially
+    on the left and faster on the right. Weights down to 1e-20 are kept for extreme quantiles.
     """
     spread = max(1.0, 1 / shape) / math.sqrt(max(shape, 1.0))
     step = 0.2 * min(1.0, 2 / math.sqrt(shape))

@@ -1,4 +1,4 @@
-"""Two classes."""
+"""The likelihood of two classes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ._base import Likelihood
 
 
 class Bernoulli(Likelihood):
-    """Two classes, 0 and 1, of one latent function.
+    """The likelihood of two classes, 0 and 1, with one latent function.
 
     Parameters
     ----------
     link : {"logit", "probit"}, default="logit"
-        p(y = 1 | f) is 1 / (1 + exp(-f)), or the standard normal distribution function.
+        p(y = 1 | f) is 1 / (1 + exp(-f)) for "logit", and the standard normal distribution function
+        of f for "probit".
     n_nodes : int, default=32
-        Nodes of the Gauss-Hermite quadrature.
+        Number of nodes of the Gauss-Hermite quadrature.
     """
 
     log_concave = classes = True
@@ -31,7 +32,7 @@ class Bernoulli(Likelihood):
     def n_latent(self, n_outputs: int) -> int:
         if n_outputs > 2:
             raise ValueError(
-                f"A Bernoulli likelihood has two classes, y has {n_outputs}: use "
+                f"A Bernoulli likelihood has two classes, but y has {n_outputs}: use "
                 "likelihood='softmax'."
             )
         if self.link not in ("logit", "probit"):
@@ -42,7 +43,7 @@ class Bernoulli(Likelihood):
         return 2 * Y - 1
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
-        """Its largest value for a logit, that at zero for a probit."""
+        """The largest value for a logit, and the value at zero for a probit."""
         return 0.25 if self.link == "logit" else 2 / math.pi
 
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class Bernoulli(Likelihood):
     def derivatives(
         self, y: Tensor, f: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the direction of the class, where both have the same form."""
+        """Derivatives in closed form; the sign turns class 0 into class 1."""
         sign = 2 * y - 1
         g, none = sign * f, torch.zeros_like(f)
         if self.link == "logit":
@@ -73,7 +74,7 @@ class Bernoulli(Likelihood):
         n_classes: int = 2,
         draws: Tensor | None = None,
     ) -> Float[Tensor, "b 2"]:
-        """Of both classes: in closed form for probit, else by quadrature."""
+        """Probabilities of both classes, in closed form for probit, else by quadrature."""
         if self.link == "probit":
             p = torch.special.ndtr(mean / torch.sqrt(1 + variance))
         else:

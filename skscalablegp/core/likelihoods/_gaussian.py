@@ -13,7 +13,10 @@ from ._base import Likelihood, LikelihoodTerms
 
 
 class Gaussian(Likelihood):
-    """y = f + e, e ~ N(0, noise); targets share the noise and hence the covariance of f."""
+    """Gaussian noise: y = f + e with e ~ N(0, noise).
+
+    All targets have the same noise, and therefore the same posterior covariance of f.
+    """
 
     log_concave = additive = conjugate = True
 

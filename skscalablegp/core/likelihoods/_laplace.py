@@ -1,4 +1,4 @@
-"""Laplace noise, for outliers."""
+"""Laplace noise, which is robust to outliers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ._base import Likelihood, LikelihoodTerms, gamma_rule, shared_sum
 
 
 class Laplace(Likelihood):
-    """y = f + e with density ``exp(-|e| / scale) / (2 scale)``: robust, and in closed form.
+    """Laplace noise, robust to outliers: y = f + e with density ``exp(-|e| / scale) / (2 scale)``.
 
-    The noise variance is twice the squared scale.
+    The noise variance is twice the squared scale. Expectations have closed forms.
     """
 
     log_concave = additive = True
@@ -33,7 +33,7 @@ class Laplace(Likelihood):
         return f + np.sqrt(noise / 2) * random_state.laplace(size=f.shape)
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
-        """Normal noise whose variance is exponentially distributed."""
+        """Laplace noise is normal noise with an exponentially distributed variance."""
         return gamma_rule(1.0)
 
     def expected(
@@ -49,7 +49,7 @@ class Laplace(Likelihood):
         u = (mean - Y) / std
         density = torch.exp(-0.5 * u.square()) / math.sqrt(2 * math.pi)
         tilt = torch.erf(u / math.sqrt(2))
-        # The mean of a folded normal variable.
+        # The mean of |f - y|, a folded normal variable.
         folded = std * (2 * density + u * tilt)
         value = -torch.log(2 * scale) - folded / scale
         d_noise = (folded / scale - 1).sum(1) / (2 * noise).to(mean)

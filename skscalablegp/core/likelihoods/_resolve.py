@@ -1,4 +1,4 @@
-"""A user's ``likelihood=`` as an object that the model can take."""
+"""The parameter ``likelihood`` as an object that the model can use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES: dict[str, type[Likelihood]] = {
 
 
 def shares_covariance(likelihood: Any) -> bool:
-    """Whether targets may be several: a tag, which settings that `fit` refuses have as well."""
+    """Whether there may be several targets, for scikit-learn's tags; accepts invalid settings."""
     kind = NAMES.get(likelihood, Gaussian) if isinstance(likelihood, str) else likelihood
     return bool(kind.conjugate)
 
@@ -36,25 +36,26 @@ def resolve_likelihood(
     sampled: bool = False,
     normalize_y: bool = False,
 ) -> Likelihood:
-    """A name or an object as a Likelihood that can have so many targets or classes.
+    """Resolve a name or an object to a Likelihood that supports the number of targets or classes.
 
     Parameters
     ----------
     likelihood : str or Likelihood
     n_outputs : int
-        Targets, or classes.
+        Number of targets or classes.
     classes : bool, default=False
         Whether y has classes.
     sampled : bool, default=False
-        Whether the model samples basis functions, for which log p has to be concave; its targets
-        share a covariance under any additive noise, those of other models under Gaussian noise.
+        Whether the model samples basis functions, which requires a concave log p. The targets of
+        such models share a covariance under any additive noise, those of others under Gaussian
+        noise.
     normalize_y : bool, default=False
-        The model's parameter, which a likelihood with units of its own contradicts.
+        The parameter of the model, which must be False for likelihoods that are not additive.
 
     Raises
     ------
     ValueError
-        For an unknown name, or a likelihood that the model cannot take.
+        For an unknown name, or a likelihood that the model cannot use.
     """
     known = sorted(name for name, kind in NAMES.items() if kind.classes == classes)
     if isinstance(likelihood, str):
@@ -66,22 +67,24 @@ def resolve_likelihood(
     ours = clone(likelihood)
     if ours.classes != classes:
         task = "classes" if classes else "regression"
-        raise ValueError(f"likelihood={ours!r} is not one of {task}: use {known}, or an object.")
+        raise ValueError(
+            f"likelihood={ours!r} is not for {task}: use one of {known}, or an object."
+        )
     if sampled and not ours.log_concave:
         raise ValueError(
             f"likelihood={ours!r} is not log-concave, which models of sampled basis functions "
-            "need; SVGPRegressor takes it. A likelihood of your own that is log-concave says so by "
-            "log_concave = True."
+            "need: use SVGPRegressor. A likelihood of your own that is log-concave must have the "
+            "attribute log_concave = True."
         )
     if normalize_y and not ours.additive:
         raise ValueError(
-            f"likelihood={ours!r} has y in its own units, which normalize_y=True would change: "
+            f"likelihood={ours!r} needs y in its own units, which normalize_y=True would change: "
             "use normalize_y=False."
         )
     shares = classes or (ours.additive if sampled else ours.conjugate)
     if ours.n_latent(n_outputs) > 1 and not shares:
         raise ValueError(
-            f"{type(ours).__name__} takes one target, y has {n_outputs}: wrap the model in "
+            f"likelihood={ours!r} supports one target, but y has {n_outputs}: wrap the model in "
             "sklearn.multioutput.MultiOutputRegressor."
         )
     return ours

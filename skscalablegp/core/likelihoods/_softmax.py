@@ -1,4 +1,4 @@
-"""Several classes."""
+"""The likelihood of several classes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ._base import Likelihood, LikelihoodTerms
 
 
 class Softmax(Likelihood):
-    """c classes of c latent functions, p(y = k | f) = exp(f_k) / sum_j exp(f_j).
+    """The likelihood of c classes with c latent functions.
 
-    The expectation of the logarithm of the sum has no closed form: it is the mean over draws of f,
-    in pairs of opposite sign.
+    The probability p(y = k | f) is exp(f_k) / sum_j exp(f_j).
+
+    The expectation of the logarithm of the sum has no closed form. It is estimated by a mean over
+    draws of f, in pairs of opposite sign.
 
     Parameters
     ----------
     n_samples : int, default=16
-        Draws of f for each row of a batch.
+        Number of draws of f for each row of a batch.
     """
 
     log_concave = classes = True
@@ -31,7 +33,7 @@ class Softmax(Likelihood):
         return n_outputs
 
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
-        """Of all latent functions together, along the second axis."""
+        """log p(y | f); the latent functions are along the second axis."""
         return torch.log_softmax(f, 1).gather(1, y.long())
 
     def expected(
@@ -64,6 +66,6 @@ class Softmax(Likelihood):
         n_classes: int,
         draws: Float[Tensor, "k c"] | None = None,
     ) -> Float[Tensor, "b c"]:
-        """Mean of softmax over the given standard normal draws."""
+        """Mean of the softmax over the given standard normal draws."""
         f = mean[:, None] + variance.clamp_min(0).sqrt()[:, None] * draws
         return torch.softmax(f, 2).mean(1)

@@ -1,4 +1,4 @@
-"""Student's t, for wild targets."""
+"""Student's t noise, which is robust to outliers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ._base import Likelihood, gamma_rule
 
 
 class StudentT(Likelihood):
-    """y = f + sqrt(noise) e with e from Student's t: a few wild targets do not bend f.
+    """Student's t noise, robust to outliers: y = f + sqrt(noise) e with e from Student's t.
 
     Parameters
     ----------
     df : float, default=4.0
-        Degrees of freedom, above 2 so that the noise has a variance; large values are Gaussian.
+        Degrees of freedom, above 2 so that the noise has a variance. Large values give nearly
+        Gaussian noise.
     n_nodes : int, default=32
-        Nodes of the Gauss-Hermite quadrature.
+        Number of nodes of the Gauss-Hermite quadrature.
     """
 
     additive = True
@@ -33,7 +34,7 @@ class StudentT(Likelihood):
     def n_latent(self, n_outputs: int) -> int:
         if not (isinstance(self.df, Real) and self.df > 2):
             raise ValueError(
-                f"StudentT needs df > 2, without which noise has no variance, got {self.df!r}."
+                f"StudentT needs df > 2, or its noise has no variance; got {self.df!r}."
             )
         return n_outputs
 
@@ -52,12 +53,12 @@ class StudentT(Likelihood):
         return f + np.sqrt(noise) * random_state.standard_t(self.df, f.shape)
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
-        """Normal noise whose precision is gamma distributed."""
+        """Student's t noise is normal noise with a gamma distributed precision."""
         precision, weights = gamma_rule(self.df / 2)
         return (self.df / 2 - 1) / precision, weights
 
     def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-        """Within three robust standard deviations of the median."""
+        """The targets, clipped to three robust standard deviations around the median."""
         middle = Y.median(0).values
         spread = 1.4826 * (Y - middle).abs().median(0).values
         return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)
