@@ -211,9 +211,13 @@ def fitted_folds(
         try:
             run.monitor.check_time()
             fit_below(below, run, X[fitted], y[fitted], preview, share, **own)
-        except (KeyboardInterrupt, StopTraining) as end:
+        except KeyboardInterrupt:
             # The model of all rows is there; only its noise or its weights are not.
-            run.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
+            run.monitor.end("interrupted")
+        except (StopTraining, TimeoutError):
+            if run.monitor.max_seconds is None and not run.stopped:
+                raise
+            run.monitor.end("max_seconds")
         if run.stopped:
             return
         yield new, below

@@ -247,11 +247,6 @@ class LOVEPredictor(MetaRegressorBase):
         """The rank at which growth begins."""
         return _form(inner).full if self.variance_rank is None else self.variance_rank
 
-    def _most(self, first: int) -> int | None:
-        """The rank at which growth ends; None where the user sets no limit."""
-        given = self.max_variance_rank
-        return None if given == "auto" else max(first, given)
-
     def _grown(
         self,
         inner: GPPredictionBase,
@@ -262,8 +257,8 @@ class LOVEPredictor(MetaRegressorBase):
         run: FitRun,
     ) -> LowRank:
         """Variances whose error is small enough, or of the largest rank that time allowed."""
-        first, made = self._first(inner), None
-        most = self._most(first)
+        first, given, made = self._first(inner), self.max_variance_rank, None
+        most = None if given == "auto" else max(first, given)
         what = f"Low-rank variances of rank {first}"
         run.check_memory(form.need(min(first, form.full)), what, "use a smaller variance_rank")
         doublings = math.ceil(math.log2(max(1.0, min(most or AUTO_RANK, form.full) / first)))

@@ -299,7 +299,11 @@ class TestInCompany:
 
     @pytest.mark.parametrize(
         ("fails", "seconds", "status"),
-        [(None, 1e-9, "max_seconds"), (KeyboardInterrupt(), None, "interrupted")],
+        [
+            (None, 1e-9, "max_seconds"),
+            (KeyboardInterrupt(), None, "interrupted"),
+            (TimeoutError(), 60, "max_seconds"),
+        ],
     )
     def test_regressors_of_others_are_stopped_between_fits(self, fails, seconds, status):
         X, y = curve(300)

@@ -119,12 +119,8 @@ class GridKernel:
 
     def prior(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
         """The prior variance of a point, summed over components."""
-        parts = [
-            math.prod(column[0] for column in values)
-            for terms in self.columns(theta)
-            for values in terms
-        ]
-        return sum(parts)
+        columns = self.columns(theta)
+        return sum(math.prod(c[0] for c in values) for terms in columns for values in terms)
 
     def raised(self, theta: Float[Tensor, " p"]) -> Float[Tensor, ""]:
         """The smallest noise variance, a share of the prior variance."""
@@ -162,7 +158,7 @@ class GridKernel:
         Its columns are products of eigenvectors of the small factors, without those whose
         eigenvalues add up to `tol`. Smooth kernels need far fewer columns than points.
         """
-        cuts = self._cuts(theta, tol)
+        cuts = self.cuts(theta, tol)
         m, r = self.n_points, sum(cut.rank for terms in cuts for cut in terms)
         F = torch.zeros(m, r, dtype=torch.float64)
         done, columns = 0, []
@@ -173,18 +169,14 @@ class GridKernel:
                 done += cut.rank
         return GridFactor(F, columns)
 
-    def check_factor(self, theta: Float[Tensor, " p"], tol: float) -> None:
-        """Refuse a factor that does not fit, without building it.
+    def cuts(self, theta: Float[Tensor, " p"], tol: float) -> list[list[_Cut]]:
+        """The eigenpairs of each component's terms that the factor keeps.
 
         Raises
         ------
         MemoryError
-            Names the rank and what makes it smaller.
+            For a factor that does not fit, with its rank and what makes it smaller.
         """
-        self._cuts(theta, tol)
-
-    def _cuts(self, theta: Tensor, tol: float) -> list[list[_Cut]]:
-        """The eigenpairs of each component's terms that the factor keeps."""
         columns = self.columns(theta)
         n_terms = sum(len(terms) for terms in columns)
         cuts = [[_Cut(values, tol / n_terms) for values in terms] for terms in columns]
@@ -204,8 +196,7 @@ class GridKernel:
         Off the grid they use the four points around x of an infinite grid, which is not built.
         O(m) a row.
         """
-        parts = [sum(terms) for terms in self._rows_by_term(theta, X)]
-        return torch.cat(parts, 1)
+        return torch.cat([sum(terms) for terms in self._rows_by_term(theta, X)], 1)
 
     def coordinates(
         self, theta: Float[Tensor, " p"], X: np.ndarray, factor: GridFactor
@@ -253,13 +244,10 @@ class GridKernel:
         self, theta: Float[Tensor, " p"], X: np.ndarray, Z: np.ndarray | None = None
     ) -> Tensor:
         """W_x K W_z' on an infinite grid for all pairs of rows, or for equal rows without Z."""
-        if Z is None:
-            step = _BLOCK_PAIRS
-            parts = [self._pairs(theta, X[k : k + step]) for k in range(0, len(X), step)]
-        else:
-            step = max(1, _BLOCK_PAIRS // max(len(Z), 1))
-            parts = [self._pairs(theta, X[k : k + step], Z) for k in range(0, len(X), step)]
-        return torch.cat(parts) if parts else torch.empty(0, *([] if Z is None else [len(Z)]))
+        shape = [] if Z is None else [len(Z)]
+        step = max(1, _BLOCK_PAIRS // max([1, *shape]))
+        parts = [self._pairs(theta, X[k : k + step], Z) for k in range(0, len(X), step)]
+        return torch.cat(parts) if parts else torch.empty(0, *shape)
 
     def _pairs(self, theta: Tensor, X: np.ndarray, Z: np.ndarray | None = None) -> Tensor:
         """`cross` of one block, with one evaluation of the kernel for each distinct lag."""

@@ -25,11 +25,10 @@ from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
-from ._gradient import GridGradient
 from ._grid import Grid
 from ._grid_kernel import GridKernel
 from ._network import GridFeatures, NetworkTraining, grid_network, held_rows, network_steps
-from ._objective import GridEvaluation, GridProblem, grid_marginal_likelihood
+from ._objective import GridEvaluation, GridGradient, GridProblem, grid_marginal_likelihood
 from ._plan import plan_grid
 from ._posterior import GridPosterior
 from ._products import ProductEvaluation, ProductGradient, ProductPosterior, evaluate_products

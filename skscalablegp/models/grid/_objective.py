@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
@@ -87,6 +87,10 @@ class Rows(ABC):
 class KeptRows(Rows):
     """The sums on a grid that a fitted model keeps, to which further rows can be added.
 
+    Subclasses have ``moved(numbers, grid)``, the sums on a grid in which point i has the number
+    ``numbers[i]``, and ``plus(X, Y, known, white, prior)``, the sums with further rows, exactly, at
+    trained variances of the white noise and the prior.
+
     Attributes
     ----------
     moments : GridMoments
@@ -99,16 +103,6 @@ class KeptRows(Rows):
 
     def settled(self, white: float, prior: float) -> KeptRows:
         return self
-
-    @abstractmethod
-    def moved(self, numbers: np.ndarray, grid: Grid) -> KeptRows:
-        """The sums on a grid in which point i has the number ``numbers[i]``."""
-
-    @abstractmethod
-    def plus(
-        self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, white: float, prior: float
-    ) -> KeptRows:
-        """The sums with further rows, at trained variances of the white noise and the prior."""
 
 
 class CommonNoise(KeptRows):
@@ -352,6 +346,18 @@ def grid_marginal_likelihood(
     return GridEvaluation(value, grad, factor, A, L, alpha, jitter, missed)
 
 
+class GridGradient(GradientEstimator):
+    """Exact value and gradient of an interpolated model."""
+
+    exact = True
+
+    def estimate(
+        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
+    ) -> tuple[GradientEstimate, GradientState]:
+        result = grid_marginal_likelihood(problem, theta)
+        return GradientEstimate(result.grad, result.value, None, result.jitter), state
+
+
 def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
     """Refuse a prior whose rank does not fit into memory, before any row is read.
 
@@ -363,7 +369,7 @@ def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
         Names the rank and what makes it smaller.
     """
     with torch.no_grad():
-        kernel.check_factor(theta, _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points)
+        kernel.cuts(theta, _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points)
 
 
 def _gradient(kernel, theta, moments, F, P, L, alpha, jitter) -> Float[Tensor, " p"]:
