@@ -12,7 +12,14 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ...core import FitRun, TableRegressorBase, exact_start, random_rows
+from ...core import (
+    SMALL_TABLE,
+    FitRun,
+    TableRegressorBase,
+    exact_start,
+    random_rows,
+    start_rows,
+)
 from ...core.training import (
     Optimizer,
     TrainingResult,
@@ -31,7 +38,8 @@ from ._selection import select_inducing
 from ._training import CANDIDATES, START_ROWS, START_STEPS, point_units
 
 _LARGEST_DEFAULT = 512
-_MAX_ITER = 100
+# Steps on the bound, and steps on exact likelihoods, which cost less.
+_MAX_ITER, _WHOLE_STEPS = 100, 500
 _LEARNING_RATE = 0.1
 
 
@@ -60,7 +68,9 @@ class SGPRRegressor(TableRegressorBase):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512, or all rows if there are fewer.
+        Number of inducing points. "auto" is 512 on more than 2,000 rows, and all rows on fewer. The
+        bound then is the exact likelihood, which is what training maximises above 512 rows, unless
+        `optimizer` or `optimize_inducing` are set.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="conditional_variance"
         Method that chooses the inducing points, or an array of points. The named methods choose
@@ -229,7 +239,8 @@ class SGPRRegressor(TableRegressorBase):
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             n, d = table.X.shape
-            m = planned_points(self, n, d, _LARGEST_DEFAULT, run)
+            whole = self._may_be_whole(n)
+            m = planned_points(self, n, d, n if whole else _LARGEST_DEFAULT, run)
             optimizer = self._resolved_optimizer(run)
             run.check_memory(
                 8 * (8 * m * m + 6 * m * BLOCK_ROWS),
@@ -242,15 +253,15 @@ class SGPRRegressor(TableRegressorBase):
             run.computes_in_float64("the bound is a difference of large numbers")
             run.begin(table.X, table.y)
             self._keep_table(table)
-            start = self._start(problem, m, run)
+            start = self._start(problem, m, whole, run)
             theta = torch.as_tensor(start.theta)
             gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
             run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
-            result = self._train(problem, gradient, optimizer, theta, run)
+            result = start if whole else self._train(problem, gradient, optimizer, theta, run)
             jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
             run.ended(
                 start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
-                n_iter=start.n_iter + result.n_iter,
+                n_iter=start.n_iter + (0 if whole else result.n_iter),
                 planned=result.planned,
             )
             run.reports(
@@ -285,12 +296,21 @@ class SGPRRegressor(TableRegressorBase):
         run.chose("max_iter", _MAX_ITER, "enough for most tables")
         return optimizer
 
-    def _start(self, problem: GPProblem, m: int, run: FitRun) -> TrainingResult:
-        """The starting point: for the default kernel the optimum of an exact fit on some rows."""
+    def _may_be_whole(self, n: int) -> bool:
+        """Whether all rows are points: the bound is then the exact likelihood, which costs less."""
+        if not _LARGEST_DEFAULT < n <= SMALL_TABLE or self.optimize_inducing:
+            return False
+        auto = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
+        default = isinstance(self.optimizer, str) and self.optimizer == "lbfgs"
+        return auto and default
+
+    def _start(self, problem: GPProblem, m: int, whole: bool, run: FitRun) -> TrainingResult:
+        """The starting point: the optimum of an exact fit on some rows, or if `whole` on all rows."""
         kernel, n = problem.kernel, len(problem.X)
-        if self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS:
+        few = self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS
+        if few and not whole:
             return TrainingResult.untrained(kernel.theta0.numpy())
-        rows = random_rows(n, START_ROWS, run.generator)
+        rows = random_rows(n, n if whole else START_ROWS, run.generator)
         some = problem.subset(rows.to(problem.X.device))
 
         def preview(model: Any, step: TrainingStep) -> None:
@@ -298,7 +318,12 @@ class SGPRRegressor(TableRegressorBase):
             model._finish(problem, InducingGradient(Z), step.theta)
 
         run.preview = preview
-        return exact_start(kernel, some.X, some.Y, some.extra_noise, run, max_iter=START_STEPS)
+        data = (kernel, some.X, some.Y, some.extra_noise, run)
+        if not whole:
+            return exact_start(*data, max_iter=START_STEPS)
+        steps = _WHOLE_STEPS if self.max_iter == "auto" else int(self.max_iter)
+        restarts = self.n_restarts_optimizer
+        return exact_start(*data, max_iter=steps, n_restarts=restarts, subset_size=start_rows(n))
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import SGPRRegressor
+from skscalablegp import IterativeGPRegressor, SGPRRegressor
 from skscalablegp.models.inducing import _sgpr as sgpr
 
 KERNEL = ConstantKernel(1.5) * Matern([0.8, 1.5], nu=1.5) + WhiteKernel(0.05)
@@ -101,3 +101,17 @@ def test_restarts_keep_the_best():
     several = SGPRRegressor(KERNEL, n_restarts_optimizer=2, **settings).fit(X, y)
     assert several.lower_bound_ >= one.lower_bound_
     assert several.n_iter_ > one.n_iter_
+
+
+def test_small_tables_have_all_rows_as_points_and_the_exact_optimum():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (600, 3))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.standard_normal(600)
+    model = SGPRRegressor(random_state=0).fit(X, y)
+    exact = IterativeGPRegressor(solver="cholesky", random_state=0).fit(X, y)
+    assert len(model.inducing_points_) == 600
+    assert_allclose(model.kernel_.theta, exact.kernel_.theta, atol=1e-2)
+    # The jitter of a signal a million times the noise costs the bound some nats.
+    best = exact.log_marginal_likelihood_value_
+    assert best - 6 < model.lower_bound_ <= best
+    assert_allclose(model.predict(X[:50]), exact.predict(X[:50]), atol=1e-3)
