@@ -305,7 +305,7 @@ class SGPRRegressor(TableRegressorBase):
         return auto and default
 
     def _start(self, problem: GPProblem, m: int, whole: bool, run: FitRun) -> TrainingResult:
-        """The starting point: the optimum of an exact fit on some rows, or if `whole` on all rows."""
+        """The starting point: the optimum of an exact fit on some rows, or on all of them."""
         kernel, n = problem.kernel, len(problem.X)
         few = self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS
         if few and not whole:

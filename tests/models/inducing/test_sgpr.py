@@ -114,4 +114,4 @@ def test_small_tables_have_all_rows_as_points_and_the_exact_optimum():
     # The jitter of a signal a million times the noise costs the bound some nats.
     best = exact.log_marginal_likelihood_value_
     assert best - 6 < model.lower_bound_ <= best
-    assert_allclose(model.predict(X[:50]), exact.predict(X[:50]), atol=1e-3)
+    assert_allclose(model.predict(X[:50]), exact.predict(X[:50]), atol=5e-3)
