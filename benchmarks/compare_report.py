@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Tables and the picture "test NLL against seconds" from what compare.py measured.
+"""Tables and the picture "test NLL against seconds" from what compare.py and rivals.py measured.
 
-    python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/comparison.png
+    python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/rival_table.inc,
+                                                 # doc/comparison.png
 
 Where a cell was measured more than once, its last line counts; several splits are averaged. Lines
 measured under settings other than the last line's (rows, budget, clock, threads) are left out and
@@ -42,6 +43,9 @@ def main(argv=None):
     text = "\n".join([*preamble(used, settings, len(lines) - len(alike)), "", *tables(cells)])
     (out / "comparison_tables.inc").write_text(text + "\n", encoding="utf-8")
     draw(cells, settings, out / "comparison.png")
+    raced = [json.loads(text) for text in Path(args.rivals).read_text("utf-8").splitlines() if text]
+    text = "\n".join(rival_table(last(raced)))
+    (out / "rival_table.inc").write_text(text + "\n", encoding="utf-8")
 
 
 def parse_args(argv):
@@ -49,6 +53,7 @@ def parse_args(argv):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lines", default=str(HERE / "results" / "compare.jsonl"))
+    parser.add_argument("--rivals", default=str(HERE / "results" / "rivals.jsonl"))
     parser.add_argument("--out", default=str(HERE.parent / "doc"), help="folder")
     return parser.parse_args(argv)
 
@@ -144,6 +149,24 @@ def tables(cells):
         missing = sorted(everywhere - set(found))
         if missing:
             yield from ("", f"Not measured: {', '.join(missing)}.")
+
+
+def rival_table(lines):
+    """One table: rivals and the models that race with them, by NLL within each data set."""
+    columns = [(label, key, form) for label, key, form in COLUMNS if key in ("nll", "coverage95")]
+    form = "{:.3g}"
+    columns = [("RMSE", "rmse", form), columns[0], ("CRPS", "crps", form), columns[1]]
+    header = ["data set", "model", *(label for label, _, _ in columns), "seconds"]
+    rows, notes = [], []
+    for dataset, cells in combine(lines).items():
+        for name in sorted(cells, key=lambda n: order(cells[n])):
+            cell = cells[name]
+            if cell["status"] != "ok":
+                notes.append(f"- {name} on {dataset}: {plain(cell.get('error', ''))}")
+                continue
+            shown = [form.format(cell[key]) for _, key, form in columns]
+            rows.append([dataset, name, *shown, f"{cell['fit'] + cell['predict']:.0f}"])
+    return [*simple_table(header, rows), *(["", *notes] if notes else [])]
 
 
 def order(cell):

@@ -64,10 +64,13 @@ def test_lines_and_report(data_folder, tmp_path):
 
     same = {"cut_seconds": 60.0, "n_train_asked": 80}
     out.write_text("\n".join(json.dumps(line | same) for line in [*lines, cut]))
-    done = run("compare_report.py", "--lines", str(out), "--out", str(tmp_path))
+    raced = ("--lines", str(out), "--rivals", str(out))
+    done = run("compare_report.py", *raced, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     tables = (tmp_path / "comparison_tables.inc").read_text()
     assert f"{good['rmse']:.3f}" in tables and good["date"] in tables
+    row = [line for line in (tmp_path / "rival_table.inc").read_text().splitlines() if "Po" in line]
+    assert len(row) == 1 and f"{good['nll']:.2f}" in row[0]
     assert (tmp_path / "comparison.png").stat().st_size > 1000
 
 

@@ -38,7 +38,7 @@ _NEIGHBORS = 200
 # Rows of the exact fit from which training starts, and with objective="subset".
 _START, _SUBSET = 1000, 3000
 # Value of batch_size="auto", and rows of the calibration, which trains two hyperparameters.
-_CENTRES, _CALIBRATION = 1000, 500
+_CENTRES, _CALIBRATION = 1000, 1000
 _CALIBRATING_STEPS = 20
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
@@ -78,9 +78,9 @@ class NNGPRegressor(GPRegressorBase):
         likelihood of random rows and the fastest. The last two do not measure how well rows are
         predicted.
     calibrate : bool, default=True
-        Whether to calibrate the predictive distribution on the training rows. After training with
-        ``objective="blocks"`` or "subset", the kernel's amplitude and noise are trained further to
-        maximise the leave-one-out score. With "leave_one_out" it has no effect.
+        Whether to calibrate the predictive distribution on the training rows. The kernel's
+        amplitude and noise are then trained further to maximise the leave-one-out score of up to
+        1,000 rows, with ``objective="leave_one_out"`` of rows that training has not predicted.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
@@ -342,12 +342,15 @@ class NNGPRegressor(GPRegressorBase):
     ) -> TrainingResult:
         """The result after variances have maximised the leave-one-out score, where that is due."""
         free = torch.as_tensor(variances(problem.kernel))
-        if self.objective == "leave_one_out":
-            run.ignores("calibrate", "training maximises the leave-one-out score already")
-            return result
         if not self.calibrate or run.stopped or not free.any():
             return result
-        rows = random_rows(len(problem.X), _CALIBRATION, run.generator).to(problem.X.device)
+        # The rows that training has predicted are predicted too well.
+        n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
+        others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
+        if not len(others):
+            run.ignores("calibrate", "training has predicted all rows")
+            return result
+        rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
         left_out = LocalGradient(rows, self.n_neighbors_, "leave_one_out", free)
         settings = StageSettings("bfgs", _CALIBRATING_STEPS, name="calibration")
         found = None

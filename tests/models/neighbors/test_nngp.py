@@ -231,7 +231,8 @@ def test_one_block_is_the_exact_likelihood():
 def test_what_was_maximised_is_answered_again(objective):
     X, y, _ = table(120)
     settings = dict(objective=objective, subset_size=30, batch_size=40, optimizer="auto")
-    ours = model(kernel=None, **settings).fit(X, y)
+    calibrate = objective != "leave_one_out"  # the gradient below is that of training
+    ours = model(kernel=None, calibrate=calibrate, **settings).fit(X, y)
     value = ours.log_marginal_likelihood_value_
     theta = ours.kernel_.theta
     assert_allclose(ours.log_marginal_likelihood(theta), value, rtol=1e-9)
@@ -242,19 +243,25 @@ def test_what_was_maximised_is_answered_again(objective):
         assert np.abs(grad).max() < 0.05 * len(X)
         assert ours.log_marginal_likelihood(theta + 0.3) < value
     stages = list(dict.fromkeys(ours.history_["stage"]))
-    assert ("calibration" in stages) == (objective != "leave_one_out")
+    assert ("calibration" in stages) == calibrate
 
 
-def test_calibration_moves_amplitude_and_noise_only():
+@pytest.mark.parametrize("objective", ["leave_one_out", "subset"])
+def test_calibration_moves_amplitude_and_noise_only(objective):
     X, y, _ = table(300)
-    settings = dict(objective="subset", subset_size=40, optimizer="auto", kernel=None)
+    settings = dict(objective=objective, subset_size=40, optimizer="auto", kernel=None)
+    settings |= dict(batch_size=20)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
     assert_array_equal(ours.kernel_.k1.k2.length_scale, plain.kernel_.k1.k2.length_scale)
-    assert ours.kernel_.k2 != plain.kernel_.k2 and ours.kernel_.k1.k1 != plain.kernel_.k1.k1
+    assert ours.kernel_.k2 != plain.kernel_.k2
+    if objective == "subset":  # the amplitude is at a bound otherwise
+        assert ours.kernel_.k1.k1 != plain.kernel_.k1.k1
 
     def score(m):
         p = m._trained_problem()
         rows = torch.arange(len(X))
+        if objective == "leave_one_out":
+            rows = torch.as_tensor(np.setdiff1d(rows, plain._seen))
         near = neighbours_of(p, p.kernel.theta0, rows, 12)
         return left_out(p, p.kernel.theta0, rows, near, False)[0]
 
