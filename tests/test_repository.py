@@ -188,6 +188,8 @@ def test_version_is_the_same_everywhere():
     released = skscalablegp.__version__.partition(".dev")[0]
     newest = re.search(r"^(\d+\.\d+\S*)", (ROOT / "CHANGELOG.rst").read_text(), re.MULTILINE)
     assert newest[1] == released
+    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited[1] == released
 
 
 def test_setup_cfg_holds_only_what_pyproject_cannot():

@@ -90,7 +90,7 @@ def refuse_classifier(display: type, estimator: Any, instead: str) -> None:
     check_predicts(estimator)
     if is_classifier(estimator):
         raise TypeError(
-            f"{display.__name__} shows regressors, and {type(estimator).__name__} is a "
+            f"{display.__name__} shows regressors, and {type(core_of(estimator)).__name__} is a "
             f"classifier: use {instead}."
         )
 

@@ -121,14 +121,15 @@ class TrainingDisplay:
                 f"around one: {type(core).__name__} has no history_."
             )
         thetas = [np.asarray(theta, dtype=float) for theta in history["theta"]]
-        p = len(thetas[-1]) if thetas else 0
+        names = _names(core, {len(theta) for theta in thetas})
+        p = len(names)
         values = [np.exp(t) if len(t) == p else np.full(p, np.nan) for t in thetas]
         display = cls(
             stage=np.array(history["stage"], dtype=str),
             objective=np.array(history["objective"], dtype=float),
             objective_name=np.array(history["objective_name"], dtype=str),
             hyperparameters=np.reshape(values, (len(thetas), p)),
-            hyperparameter_names=_names(core, p),
+            hyperparameter_names=names,
             residual=np.array(history["residual"], dtype=float),
             probe_residual=np.array(history["probe_residual"], dtype=float),
             seconds={k: v for k, v in report.seconds.items() if k != "total"},
@@ -242,9 +243,13 @@ class TrainingDisplay:
         return lines
 
 
-def _names(core: Any, p: int) -> list[str]:
-    """A name for each of p hyperparameters, of which the last may be noise beside the kernel's."""
+def _names(core: Any, lengths: set[int]) -> list[str]:
+    """A name for each hyperparameter, given how many of them the steps of training have.
+
+    Some stages have more than the kernel's, the last of which is noise beside it, or others.
+    """
     names = hyperparameter_names(core.kernel_) if hasattr(core, "kernel_") else []
-    if len(names) == p - 1:
-        names.append("noise")
-    return names if len(names) == p else [f"hyperparameter {k}" for k in range(p)]
+    for known in (names, [*names, "noise"]):
+        if len(known) in lengths:
+            return known
+    return [f"hyperparameter {k}" for k in range(max(lengths, default=0))]

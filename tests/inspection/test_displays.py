@@ -27,6 +27,7 @@ from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     PoERegressor,
+    QSRVMRegressor,
     RRCGRegressor,
     SCGDDKLRegressor,
     SVGPClassifier,
@@ -443,6 +444,16 @@ class TestTraining:
         assert_allclose(
             display.hyperparameters[:, -1], np.exp([t[-1] for t in model.history_["theta"]])
         )
+
+    def test_stages_with_other_hyperparameters_are_gaps(self, data):
+        X, y = data
+        model = QSRVMRegressor(max_iter=3, random_state=0).fit(X, y)
+        lengths = np.array([len(theta) for theta in model.history_["theta"]])
+        display = TrainingDisplay.from_estimator(model)
+        assert len(display.hyperparameter_names) == len(model.kernel_.theta)
+        known = np.isfinite(display.hyperparameters).all(1)
+        assert_array_equal(known, lengths == len(model.kernel_.theta))
+        assert known.any() and not known.all()
 
     def test_stages_with_another_objective_are_left_out(self, data):
         X, y = data
