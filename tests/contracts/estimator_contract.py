@@ -822,7 +822,7 @@ class EstimatorContract:
         row.needs("noise_variance")
         row.needs("multi_output")
         X, y, _ = table()
-        with pytest.raises(ValueError, match="gives the targets different noise"):
+        with pytest.raises(ValueError, match="differs between the targets"):
             noise = np.column_stack([np.full(N, 0.1), np.full(N, 0.2)])
             row.new().fit(X, np.column_stack([y, -y]), noise_variance=noise)
 

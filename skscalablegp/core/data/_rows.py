@@ -10,22 +10,22 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-# Rows that a pass over the data holds at a time.
+# Number of rows in one block of a pass over the data.
 BLOCK_ROWS = 16_384
-# Tables up to this size are held as tensors; larger ones are read from where they are.
+# Tables up to this size are held as tensors; larger ones are read batch by batch.
 _RESIDENT_BYTES = 2**28
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What turns a table's own units into those of a model.
+    """Means and scales that convert a table to the units of a model.
 
     Attributes
     ----------
     x_mean, x_scale : ndarray of shape (d,)
         Column means and standard deviations, 1 for constant columns.
     y_mean, y_scale : ndarray of shape (t,)
-        Of the targets; 0 and 1 where they are taken as they are.
+        Means and scales of the targets; 0 and 1 if they are not normalised.
     """
 
     x_mean: np.ndarray
@@ -47,7 +47,7 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
     """
     n, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
     for start in range(0, len(X), block):
-        # Sums depend on the memory layout in the last digits: a network's training shows it.
+        # The last digits of sums depend on the memory layout, which would change training.
         part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
         m, part_mean = len(part), part.mean(0)
         delta = part_mean - mean
@@ -55,7 +55,7 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
         mean += delta * (m / (n + m))
         n += m
     std = np.sqrt(squares / n)
-    # What rounding leaves of a constant column is no scale.
+    # Rounding errors of a constant column are no scale.
     constant = std <= 10 * np.finfo(np.float64).eps * np.abs(mean)
     return mean, np.where(constant, 1.0, std)
 
@@ -63,9 +63,9 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
 def target_moments(
     Y: np.ndarray, normalize: bool, shared: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What (n, t) targets are centred by and divided by: 0 and 1 where they keep their units.
+    """Means and scales of (n, t) targets; 0 and 1 if they are not normalised.
 
-    With `shared` one divisor serves all, as noise known in the units of y needs it.
+    With `shared` all targets have the same scale, as noise known in the units of y requires.
     """
     if not normalize:
         return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
@@ -74,7 +74,7 @@ def target_moments(
 
 
 def _scaled(rows: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Standardised rows in row order, whatever the order of what came in."""
+    """Standardised rows in C order."""
     return (np.ascontiguousarray(rows) - mean) / scale
 
 
@@ -90,7 +90,7 @@ class RowSource:
         Targets in their own units.
     scaling : Scaling
     dtype : torch.dtype
-        Of the tensors handed out.
+        Precision of the tensors.
     device : torch.device
     noise : ndarray of shape (n,), optional
         Known noise variances in the model's units.
@@ -108,7 +108,7 @@ class RowSource:
         return len(self.X)
 
     def resident(self) -> RowSource:
-        """The same rows held as tensors where they are small enough: a batch is then one copy."""
+        """The same rows, held as tensors if they are small enough."""
         size = torch.finfo(self.dtype).bits // 8
         if self._resident is not None or (self.X.size + self.Y.size) * size > _RESIDENT_BYTES:
             return self
@@ -135,7 +135,7 @@ class RowSource:
         return X.to(self.device, self.dtype), Y.to(self.device, self.dtype)
 
     def known(self, index: np.ndarray | Tensor | slice) -> Float[Tensor, " m"] | float:
-        """Known noise variances of some rows; 0 where none are known."""
+        """Known noise variances of some rows; 0 without known noise."""
         if self.noise is None:
             return 0.0
         if isinstance(index, Tensor):
@@ -148,7 +148,7 @@ class RowSource:
             yield self.rows(slice(start, start + size))
 
     def shuffled(self, batch_size: int, generator: Generator) -> Iterator[Tensor]:
-        """Row numbers of batches without end: epochs without replacement, whole batches only."""
+        """Row numbers of an endless sequence of full batches, without replacement in an epoch."""
         size = min(batch_size, len(self))
         while True:
             order = torch.randperm(len(self), generator=generator)

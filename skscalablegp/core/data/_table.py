@@ -1,4 +1,4 @@
-"""A validated training table with its target's scale."""
+"""A validated training table with the scale of its target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._rows import target_moments
 
 @dataclass(frozen=True)
 class Table:
-    """What a fit works on; becomes fitted attributes only when the fit has succeeded.
+    """The data of a fit, which become fitted attributes if the fit succeeds.
 
     Attributes
     ----------
@@ -25,11 +25,11 @@ class Table:
     y : ndarray of shape (n,) or (n, t)
         Normalised targets.
     y_mean, y_std : ndarray of shape () or (t,)
-        What turns them back.
+        Mean and scale that convert the targets to their own units.
     noise : ndarray of shape (n,)
         Known noise variances in normalised units.
     origin : ndarray of shape (d,) or 0
-        What tensors of rows are measured from.
+        The point from which tensors of rows are measured.
     """
 
     X: np.ndarray
@@ -51,8 +51,8 @@ class Table:
     ) -> Table:
         """Normalise the target, and express known noise in its units.
 
-        `alpha` gives the noise of every row, known the scales of the targets. With `shared` all of
-        them are divided by the same number, as noise in y's units needs it.
+        `alpha` maps the scales of the targets to the noise of every row. With `shared` all targets
+        have the same scale, as noise known in the units of y requires.
         """
         y = y.astype(np.float64)
         moments = target_moments(y.reshape(len(y), -1), normalize_y, shared)
@@ -70,9 +70,9 @@ class Table:
         return replace(self, X=self.X[chosen], y=self.y[chosen], noise=self.noise[chosen])
 
     def centred(self, kernel: TorchKernel) -> Table:
-        """Measured from the columns' means, where the kernel only sees differences.
+        """The table with rows measured from the column means, if only differences of rows matter.
 
-        Numbers far from zero, such as times in seconds, would lose their digits in float32.
+        Numbers far from zero, such as times in seconds, would lose digits in float32.
         """
         if not kernel.vectors:
             return self
@@ -96,35 +96,32 @@ class Table:
         )
 
     def check_separable(self, kernel: TorchKernel) -> None:
-        """Refuse duplicated rows that no noise tells apart.
-
-        Not for kernels of which nothing is known: their factorisation will tell.
-        """
+        """Raise a ValueError for equal rows without noise, except under unknown kernels."""
         if kernel.numpy_code or not kernel.vectors:
             return
         with torch.no_grad():
-            # A copy: torch warns of arrays that are not writable.
+            # torch warns of arrays that are not writable, unless they are copied.
             rows = torch.tensor(np.ascontiguousarray(self.X))
             white = kernel.noise(kernel.theta0, rows).numpy()
         check_duplicates(self.X, white + self.noise)
 
 
 def n_columns(X: np.ndarray) -> int:
-    """d; 1 where a row is an object."""
+    """Number d of columns; 1 if rows are objects."""
     return X.shape[1] if X.ndim > 1 else 1
 
 
 def known_noise(noise_variance: Any, n: int, y_std: np.ndarray) -> np.ndarray:
-    """Known noise of the rows of a fit, in normalised units; zeros where nothing is known.
+    """Known noise of the rows of a fit, in normalised units; zeros without noise_variance.
 
     Parameters
     ----------
     noise_variance : float, array-like of shape (n,) or (n, t), or None
-        In the units of y, squared.
+        Variances in squared units of y.
     n : int
-        Rows.
+        Number of rows.
     y_std : ndarray of shape () or (t,)
-        The targets' scales.
+        Scales of the targets.
 
     Returns
     -------
@@ -133,7 +130,7 @@ def known_noise(noise_variance: Any, n: int, y_std: np.ndarray) -> np.ndarray:
     Raises
     ------
     ValueError
-        Where the targets differ in it: they share one covariance matrix.
+        If the noise differs between targets, which share one covariance matrix.
     """
     own = check_noise_variance(noise_variance, n, np.size(y_std))
     if own is None:
@@ -143,8 +140,8 @@ def known_noise(noise_variance: Any, n: int, y_std: np.ndarray) -> np.ndarray:
         return own[:, 0]
     if np.ndim(noise_variance) == 2:
         raise ValueError(
-            "noise_variance gives the targets different noise, but targets of one fit share their "
-            "covariance matrix: fit an estimator for each."
+            "noise_variance differs between the targets, but the targets of one fit share their "
+            "covariance matrix: fit one estimator for each target (MultiOutputRegressor)."
         )
     raise ValueError(
         "noise_variance is in the units of y, and with normalize_y=True the targets "

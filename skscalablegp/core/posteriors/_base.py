@@ -1,4 +1,4 @@
-"""What answers predictions, in the units of the model's own (normalised) target."""
+"""The protocol of posteriors, which answer in units of the normalised target."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
 
 
 class Posterior(ABC):
-    """A frozen posterior over noise-free functions; has `variance`, `mean_and_variance`, or both.
+    """A posterior over noise-free functions, which does not change.
+
+    A subclass defines `variance`, `mean_and_variance`, or both.
 
     Attributes
     ----------
     dtype : torch.dtype
-        Of the rows that it takes.
+        Precision of its rows.
     device : torch.device
-        Where it answers.
+        Device on which it computes.
     width : int
-        Numbers held for each row of a prediction.
+        Number of floating-point numbers that a prediction holds for each row.
     likelihood : Likelihood
-        Of an observation given the function; Gaussian where a subclass says nothing else.
+        Likelihood of an observation given the function; Gaussian by default.
     """
 
     likelihood: Likelihood = Gaussian()
@@ -44,14 +46,14 @@ class Posterior(ABC):
 
     @abstractmethod
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        """The posterior mean; never pays for variances."""
+        """The posterior mean, without the cost of variances."""
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The latent posterior variance, the same for every target."""
         return self.mean_and_variance(X)[1]
 
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        """Both; one evaluation of what they share, where a subclass says how."""
+        """Mean and variance; a subclass may evaluate the kernel only once for both."""
         return self.mean(X), self.variance(X)
 
     @abstractmethod
@@ -69,7 +71,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """What the kernel's white noise adds to a new observation's variance."""
+        """The variance that the kernel's white noise adds to a new observation."""
 
     def sample_noisy(
         self,
@@ -78,9 +80,9 @@ class Posterior(ABC):
         n_samples: int,
         random_state: np.random.RandomState,
     ) -> Float[Tensor, "m t s"]:
-        """Joint draws of observations, with known noise variances beside the kernel's white noise.
+        """Joint draws of observations, with known noise variances besides the kernel's white noise.
 
-        O(m^3) where noise is not Gaussian: it is then drawn by the likelihood.
+        O(m^3) if the noise is not Gaussian; it is then drawn by the likelihood.
         """
         if self.likelihood.conjugate:
             draws = self.sample(X, n_samples, random_state)
@@ -105,7 +107,7 @@ class Posterior(ABC):
         include_noise: bool,
         known: Float[np.ndarray, "m t"] | None,
     ) -> Float[np.ndarray, "m t k"]:
-        """Quantiles of a new observation, or of the function without noise.
+        """Quantiles of new observations, or of the latent function.
 
         Parameters
         ----------
@@ -113,7 +115,7 @@ class Posterior(ABC):
         q : ndarray of shape (k,)
             Probabilities.
         include_noise : bool
-            Whether the noise counts: the kernel's white noise, and what is known beside it.
+            Whether to include the kernel's white noise and the known noise.
         known : ndarray of shape (m, t), optional
             Known noise variances.
         """
@@ -131,47 +133,47 @@ class Posterior(ABC):
         Y: Float[Tensor, "k t"],
         noise: Float[Tensor, " k"],
     ) -> MeanAndVariance | None:
-        """Means and variances of training targets, each as the other rows predict it.
+        """Leave-one-out means and variances of training targets at the trained hyperparameters.
 
-        At the trained hyperparameters; None where there is no closed form.
+        None if there is no closed form.
 
         Parameters
         ----------
         rows : Tensor of shape (k,)
-            Places in the training table, rising.
+            Row numbers in the training table, in increasing order.
         X, Y : Tensor of shape (k, d) and (k, t)
             These rows and their targets.
         noise : Tensor of shape (k,)
-            All of their noise variance, which is in the answer.
+            Their total noise variances, which the returned variances include.
         """
         return None
 
     def weight_form(self) -> WeightForm | None:
-        """Features and a precision of their weights, where the posterior is made of such."""
+        """Features and the precision matrix of their weights; None for other posteriors."""
         return None
 
     def low_rank_form(self) -> LowRankForm | None:
-        """How variances of low rank are made, where there are fast products for them."""
-        # Low-rank posteriors are posteriors, so that their module imports this one.
+        """The form from which low-rank variances are computed; None without fast products."""
+        # The module of low-rank posteriors imports this one.
         from ._low_rank import WeightCaches
 
         form = self.weight_form()
         return None if form is None else WeightCaches(self, form)
 
     def take_unfinished(self) -> list[SolveSummary]:
-        """The solves since the last call that ended above their tolerance; forgets them."""
+        """Return and clear the list of solves that did not reach their tolerance."""
         return []
 
 
 class KernelPosterior(Posterior):
-    """A posterior that is made of k(X, training rows).
+    """A posterior that is computed from k(X, training rows).
 
     Parameters
     ----------
     operator : KernelOperator
-        H at the trained hyperparameters.
+        H, the kernel matrix plus noise, at the trained hyperparameters.
     weights : Tensor of shape (n, t)
-        H^-1 Y.
+        The solution H^-1 Y.
     """
 
     def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
@@ -201,26 +203,26 @@ def without_own(
     variance: Float[Tensor, " k"],
     noise: Float[Tensor, " k"],
 ) -> MeanAndVariance:
-    """Means and variances of targets that linear predictions leave out.
+    """Leave-one-out means and variances of targets, for linear models with fixed features.
 
-    A row's leverage is its share in its own mean, the variance of f there over the noise's:
-    y - mean and f's variance grow by 1 / (1 - leverage) once it is left out.
+    The leverage of a row is the variance of f there divided by the noise variance. Leaving out the
+    row multiplies y - mean and the variance of f by 1 / (1 - leverage).
 
     Parameters
     ----------
     Y : Tensor of shape (k, t)
         The targets.
     mean, variance : Tensor of shape (k, t) and (k,)
-        Of f at these rows, given all rows.
+        Mean and variance of f at these rows, given all rows.
     noise : Tensor of shape (k,)
-        Of these targets, positive.
+        Positive noise variances of these targets.
     """
     left = (1 - variance / noise).clamp_min(torch.finfo(noise.dtype).eps ** 0.5)
     return Y - (Y - mean) / left[:, None], noise + variance / left
 
 
 def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
-    """Variances that rounding left below zero become zero; a larger deficit is an error.
+    """Replace variances that are negative by rounding by zero; raise for more negative ones.
 
     Parameters
     ----------
@@ -232,8 +234,8 @@ def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
     Raises
     ------
     FloatingPointError
-        If a variance is more negative than rounding explains: the factor is then wrong, and a
-        clipped zero would hide it.
+        If a variance is more negative than rounding explains. The factor is then wrong, and
+        clipping would hide the error.
     """
     limit = -(torch.finfo(variance.dtype).eps ** 0.5) * scale.clamp_min(
         torch.finfo(scale.dtype).tiny
@@ -241,8 +243,8 @@ def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
     if bool((variance < limit).any()):
         worst = float((variance / scale).min())
         raise FloatingPointError(
-            f"A posterior variance came out at {worst:.1e} of the prior variance, which rounding "
-            "does not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
+            f"A posterior variance is {worst:.1e} times the prior variance, which rounding does "
+            "not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
         )
     return variance.clamp_min(0)
 
@@ -253,10 +255,10 @@ def joint_normal(
     n_samples: int,
     random_state: np.random.RandomState,
 ) -> Float[Tensor, "m t s"]:
-    """Draws of a new observation from the posterior's mean and covariance; O(m^3)."""
+    """Draws of new observations from the mean and covariance of the posterior; O(m^3)."""
     covariance = posterior.covariance(X).cpu().double().numpy()
     covariance[np.diag_indices_from(covariance)] += posterior.noise(X).cpu().double().numpy()
     means = posterior.mean(X).cpu().double().numpy()
-    # The same call as scikit-learn's, so that equal seeds give equal draws.
+    # The same call as in scikit-learn, so that equal seeds give equal draws.
     draws = [random_state.multivariate_normal(mean, covariance, n_samples).T for mean in means.T]
     return torch.as_tensor(np.stack(draws, 1))

@@ -12,7 +12,7 @@ from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likel
 from ...linalg.operators import KernelOperator
 from ._base import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
 
-# Columns of a factor's inverse at a time.
+# Number of columns of the inverse factor in one block.
 _COLUMNS = 500
 
 
@@ -22,15 +22,15 @@ class ExactPosterior(KernelPosterior):
     Parameters
     ----------
     operator : KernelOperator
-        H at the trained hyperparameters.
+        H, the kernel matrix plus noise, at the trained hyperparameters.
     weights : Tensor of shape (n, t)
-        H^-1 Y.
+        The solution H^-1 Y.
     factor : Tensor of shape (n, n)
         Lower Cholesky factor of H.
 
     Notes
     -----
-    A variance costs n^2 flops a row; Rasmussen and Williams (2006), algorithm 2.1.
+    Rasmussen and Williams (2006), algorithm 2.1; a variance costs n^2 operations for each row.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ExactPosterior(KernelPosterior):
         factor: Float[Tensor, "n n"],
     ):
         super().__init__(operator, weights)
-        # The factor was written over H: products of the operator must not be written over it.
+        # The factor is in the memory of H, which products of the operator must not overwrite.
         operator.leave_workspace()
         self.factor = factor
 
@@ -48,7 +48,7 @@ class ExactPosterior(KernelPosterior):
     def of(
         cls, problem: GPProblem, theta: Float[Tensor, " p"], max_jitter: float = 1e-3
     ) -> tuple[ExactPosterior, ExactEvaluation]:
-        """At these hyperparameters, and the evaluation that gave the factor; O(n^3)."""
+        """The posterior at theta, and the evaluation with its factor; O(n^3)."""
         evaluation = exact_marginal_likelihood(problem, theta, False, max_jitter)
         operator = problem.operator(theta)
         return cls(operator, evaluation.weights, evaluation.factor), evaluation
@@ -71,7 +71,7 @@ class ExactPosterior(KernelPosterior):
         """From the diagonal of H^-1, Rasmussen and Williams (2006), equation 5.12; O(n^2) a row."""
         inverse = torch.empty_like(noise)
         for part in torch.arange(len(rows), device=rows.device).split(_COLUMNS):
-            first = int(rows[part[0]])  # what stands above is zero in these columns of L^-1
+            first = int(rows[part[0]])  # these columns of L^-1 are zero above this row
             below = self.factor[first:, first:]
             units = below.new_zeros(len(below), len(part))
             units[rows[part] - first, torch.arange(len(part), device=rows.device)] = 1

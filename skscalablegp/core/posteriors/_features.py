@@ -17,15 +17,15 @@ from ._weights import WeightForm
 
 @dataclass(frozen=True, eq=False)
 class FeatureWeights:
-    """The posterior of a finite feature map's weights: w ~ N(mean, (L L')^-1).
+    """The posterior of the weights of a finite feature map: w ~ N(mean, (L L')^-1).
 
     Attributes
     ----------
     factor : Tensor of shape (m, m)
-        L, lower triangular.
+        The lower triangular factor L.
     mean : Tensor of shape (m, t)
     jitter : float
-        What had to be added to a diagonal before it could be factorised.
+        Number that was added to a diagonal to make the matrix positive definite.
     """
 
     factor: Float64[Tensor, "m m"]
@@ -34,29 +34,29 @@ class FeatureWeights:
 
     @classmethod
     def of(cls, estimator: Any, device: torch.device) -> FeatureWeights:
-        """Those that a fitted estimator keeps."""
+        """The weights of a fitted estimator."""
         kept = estimator.coef_precision_cholesky_, estimator.coef_
         return cls(*(torch.tensor(array, device=device) for array in kept))
 
 
 class FeaturePosterior(Posterior):
-    """f(x) = phi(x)' w with w ~ N(mean, (L L')^-1); holds no training rows.
+    """The posterior of f(x) = phi(x)' w with w ~ N(mean, (L L')^-1), without training rows.
 
     Parameters
     ----------
     features : callable
-        phi at the trained hyperparameters: (m, d) -> (m, q), in float64.
+        The features phi at the trained hyperparameters: (m, d) -> (m, q), in float64.
     noise : callable
-        What white noise adds to a new observation's variance: (m, d) -> (m,).
+        Variance of white noise for new observations: (m, d) -> (m,).
     weights : FeatureWeights
-        Mean and factor of the weights' posterior.
+        Mean and factor of the posterior of the weights.
     learned : bool, default=False
-        Whether the features were fitted to the rows as well: a row that is left out then changes
-        more than the weights.
+        Whether the features were also fitted to the rows. Leaving out a row then changes more than
+        the weights, and there is no closed form.
 
     Notes
     -----
-    A mean costs O(m) a row, a variance O(m^2); variances are sums of squares and never negative.
+    For each row a mean costs O(q) and a variance O(q^2). Variances are sums of squares.
     """
 
     dtype = torch.float64
@@ -94,7 +94,7 @@ class FeaturePosterior(Posterior):
         return None if self._learned else without_own(Y, *self.mean_and_variance(X), noise)
 
     def weight_form(self) -> WeightForm:
-        """The same as low-rank variances take it."""
+        """The features and the precision of their weights, for low-rank variances."""
         return WeightForm(
             features=self._phi,
             precision=self.factor @ self.factor.T,
@@ -109,7 +109,7 @@ class FeaturePosterior(Posterior):
     def sample(
         self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
     ) -> Float[Tensor, "m t s"]:
-        """Draws of the weights, hence of whole functions: O(m^2) a draw, O(m) a further row."""
+        """Draw weights, and thereby whole functions: O(q^2) a draw, and O(q) for each row."""
         (q, t), device = self.weights.shape, self.device
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         eps = torch.randn(q, t * n_samples, generator=generator, dtype=torch.float64).to(device)

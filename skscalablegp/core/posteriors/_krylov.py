@@ -1,4 +1,4 @@
-"""Orthonormal bases in which the inverse of H is small and accurate."""
+"""Krylov spaces in which the inverse of H has accurate low-rank approximations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def krylov_basis(
     n_steps: int,
     known: Float[Tensor, "n k"] | None = None,
 ) -> Float[Tensor, "n k2"]:
-    """Columns that span the Krylov spaces of every start vector, beside what is known already.
+    """An orthonormal basis of the Krylov spaces of all start vectors and of the known columns.
 
-    Full reorthogonalisation within a space, and a QR factorisation over all of them; directions
-    that are dependent to rounding are dropped. n_steps epochs.
+    Each space is fully reorthogonalised, and all are joined by a QR factorisation. Directions that
+    depend on others up to rounding are dropped. Costs n_steps epochs.
     """
     found = lanczos(operator, start, n_steps).basis
     columns = found.reshape(-1, found.shape[2]).T

@@ -23,32 +23,32 @@ from ._base import (
 from ._krylov import explained_weights, krylov_basis, whitened
 from ._weights import WeightForm
 
-# Rows whose average column of K starts Lanczos where all rows would cost too much.
+# Lanczos starts with the average column of K over at most so many rows.
 _PROBE_ROWS = 1000
-# Largest rank that is tried where nobody set a limit.
+# Largest rank that is tried without a limit by the user.
 AUTO_RANK = 1600
-# Rows whose covariances start Lanczos anew where the rank has to grow.
+# Number of start vectors of Lanczos when the rank has to grow.
 _NEW_PROBES = 8
-# Up to here a joint covariance is factorised; more rows are sampled through random features.
+# Up to so many rows samples come from a factorised covariance, above from random features.
 _JOINT_ROWS = 1000
 _SAMPLE_PAIRS = 1000
-# Bytes of features of training rows at a time.
+# Memory of one block of features in bytes.
 _BLOCK_BYTES = 2**26
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A posterior with low-rank caches, and what is known about its error.
+    """A posterior with low-rank caches, and its measured error.
 
     Attributes
     ----------
     posterior : Posterior
     rank : int
-        Lanczos vectors in use.
+        Number of Lanczos vectors.
     error : float
-        Largest absolute error of the variance at the held rows.
+        Largest absolute error of the variance at the rows `held`.
     basis : ndarray or None
-        What `LowRankForm.posterior` needs to make the posterior again; None for exact variances.
+        The array from which `LowRankForm.posterior` makes the posterior; None for exact variances.
     """
 
     posterior: Posterior
@@ -58,21 +58,21 @@ class LowRank:
 
 
 class LowRankForm:
-    """How a posterior gets variances of low rank; this one's exact ones cost no more.
+    """Low-rank variances of a posterior; this base class always uses the exact variances.
 
     Parameters
     ----------
     below : Posterior
-        Whose mean and noise are used, and whose variances are exact.
+        The posterior with the mean, the noise and the exact variances.
     full : int
-        The rank at which low-rank variances would be exact, too.
+        The rank at which low-rank variances would be exact.
     """
 
     def __init__(self, below: Posterior, full: int):
         self.below, self.full = below, full
 
     def need(self, rank: int) -> float:
-        """Bytes that the caches take while they are made."""
+        """Peak memory of computing the caches, in bytes."""
         return 0.0
 
     def growing(
@@ -82,21 +82,21 @@ class LowRankForm:
         rank: int,
         max_rank: int | None,
     ) -> Iterator[LowRank]:
-        """Caches of growing rank, each with its error; then the exact variances.
+        """Yield caches of growing rank with their errors, then the exact variances.
 
-        From half of `full` on, where low-rank variances cost as much as exact ones, and above
-        `AUTO_RANK` where there is no limit, these take their place.
+        The exact variances follow above half of `full`, where low-rank variances cost as much, and
+        without a limit above `AUTO_RANK`.
 
         Parameters
         ----------
         held : Tensor of shape (h, d)
             Rows at which variances are compared with exact ones.
         probes : Tensor of shape (p, d)
-            Training rows, whose average features start Lanczos over weights.
+            Training rows whose average features start Lanczos over weights.
         rank : int
-            Lanczos vectors to begin with.
+            Number of Lanczos vectors at the beginning.
         max_rank : int or None
-            Where growth ends; None for no limit.
+            Largest rank; None for no limit.
         """
         most = self.full // 2
         limit = max(rank, AUTO_RANK) if max_rank is None else max_rank
@@ -107,7 +107,7 @@ class LowRankForm:
         yield LowRank(self.below, self.full, 0.0, None)
 
     def _caches(self, held: Tensor, probes: Tensor, rank: int, most: int) -> Iterator[LowRank]:
-        """Those of growing rank, from `rank` to `most`."""
+        """Caches of growing rank, from `rank` to `most`."""
         return iter(())
 
     def posterior(self, basis: Tensor | None) -> Posterior:
@@ -127,12 +127,12 @@ class LowRankForm:
 
 
 class WeightCaches(LowRankForm):
-    """Of a posterior over weights: an approximation of their posterior covariance, from above.
+    """Low-rank variances of a posterior over weights; they are never below the exact ones.
 
     Parameters
     ----------
     below : Posterior
-        Whose mean and noise are used, and whose variances are exact.
+        The posterior with the mean, the noise and the exact variances.
     form : WeightForm
     """
 
@@ -165,9 +165,9 @@ class LOVEWeights(Posterior):
     Parameters
     ----------
     below : Posterior
-        Whose mean and noise are used.
+        The posterior with the mean and the noise.
     form : WeightForm
-        Of the posterior below.
+        The form of that posterior.
     explained : Tensor of shape (q, k)
         Y with I - Y Y' close to the weights' posterior covariance, from above.
     """
@@ -218,7 +218,7 @@ class LOVEWeights(Posterior):
 
 
 class RowCaches(LowRankForm):
-    """Of a posterior over training rows: H^-1 within a Krylov space.
+    """Low-rank variances of a posterior over training rows, by H^-1 within a Krylov space.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ class RowCaches(LowRankForm):
             yield made
             if (size := made.rank) >= most:
                 return
-            # New probes: the covariances of the rows that are served worst, without what is known.
+            # New start vectors: covariances of the rows with the largest errors.
             errors = (made.posterior.variance(held) - exact).abs()
             more = min(size, most - size)
             worst = cross[errors.topk(min(_NEW_PROBES, more, len(held))).indices].T

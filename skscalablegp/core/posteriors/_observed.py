@@ -1,4 +1,4 @@
-"""Posteriors of what is observed, where that is not the latent function plus noise."""
+"""Posteriors of observations that are not the latent function plus noise."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._quantiles import observed_quantiles
 
 
 def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
-    """The posterior as predictions need it: of f plus noise, or of what the likelihood makes of f.
+    """The posterior of observations under a likelihood.
 
     Parameters
     ----------
     posterior : Posterior
-        Of the latent function.
+        Posterior of the latent function.
     likelihood : Likelihood
     """
     if not likelihood.additive:
@@ -31,9 +31,9 @@ def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
 
 
 class ObservedPosterior(Posterior):
-    """Moments and draws of y, one target, under a likelihood of one latent function.
+    """Moments and draws of a single target y under a likelihood of one latent function.
 
-    The white noise of the latent posterior is part of the latent function.
+    The kernel's white noise is a part of the latent function.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class ObservedPosterior(Posterior):
         return self.likelihood.predictive(mean.double(), variance[:, None], zero)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        """Of y; needs the variance of f."""
+        """The mean of y, which depends on the variance of f."""
         return self._predictive(X).mean
 
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
@@ -64,15 +64,10 @@ class ObservedPosterior(Posterior):
         return self._predictive(X).noise[:, 0]
 
     def covariance(self, X: Float[Tensor, "m d"]) -> NoReturn:
-        """Refused: it has no closed form.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Raise a ValueError: the covariance has no closed form."""
         raise ValueError(
-            f"A joint covariance of y under {self.likelihood!r} has no closed form: use "
-            "return_std=True, or the covariance of draws of sample_y."
+            f"The joint covariance of y under likelihood={self.likelihood!r} has no closed form: "
+            "use return_std=True, or the covariance of draws of sample_y."
         )
 
     def quantiles(
@@ -82,7 +77,7 @@ class ObservedPosterior(Posterior):
         include_noise: bool,
         known: Float[np.ndarray, "m t"] | None,
     ) -> Float[np.ndarray, "m 1 k"]:
-        """Of y, or without noise of the mean of y given f, which is monotone in f."""
+        """Quantiles of y; without noise those of the mean of y given f, which is monotone in f."""
         mean, variance = self.latent.mean_and_variance(X)
         variance = (variance + self.latent.noise(X)).cpu().double().numpy()[:, None]
         mean = mean.cpu().double().numpy()
@@ -93,7 +88,7 @@ class ObservedPosterior(Posterior):
         rising, falling = (
             self.likelihood.moments(at, torch.zeros_like(at))[0].numpy() for at in (f, other)
         )
-        # A mean that falls in f has its low quantiles where those of f are high.
+        # If the mean decreases in f, its low quantiles are at high quantiles of f.
         turned = (rising - falling) * (q - 0.5) < 0
         return np.where(turned, falling, rising)
 

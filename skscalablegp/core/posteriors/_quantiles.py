@@ -10,14 +10,14 @@ from scipy.special import log_ndtr, ndtri
 
 from ..likelihoods import Likelihood
 
-# Steps of bisection: a bracket shrinks by more than double precision tells apart.
+# Maximum number of bisections, more than double precision can resolve.
 _BISECTIONS = 200
-# Of Newton steps, relative to the quantile.
+# Newton steps converge at this change relative to the quantile.
 _CONVERGED = 1e-13
-# Numbers held at a time.
+# Number of floating-point numbers in one block.
 _BLOCK = 2**21
-# Nodes over the latent function, where the noise is no mixture of normals: evenly spaced, they
-# still see noise that is a hundred times narrower than the function is uncertain.
+# Quadrature nodes of the latent function, for noise that is no mixture of normal distributions.
+# They resolve noise that is a hundred times narrower than the distribution of the function.
 _NODES = np.linspace(-8.5, 8.5, 401)
 
 
@@ -35,7 +35,7 @@ def additive_quantiles(
     likelihood : Likelihood
         An additive one.
     mean, variance : ndarray of shape (m, t)
-        Of the latent functions.
+        Moments of the latent functions.
     noise : ndarray of shape (m, t) or None
         Variance of e; None for the quantiles of f alone.
     q : ndarray of shape (k,)
@@ -61,18 +61,18 @@ def additive_quantiles(
 def _mixture_quantiles(
     spread: Float[np.ndarray, "m c"], weights: Float[np.ndarray, " c"], q: Float[np.ndarray, " k"]
 ) -> Float[np.ndarray, "m k"]:
-    """Of normal variables of mean 0 whose standard deviation is one of c, by safeguarded Newton.
+    """Quantiles of mixtures of normal distributions with mean 0, by safeguarded Newton steps.
 
-    The distribution is symmetric, so that log P(z > x) = log p is solved for tails p up to a half,
-    which keeps every digit far out.
+    The distribution is symmetric. The equation log P(z > x) = log p is solved for tails p up to a
+    half, which keeps all digits of extreme quantiles.
     """
-    # The ends of a central interval have the same tail.
+    # The two ends of a central interval have the same tail probability.
     tail = np.minimum(q, 1 - q)
     _, first, which = np.unique(np.log(tail).round(12), return_index=True, return_inverse=True)
     tail = tail[first]
     target, spread = np.log(tail)[None, :, None], np.maximum(spread, 1e-300)[:, None, :]
     low = np.zeros((len(spread), len(tail), 1))
-    # The widest part's quantile is beyond that of the mixture.
+    # The quantile of the widest component is an upper bound.
     high = spread.max(2, keepdims=True) * -ndtri(tail)[None, :, None]
     x = np.minimum(
         np.sqrt((weights * spread**2).sum(2, keepdims=True)) * -ndtri(tail)[:, None], high
@@ -105,7 +105,7 @@ def observed_quantiles(
 ) -> Float[np.ndarray, "m t k"]:
     """Smallest y with P(Y <= y) >= q, from the likelihood's `cdf` and f ~ N(mean, variance).
 
-    Of counts they are whole numbers.
+    Quantiles of counts are whole numbers.
     """
     out = np.empty((*mean.shape, len(q)))
     weights = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()

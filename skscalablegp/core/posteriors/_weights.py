@@ -1,4 +1,4 @@
-"""What low-rank variances need to know of a posterior over weights."""
+"""The form of posteriors over weights, from which low-rank variances are computed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class WeightForm:
-    """A posterior as ``f(x) = phi(x)' w + r(x)`` with a prior w ~ N(0, I) that data have sharpened.
+    """A posterior of ``f(x) = phi(x)' w + r(x)`` with the prior w ~ N(0, I).
 
-    Random features have no rest r; inducing points, whose whitened values are the weights, leave
-    one, which data do not reach. A posterior that has such a form returns it from a method
-    ``weight_form()``, and `love` then serves it.
+    Random features have no rest r. Inducing points, whose whitened values are the weights, have a
+    rest, which does not depend on the data. Posteriors return this form from ``weight_form()``.
 
     Attributes
     ----------
     features : callable
-        Rows (m, d) to phi, (m, q).
+        Maps rows (m, d) to phi, (m, q).
     precision : Tensor of shape (q, q)
-        I + A, the inverse of the weights' posterior covariance.
+        I + A, the inverse of the posterior covariance of the weights.
     prior : callable
-        Rows to the prior variances of f, (m,), the rest included.
+        Maps rows to the prior variances of f, (m,), including the rest.
     prior_covariance : callable
-        Rows to the prior covariances of f, (m, m), the rest included.
+        Maps rows to the prior covariances of f, (m, m), including the rest.
     has_rest : bool
-        Whether there is an r.
+        Whether there is a rest r.
     """
 
     features: Callable[[Tensor], Float[Tensor, "m q"]]

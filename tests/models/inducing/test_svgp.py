@@ -220,7 +220,7 @@ def test_noise_by_row_and_what_it_must_not_be():
         SVGPRegressor(likelihood=StudentT(df=2.0)).fit(X, y)
     with pytest.raises(ValueError, match="one target"):
         SVGPRegressor(likelihood="student_t").fit(X, np.column_stack([y, y]))
-    with pytest.raises(ValueError, match="not one of regression"):
+    with pytest.raises(ValueError, match="not for regression"):
         SVGPRegressor(likelihood=Bernoulli()).fit(X, y)
     with pytest.raises(ValueError, match="Unknown likelihood 'poisson'.*gaussian"):
         SVGPRegressor(likelihood="poisson").fit(X, y)
@@ -283,7 +283,7 @@ def test_likelihoods_of_classes():
     X, y = make_moons(60, noise=0.2, random_state=0)
     with pytest.raises(ValueError, match="two classes, y has 3"):
         SVGPClassifier(likelihood="bernoulli").fit(X, np.arange(60) % 3)
-    with pytest.raises(ValueError, match="not one of classes"):
+    with pytest.raises(ValueError, match="not for classes"):
         SVGPClassifier(likelihood=Gaussian()).fit(X, y)
     with pytest.raises(ValueError, match="link"):
         SVGPClassifier(likelihood=Bernoulli("cauchy")).fit(X, y)
