@@ -286,7 +286,8 @@ class SparseMixin:
 
         fit, n_steps = run.finish("belief", belief)
         self._keep(plan, fit)
-        run.ended(reason, n_iter=n_start + n_steps, planned=plan.planned)
+        rate = "variational_learning_rate" if self.optimizer is None else "learning_rate"
+        run.ended(reason, n_iter=n_start + n_steps, planned=plan.planned, rate=rate)
         epochs = n_steps * plan.settings.batch_size / len(plan.rows)
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit

@@ -253,9 +253,9 @@ def test_a_rate_is_the_users():
     X, y = table(60)
     settings = dict(kernel=KERNEL, n_inducing=10, optimizer=None, likelihood="student_t")
     settings |= dict(random_state=0, max_iter=30, batch_size=20)
-    slow, fast = (
-        SVGPRegressor(**settings, variational_learning_rate=rate).fit(X, y) for rate in (0.05, 1.0)
-    )
+    slow = SVGPRegressor(**settings, variational_learning_rate=0.05).fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="diverged.*a variational_learning_rate below 1.0"):
+        fast = SVGPRegressor(**settings, variational_learning_rate=1.0).fit(X, y)
     assert slow.lower_bound_ > fast.lower_bound_ + 1
 
 
