@@ -114,7 +114,8 @@ def final_solve(
             value, error = exact_marginal_likelihood(exact, theta, False).value, 0.0
         elif not interrupted and monitor.seconds_left != 0:
             if preconditioner.rank == 0:
-                preconditioner = _of_variances(solves, operator, generator)
+                chosen = preconditioner_for(solves.variances) or default_preconditioner()
+                preconditioner = build_preconditioner(chosen, operator, generator)
             value, error = _estimate_likelihood(
                 problem, operator, weights, preconditioner, generator
             )
@@ -155,12 +156,6 @@ def _interruptible(
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)
     value, residuals = state.x * units.to(state.x), state.residual_norms
     return Solution(value, Status.MAX_ITER, residuals, operator.epochs, state.iteration), True
-
-
-def _of_variances(solves: Solves, operator: KernelOperator, generator: Generator) -> Preconditioner:
-    """The preconditioner of the quadrature: that of predictions, or that of "auto"."""
-    chosen = preconditioner_for(solves.variances) or default_preconditioner()
-    return build_preconditioner(chosen, operator, generator)
 
 
 def _estimate_likelihood(
