@@ -14,8 +14,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_WHOLE_INVERSE", 20)
     monkeypatch.setattr(blocks, "_TILE", 24)
     monkeypatch.setattr(blocks, "_BLOCK", 16)
-    monkeypatch.setattr(blocks, "_PRODUCT_FLOPS", 30_000)
-    monkeypatch.setattr(blocks, "_SOLVE_FLOPS", 30_000)
+    monkeypatch.setattr(blocks, "_FEW_FLOPS", 30_000)
+    monkeypatch.setattr(blocks, "_MOST_FLOPS", 30_000)
     monkeypatch.setattr(blocks, "_ROWS", 1)
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from ..parallel import map_in_order
 
-# Operations of one task of a product (about 10 ms of one core) and of a triangular solve (a tenth
-# of a second: it reads the whole factor for its few columns). Fewer rows than _ROWS are slow.
-_PRODUCT_FLOPS, _SOLVE_FLOPS, _ROWS = 5e8, 4e9, 64
+# A task has at most _MOST_FLOPS operations, a tenth of a second of one core. Tasks of a product
+# have _FEW_FLOPS, but at least _ROWS rows, because each of them reads the whole other factor.
+_FEW_FLOPS, _MOST_FLOPS, _ROWS = 5e8, 4e9, 256
 # Largest sizes at which LAPACK factorises or inverts as a whole. Of the two, only its factorisation
 # keeps its speed while other programs compute (benchmarks/factors.py).
 _WHOLE_FACTOR, _WHOLE_INVERSE = 3000, 1000
@@ -93,12 +93,13 @@ def addmm_(
 
 
 def _rows_of_a_task(B: Float[Tensor, "k m"]) -> int:
-    return max(_ROWS, int(_PRODUCT_FLOPS / (2 * B.numel() + 1)))
+    flops = 2 * B.numel() + 1
+    return max(1, int(_FEW_FLOPS / flops), min(_ROWS, int(_MOST_FLOPS / flops)))
 
 
 def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """L^-1 B for a lower triangle; large solves are shared among the workers by columns of B."""
-    columns = max(16, int(_SOLVE_FLOPS / max(1, L.numel())))
+    columns = max(16, int(_MOST_FLOPS / max(1, L.numel())))
     if columns >= B.shape[1] or L.is_cuda:
         return torch.linalg.solve_triangular(L, B, upper=False)
     out = B.new_empty(B.shape[1], len(B)).mT
