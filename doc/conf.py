@@ -17,6 +17,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    # Equations without a network: MathJax is copied into the pages.
+    "sphinx-mathjax-offline",
 ]
 
 exclude_patterns = ["_build"]

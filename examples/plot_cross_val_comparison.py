@@ -31,7 +31,7 @@ from skscalablegp import (
 )
 from skscalablegp.metrics import coverage_scorer, neg_crps_scorer, neg_nlpd_scorer
 
-X, y = make_friedman1(n_samples=600, n_features=8, noise=1.0, random_state=0)
+X, y = make_friedman1(n_samples=250, n_features=8, noise=1.0, random_state=0)
 
 settings = dict(normalize_y=True, random_state=0)
 models = {
