@@ -207,7 +207,8 @@ def test_scorers_in_cross_validation_and_search(routing):
         search = GridSearchCV(pipe, grid, scoring=neg_nlpd_scorer, cv=3, error_score="raise")
         assert search.fit(X, y).best_index_ == 1
         # A search can itself be scored: nested cross-validation.
-        assert np.isfinite(cross_val_score(search, X, y, scoring=neg_crps_scorer, cv=2)).all()
+        nested = cross_val_score(search, X, y, scoring=neg_crps_scorer, cv=2, params={})
+        assert np.isfinite(nested).all()
 
 
 def test_weights_reach_a_scorer_that_asks_for_them():
