@@ -73,8 +73,8 @@ MUTANTS = [
     (
         "joint variances are not those of single rows",
         POSTERIOR,
-        "return half * scale[:, None]",
-        "return half",
+        "return mean, half * scale[:, None]",
+        "return mean, half",
         f"{TESTS} -k joint",
     ),
     (
