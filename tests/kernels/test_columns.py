@@ -266,9 +266,9 @@ def test_a_grid_takes_single_columns_and_refuses_categories():
     grid = KISSGPRegressor(kernel, optimizer=None, grid_size=40).fit(X, y)
     exact = IterativeGPRegressor(kernel, optimizer=None).fit(X, y)
     assert_allclose(grid.predict(X[:50]), exact.predict(X[:50]), atol=2e-3)
-    with pytest.raises(ValueError, match="structure='additive' adds up the kernel"):
+    with pytest.raises(ValueError, match="sums the kernel over all columns"):
         KISSGPRegressor(kernel, structure="additive").fit(X, y)
-    with pytest.raises(ValueError, match="between whose codes no grid can interpolate"):
+    with pytest.raises(ValueError, match="a grid cannot interpolate between their codes"):
         KISSGPRegressor(Columns(Categorical(), 1)).fit(np.rint(X), y)
 
 

@@ -270,7 +270,7 @@ def test_rules_without_a_joint_distribution_say_so(combination):
     for ask in (lambda: model.predict(X_new, return_cov=True), lambda: model.sample_y(X_new)):
         with pytest.raises(ValueError, match=f"{combination}.* no joint .*gpoe"):
             ask()
-    with pytest.raises(ValueError, match="prior that all experts have in common"):
+    with pytest.raises(ValueError, match="divides by a common prior"):
         model.set_params(share_hyperparameters=False).fit(X, y)
 
 
