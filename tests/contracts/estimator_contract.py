@@ -1031,7 +1031,9 @@ class EstimatorContract:
         free = row.new(kernel=kernel).fit(X, row.target(y))
         assert model.fit_report_.log_prior > ThetaPrior(free.kernel_, far)(free.kernel_.theta)[0]
         assert not np.isnan(model.fit_report_.log_posterior)
-        with pytest.raises(ValueError, match="the kernel does not have.*'k1__k1__constant_value', 'k1"):
+        with pytest.raises(
+            ValueError, match="the kernel does not have.*'k1__k1__constant_value', 'k1"
+        ):
             row.new(kernel=kernel, priors={"length_scale": LogNormal()}).fit(X, row.target(y))
 
     def test_unknown_kernel_lists_what_works(self, row):

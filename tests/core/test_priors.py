@@ -198,7 +198,7 @@ def test_names_that_cannot_have_a_prior():
     available = r"\['k1__k1__constant_value', 'k1__k2__length_scale', 'k2__noise_level'\]"
     for Model in (IterativeGPRegressor, SVGPRegressor, KISSGPRegressor):
         with pytest.raises(
-            ValueError, match="'noise', which is the kernel does not have.*" + available
+            ValueError, match="'noise', which the kernel does not have.*" + available
         ):
             Model(priors={"noise": LogNormal()}).fit(X, y)
     fixed = ConstantKernel(1.0, "fixed") * RBF() + WhiteKernel()
