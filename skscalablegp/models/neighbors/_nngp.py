@@ -38,8 +38,8 @@ _NEIGHBORS = 200
 # Rows of the exact fit from which training starts, and with objective="subset".
 _START, _SUBSET = 1000, 3000
 # Value of batch_size="auto", and rows of the calibration, which trains two hyperparameters.
-_CENTRES, _CALIBRATION = 1000, 1000
-_CALIBRATING_STEPS = 20
+_CENTRES, _CALIBRATION = 1000, 500
+_CALIBRATING_STEPS = 10
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
 
@@ -80,7 +80,7 @@ class NNGPRegressor(GPRegressorBase):
     calibrate : bool, default=True
         Whether to calibrate the predictive distribution on the training rows. The kernel's
         amplitude and noise are then trained further to maximise the leave-one-out score of up to
-        1,000 rows, with ``objective="leave_one_out"`` of rows that training has not predicted.
+        500 rows, with ``objective="leave_one_out"`` of rows that training has not predicted.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
