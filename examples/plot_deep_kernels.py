@@ -7,6 +7,8 @@ rows, so a batch of rows alone has no unbiased gradient of it. This page shows w
 how the two methods of Shoham and Avron avoid it.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_deep_kernels.png"
+
 # %%
 # What a batch alone gets wrong
 # -----------------------------

@@ -12,6 +12,8 @@ random draw too: other flights of the same day have been seen. The task is to fi
 a year; forecasting days of which nothing is known is harder.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_flights.png"
+
 # %%
 # The table
 # ---------

@@ -8,6 +8,8 @@ its 95 % intervals hold 95 % of the targets on average and in hardly any place.
 :class:`~skscalablegp.HeteroscedasticRegressor` learns where errors are large, over any regressor.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_heteroscedastic.png"
+
 # %%
 # A drawn curve
 # -------------

@@ -9,6 +9,8 @@ function looks like, and how training went. They take any regressor of this pack
 pipeline or in a search. The data are scikit-learn's 442 diabetes patients.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_inspection.png"
+
 # %%
 # A model of patients that it has not all seen
 # --------------------------------------------

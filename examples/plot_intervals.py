@@ -8,6 +8,8 @@ boosting learns intervals as two quantiles. It knows the noise, but where there 
 on as if the nearest ones were there. A Gaussian process knows both.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_intervals.png"
+
 # %%
 # The data
 # --------

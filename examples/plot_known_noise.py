@@ -9,6 +9,8 @@ The model is told, in ``fit`` and where it predicts; cross-validation splits the
 and asks whether 95 % intervals hold 95 % of the rows left out.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_known_noise.png"
+
 # %%
 # The data, on a logarithmic scale
 # --------------------------------

@@ -8,6 +8,8 @@ process, its interpolation from a grid (KISS-GP), and the same with low-rank var
 say the same.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_love_airline.png"
+
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.frozen import FrozenEstimator

@@ -7,6 +7,8 @@ features. Each training step draws some rows and some features, so its cost depe
 number. Here it tells odd from even digits and says how sure it is.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_qsgp_digits.png"
+
 # %%
 # scikit-learn's 8 x 8 digits need no download. With ``SKSCALABLEGP_DATA`` pointing to a folder that
 # holds ``mnist10k.npz`` (``X`` of 784 pixels, ``y``), the same code runs on 28 x 28 pixels.

@@ -7,6 +7,8 @@ of its own, and maximises the evidence: most precisions go to infinity and their
 What remains predicts as well as all functions together, at the cost of a few.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_relevance_vectors.png"
+
 # %%
 # Five hundred noisy rows of sin(x) / x.
 import matplotlib.pyplot as plt

@@ -10,6 +10,8 @@ Three choices decide that number (Lin et al., 2024): the solver, the gradient es
 a solve starts from the last one's solution. Here every combination trains the same model.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_solvers.png"
+
 # %%
 # A table and a model
 # -------------------

@@ -11,6 +11,8 @@ the uncertainty. Beside it stands gradient boosting with quantiles, which gives 
 The heights are a real elevation model, which comes with matplotlib. ``make demo`` runs this page.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_terrain.png"
+
 # %%
 # The survey
 # ----------

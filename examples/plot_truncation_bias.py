@@ -8,6 +8,8 @@ cheap and wrong, each in its own direction; randomised truncation is cheap and r
 This page shows both, after the figures of Potapczynski et al. (2021).
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_truncation_bias.png"
+
 # %%
 # Two biases of opposite signs
 # ----------------------------
