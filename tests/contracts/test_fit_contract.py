@@ -30,6 +30,7 @@ REAL_PATHS = (
     "heteroscedastic",
     "heteroscedastic-folds",
     "mean-function",
+    "stacked",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",
