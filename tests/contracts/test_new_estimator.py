@@ -93,6 +93,8 @@ class SubsetGPRegressor(GPRegressorBase):
             rows = random_rows(len(table.X), self.subset_size, run.generator).numpy()
             run.check_memory(24 * len(rows) ** 2, f"{len(rows)} rows", "use a smaller subset_size")
             run.chose("dtype", "float64", "few rows are trained on")
+            if self.optimizer not in (None, "auto"):
+                raise ValueError(f"optimizer must be 'auto' or None, got {self.optimizer!r}.")
             run.chose("optimizer", "bfgs", "values and gradients are exact")
             run.begin(table.X, table.y)
             self.dtype_ = "float64"
