@@ -281,7 +281,7 @@ def test_two_classes(link):
 
 def test_likelihoods_of_classes():
     X, y = make_moons(60, noise=0.2, random_state=0)
-    with pytest.raises(ValueError, match="two classes, y has 3"):
+    with pytest.raises(ValueError, match="two classes, but y has 3"):
         SVGPClassifier(likelihood="bernoulli").fit(X, np.arange(60) % 3)
     with pytest.raises(ValueError, match="not for classes"):
         SVGPClassifier(likelihood=Gaussian()).fit(X, y)
