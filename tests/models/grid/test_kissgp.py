@@ -268,7 +268,7 @@ def test_deep_features():
     # Features end where the grid does, wherever a row may lie.
     assert model.grid_.covers(model.extract_features(1e6 * np.vstack([X_new, -X_new]))).all()
     model.partial_fit(X_new, np.zeros(50))
-    for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "positive integers"), ((), "end in")]:
+    for wrong, message in [((8, 3), "end in 1 or 2"), ((8.5, 1), "positive int"), ((), "end in")]:
         with pytest.raises(ValueError, match=message):
             KISSGPRegressor(feature_extractor=wrong).fit(X, y)
 
