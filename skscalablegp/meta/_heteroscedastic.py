@@ -21,6 +21,8 @@ from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
 # Most rows that are left out in closed form, which costs more than a prediction.
 _LEFT_OUT = 10_000
+# Rows that tell how long leaving out takes, and the share of the time that is left for it.
+_TIMED, _LEFT_OUT_SHARE = 200, 0.5
 # Held-out rows from which the noise can be learned. With fewer, folds are worth their fits.
 _HELD_OUT = 2000
 _FOLDS = 5
@@ -239,9 +241,8 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         found = None if run.stopped else self._unseen(fresh, X, y, told, run)
         if found is None:
             run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
-            mean, variance, _ = below.below(X)
-            if variance is None:
-                self._finish(replace(below, extra=_mean_square(y - mean)))
+            if below.below(X[:1])[1] is None:
+                self._finish(replace(below, extra=_mean_square(y - below.below(X)[0])))
             return
         rows, mean, variance = found
         errors = y[rows] - mean
@@ -296,9 +297,15 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         """
         inner, way, n = self._learned, self.residuals, len(X)
         if way in ("auto", "leave_one_out"):
-            rows, found = np.sort(run.random_state.permutation(n)[:_LEFT_OUT]), None
+            order, found = run.random_state.permutation(n)[:_LEFT_OUT], None
+            noise, left = told.get("noise_variance"), run.monitor.seconds_left
             with run.stage("leave one out", optional=True):
-                found = inner.left_out(X, y, told.get("noise_variance"), rows)
+                if left is not None and len(order) > _TIMED:
+                    begun = run.monitor.seconds
+                    inner.left_out(X, y, noise, np.sort(order[:_TIMED]))
+                    took = max(run.monitor.seconds - begun, 1e-9)
+                    order = order[: max(_TIMED, int(_LEFT_OUT_SHARE * left / took * _TIMED))]
+                found = inner.left_out(X, y, noise, np.sort(order))
             if found is not None:
                 run.chose("residuals", "leave_one_out", "there is a closed form")
                 run.ignores("validation_fraction", "no rows are held out")

@@ -190,11 +190,19 @@ class MeanFunctionRegressor(MetaRegressorBase):
             return clone(fresh).fit(X[rows], y[rows], **weighted)
 
         self._unseen = np.empty(len(X))
-        folds = shuffled_folds(len(X), self.n_folds, run)
         with run.stage("mean function"):
-            for seen, new in folds.split(X):
+            begun = run.monitor.seconds
+            mean = fitted(np.arange(len(X)))
+            n_folds, left = self.n_folds, run.monitor.seconds_left
+            if left is not None:
+                # Half of the time that is left is the process's.
+                enough = int(0.5 * left / max(run.monitor.seconds - begun, 1e-9))
+                if (enough := max(2, enough)) < n_folds:
+                    run.ignores("n_folds", f"there is time for {enough} folds")
+                    n_folds = enough
+            for seen, new in shuffled_folds(len(X), n_folds, run).split(X):
                 self._unseen[new] = fitted(seen).predict(X[new])
-            return fitted(np.arange(len(X)))
+        return mean
 
     def _finish(self, inner: GPPredictionBase, mean: Any) -> None:
         """The fitted model."""

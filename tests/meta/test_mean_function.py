@@ -1,5 +1,7 @@
 """A process on what another regressor leaves."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -120,3 +122,21 @@ def test_the_process_is_one_of_this_package():
     X, y = table()
     with pytest.raises(TypeError, match="estimator must be a regressor of skscalablegp, got Lin"):
         MeanFunctionRegressor(LinearRegression()).fit(X, y)
+
+
+def test_a_short_budget_takes_fewer_folds():
+    class Slow(LinearRegression):
+        fits = 0
+
+        def fit(self, X, y, sample_weight=None):
+            type(self).fits += 1
+            time.sleep(0.2)
+            return super().fit(X, y, sample_weight)
+
+    X = np.linspace(0, 1, 60)[:, None]
+    y = 5 * X[:, 0] + 0.1 * np.sin(20 * X[:, 0])
+    model = MeanFunctionRegressor(mean_function=Slow(), max_seconds=1.0, random_state=0).fit(X, y)
+    # One on all rows, and half of the .8 seconds that are left for two folds.
+    assert Slow.fits == 3
+    assert "n_folds" in model.fit_report_.ignored
+    assert np.isfinite(model.predict(X)).all()

@@ -114,8 +114,7 @@ class LowRankForm:
         """The posterior of a `LowRank` again."""
         return self.below if basis is None else self._low(basis)
 
-    def _low(self, basis: Tensor) -> Posterior:
-        raise NotImplementedError
+    def _low(self, basis: Tensor) -> Posterior: ...
 
     def _measured(self, basis: Tensor, held: Tensor, exact: Tensor) -> LowRank:
         made = self._low(basis)
