@@ -11,7 +11,7 @@ stochastic  the pathwise gradient: conjugate gradients on the targets and 16 pro
 
 Hyperparameters move by a fixed small amount between steps, as they do while training, and the two
 take turns. The solves' cost depends on the conditioning, hence on the noise variance; that of the
-factorisation does not. The lines justify EXACT_TRAINING_ROWS in skscalablegp/estimators/_plan.py.
+factorisation does not. The lines justify EXACT_TRAINING_ROWS in models/iterative/_plan.py.
 """
 
 import argparse

@@ -93,7 +93,8 @@ class SGPRRegressor(TableRegressorBase):
         Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is
         0.1.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100. The limit applies to each start.
+        Maximum number of training steps. "auto" is 100, and 500 where the bound is the exact
+        likelihood. The limit applies to each start.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only "adam" uses this rule; a step without progress moves no log hyperparameter by
@@ -241,7 +242,7 @@ class SGPRRegressor(TableRegressorBase):
             n, d = table.X.shape
             whole = self._may_be_whole(n)
             m = planned_points(self, n, d, n if whole else _LARGEST_DEFAULT, run)
-            optimizer = self._resolved_optimizer(run)
+            optimizer = self._resolved_optimizer(whole, run)
             run.check_memory(
                 8 * (8 * m * m + 6 * m * BLOCK_ROWS),
                 f"{m} inducing points with matrices of {m} x {m}",
@@ -274,7 +275,7 @@ class SGPRRegressor(TableRegressorBase):
 
     # ------------------------------------------------------------------ steps of a fit
 
-    def _resolved_optimizer(self, run: FitRun) -> Optimizer | None:
+    def _resolved_optimizer(self, whole: bool, run: FitRun) -> Optimizer | None:
         """The optimiser, and a report of the parameters that it does not use."""
         if self.optimizer is None:
             unused = ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing")
@@ -293,7 +294,7 @@ class SGPRRegressor(TableRegressorBase):
             )
         else:
             run.chose("learning_rate", own, "suitable for logarithms of hyperparameters")
-        run.chose("max_iter", _MAX_ITER, "enough for most tables")
+        run.chose("max_iter", _WHOLE_STEPS if whole else _MAX_ITER, "enough for most tables")
         return optimizer
 
     def _may_be_whole(self, n: int) -> bool:
