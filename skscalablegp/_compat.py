@@ -1,25 +1,25 @@
 """The one place that touches private scikit-learn API or looks at a library's version.
 
-Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
+It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
 
 ``sobol``
-    Scrambled Sobol points, whose seed SciPy 1.15 has renamed.
+    Scrambled Sobol points; SciPy 1.15 renamed the argument of the seed.
 ``fit_context``
-    The decorator of ``fit``: validates ``_parameter_constraints`` and, from 1.9 on, tears the
-    callbacks down whatever happens. Use ``@fit_context(prefer_skip_nested_validation=True)``.
+    The decorator of ``fit``. It validates ``_parameter_constraints`` and, from 1.9 on, tears the
+    callbacks down, even after an error. Use ``@fit_context(prefer_skip_nested_validation=True)``.
 ``check_matplotlib_support``
-    The error of displays where matplotlib is missing, in scikit-learn's words.
+    scikit-learn's error for displays without matplotlib.
 ``Interval``, ``StrOptions``, ``HasMethods``
-    The vocabulary of ``_parameter_constraints``.
+    The types of ``_parameter_constraints``.
 ``CallbackMixin``
-    ``sklearn.callback.CallbackSupportMixin`` from scikit-learn 1.9 on, which brings
+    ``sklearn.callback.CallbackSupportMixin`` from scikit-learn 1.9 on, which adds
     ``set_callbacks``; an empty class before. List it first among the bases::
 
         class IterativeGPRegressor(CallbackMixin, RegressorMixin, BaseEstimator): ...
 
 ``FitEvents``
-    Tells scikit-learn's callbacks how the fit goes. It does nothing on older versions, and next
-    to nothing where no callback is set, so the fit need not ask. The shape of a fit::
+    Reports the progress of a fit to scikit-learn's callbacks. It does nothing on older versions and
+    costs almost nothing without callbacks, so that fits call it unconditionally::
 
         @fit_context(prefer_skip_nested_validation=True)
         def fit(self, X, y, noise_variance=None):
@@ -33,15 +33,15 @@ Supported: scikit-learn >= 1.6, SciPy >= 1.11. What estimators take from here:
             events.end()                                         # once, fully fitted
             return self
 
-    A callback that wants a working model at this iteration gets one made from ``copy(self)`` and
-    the dict that the function passed to ``step`` returns (attribute name to value); the function
-    is called only if some callback takes ``fitted_estimator``. A callback that raises, an
-    interrupt included, is torn down by ``fit_context``; nothing is left to clean up here.
+    A callback that takes ``fitted_estimator`` gets a model made from ``copy(self)`` and from the
+    dict of attributes that the function passed to ``step`` returns. The function is not called
+    without such a callback. After an error or an interrupt, ``fit_context`` tears the callbacks
+    down, so that nothing has to be cleaned up here.
 
 ``NamedEstimators``
-    For estimators over a list ``estimators`` of names and estimators. List it first among the
-    bases: the parameters of the estimators are then parameters, such as ``trees__max_iter``, and so
-    are the estimators by their names.
+    A base class for estimators over a list ``estimators`` of (name, estimator) pairs. List it first
+    among the bases. The estimators, by name, and their parameters, such as ``trees__max_iter``, are
+    then parameters.
 
 Metadata routing needs nothing private: ``fit(self, X, y, noise_variance=None)`` alone gives the
 class ``set_fit_request(noise_variance=...)``; ``validate_data`` is public since 1.6.
@@ -63,7 +63,7 @@ from sklearn.utils._param_validation import (
 )
 from sklearn.utils.metaestimators import _BaseComposition
 
-if TYPE_CHECKING:  # scikit-learn has no types, and a decorator of none would hide those of fit
+if TYPE_CHECKING:  # scikit-learn has no types, and an untyped decorator would hide those of fit
     Method = TypeVar("Method", bound=Callable[..., Any])
 
     def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[[Method], Method]: ...
@@ -75,7 +75,7 @@ try:
 except ImportError:  # scikit-learn < 1.9
 
     class CallbackMixin:  # type: ignore[no-redef]
-        """Stands where scikit-learn has no callbacks yet."""
+        """Stands in for the class of later versions of scikit-learn."""
 
 
 HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
@@ -103,7 +103,7 @@ class NamedEstimators(_BaseComposition):
         Parameters
         ----------
         **params : dict
-            Such as ``trees__max_iter=100``.
+            For example ``trees__max_iter=100``.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class NamedEstimators(_BaseComposition):
         pairs = given if isinstance(given, list) else []
         if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             return self._set_params("estimators", **params)
-        return super().set_params(**params)  # what fit refuses
+        return super().set_params(**params)  # fit raises the error about `estimators`
 
 
 def sobol(d: int, n: int, seed: int) -> np.ndarray:
@@ -124,13 +124,13 @@ def sobol(d: int, n: int, seed: int) -> np.ndarray:
 
 
 def callbacks_under_way(estimator: Any) -> dict[str, Any]:
-    """The attributes by which ``fit_context`` finds the callbacks that it has to tear down."""
+    """The attributes in which ``fit_context`` finds the callbacks that it has to tear down."""
     names = ("_callback_fit_ctx", "_skl_callbacks_to_teardown")
     return {name: vars(estimator)[name] for name in names if name in vars(estimator)}
 
 
 class FitEvents:
-    """The events of one fit, as scikit-learn's callbacks see them.
+    """Reports the events of one fit to scikit-learn's callbacks.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class FitEvents:
         if HAS_CALLBACKS and isinstance(estimator, CallbackMixin):
             self._root = estimator._init_callback_context(max_subtasks=None)
             self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
-        # Tasks form a tree that is kept while fit runs: no leaves where nobody listens.
+        # Tasks form a tree that is kept during the fit; without callbacks it needs no leaves.
         self._listening = self._root is not None and hasattr(estimator, "_skl_callbacks")
 
     def step(self, attributes: Callable[[], dict[str, Any]] | None = None) -> bool:
@@ -156,12 +156,12 @@ class FitEvents:
         Parameters
         ----------
         attributes : callable or None
-            Returns the fitted attributes of the model as it is now; called only on demand.
+            Returns the fitted attributes at this iteration; called only if a callback needs them.
 
         Returns
         -------
         stop : bool
-            Whether a callback asks to stop iterating.
+            Whether a callback asks to stop.
         """
         if not self._listening:
             return False

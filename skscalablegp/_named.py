@@ -1,4 +1,4 @@
-"""Settings that may be named by a string, such as solver="cg", and searched into all the same."""
+"""Settings that a string can name, such as solver="cg", with searchable nested parameters."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def named(
     more: tuple[str, ...] = (),
     **settings: Any,
 ) -> Any:
-    """What a name in a table stands for; objects come back as they are.
+    """The object that a string names; other objects are returned unchanged.
 
     Parameters
     ----------
     what : str
-        The parameter, for the message.
+        Name of the parameter, for the message.
     value : str or object
-        What a user may write.
+        The user's value.
     known : mapping of str to callable
-        What makes an object of each name, given the further arguments.
+        For each name, the function that makes the object from ``*args`` and ``**settings``.
     others : str
-        What else may be written, for the message.
+        Description of the other accepted values, for the message.
     kinds : type
-        Of objects; others are refused.
+        Accepted types of objects.
     more : tuple of str
-        Names that the caller resolves by itself, for the message.
+        Further names, which the caller resolves itself; for the message.
 
     Raises
     ------
@@ -56,16 +56,17 @@ def named(
 
 
 class NamedSettings(BaseEstimator):
-    """Parameters whose strings stand for objects: ``truncation__rate`` works from a string, too.
+    """Parameters whose strings stand for objects, so that ``truncation__rate`` works for both.
 
-    A subclass lists them in `_named`, each with the function that makes an object of a string; a
-    string that stands for no object yet, such as "auto", is left alone (ValueError or None).
+    A subclass lists them in `_named`, each with a function from strings to objects. The function
+    returns None or raises a ValueError for a string that names no object, such as "auto", and the
+    string is then kept.
     """
 
     _named: ClassVar[dict[str, Callable[[str], Any]]] = {}
 
     def _object(self, name: str, value: Any) -> Any:
-        """The object that a string stands for, else the value itself."""
+        """The object that a string names, or the value itself."""
         if not isinstance(value, str):
             return value
         try:
@@ -75,12 +76,12 @@ class NamedSettings(BaseEstimator):
         return value if made is None else made
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with `deep` also those of objects, named by strings or given.
+        """The parameters; with `deep` also those of objects, whether a string names them or not.
 
         Parameters
         ----------
         deep : bool, default=True
-            Whether ``solver__preconditioner`` and the like are among them.
+            Whether to include nested parameters such as ``solver__preconditioner``.
 
         Returns
         -------
@@ -96,12 +97,12 @@ class NamedSettings(BaseEstimator):
         return params
 
     def set_params(self, **params: Any):
-        """Set parameters, all or none; one of an object that a string names makes the object first.
+        """Set all parameters or none; a nested parameter replaces a string by the object it names.
 
         Parameters
         ----------
         **params : dict
-            Such as ``solver="cg"`` and ``solver__preconditioner__rank=100``.
+            For example ``solver="cg"`` or ``solver__preconditioner__rank=100``.
 
         Returns
         -------
@@ -110,7 +111,7 @@ class NamedSettings(BaseEstimator):
         Raises
         ------
         ValueError
-            For a parameter that there is not; nothing has changed then.
+            For an unknown parameter; all parameters then keep their values.
         """
         plain = {key: value for key, value in params.items() if "__" not in key}
         nested = {key: value for key, value in params.items() if "__" in key}

@@ -1,4 +1,4 @@
-"""Frozen torch objects as NumPy records and back, so that fitted models hold no tensors."""
+"""Conversion of frozen dataclasses of tensors to NumPy records, which fitted models hold."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 class Record(NamedTuple):
-    """A dataclass taken apart: its class, and its fields with arrays for tensors."""
+    """The class and the fields of a dataclass, with arrays in place of tensors."""
 
     cls: type
     values: dict[str, Any]
 
 
 def to_numpy(tree: Any) -> Any:
-    """A frozen dataclass as a Record, an ndarray in the place of every tensor."""
+    """A frozen dataclass as a Record, with an ndarray in place of every tensor."""
     if isinstance(tree, torch.Tensor):
         return tree.cpu().numpy()
     if isinstance(tree, tuple):
@@ -28,7 +28,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def to_torch(tree: Any) -> Any:
-    """What `to_numpy` was given, on the CPU."""
+    """The inverse of `to_numpy`, on the CPU."""
     if isinstance(tree, np.ndarray):
         return torch.tensor(tree)
     if isinstance(tree, Record):

@@ -163,7 +163,7 @@ def check_no_columns(kernel: Kernel) -> None:
 
 
 def with_column_numbers(kernel: Kernel, n_columns: int, names: Any = None) -> Kernel:
-    """Replace names of columns by numbers, in place; returns the kernel.
+    """Replace names of columns by numbers, in place, and return the kernel.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class TorchKernel:
     any_kernel : bool, default=False
         As in `compile_kernel`.
     priors : mapping of str to Prior, optional
-        Of hyperparameters, by name.
+        Priors of hyperparameters, by name.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class TorchKernel:
     priors : mapping
         As given.
     log_prior : ThetaPrior
-        Log density of theta and its gradient; false where nothing has a prior.
+        Log density of theta and its gradient; false if no hyperparameter has a prior.
     node : Node
-        The compiled expression, for code that looks at a kernel's structure.
+        The compiled expression, for code that depends on the kernel's structure.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TorchKernel:
         priors: Mapping[str, Any] | None = None,
     ):
         if not isinstance(kernel, Kernel):
-            raise TypeError(f"{kernel!r} is no kernel: pass an object of scikit-learn's Kernel.")
+            raise TypeError(f"kernel must be an object of scikit-learn's Kernel, got {kernel!r}.")
         _check_values(kernel)
         layout = Layout(int(n_features), any_kernel)
         self.kernel = clone(kernel)
@@ -81,7 +81,7 @@ class TorchKernel:
 
     @property
     def theta0(self) -> Float64[Tensor, " p"]:
-        """The theta of the kernel as given."""
+        """theta of the given kernel."""
         return torch.tensor(np.asarray(self.kernel.theta), dtype=torch.float64)
 
     @property
@@ -96,7 +96,7 @@ class TorchKernel:
     def cross(
         self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]
     ) -> Float[Tensor, "n m"]:
-        """k(X, Z) without noise, also where rows of X and Z coincide. O(n m d)."""
+        """k(X, Z) without noise, even for equal rows of X and Z. O(n m d)."""
         return _filled(self.node.smooth(theta, X, Z), (len(X), len(Z)), theta, X)
 
     def diag(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -104,12 +104,12 @@ class TorchKernel:
         return _filled(self.node.diag(theta, X), (len(X),), theta, X)
 
     def noise(self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """What WhiteKernel leaves add to the diagonal of k(X, X). O(n d)."""
+        """The contribution of every WhiteKernel to the diagonal of k(X, X). O(n d)."""
         return _filled(self.node.noise(theta, X), (len(X),), theta, X)
 
     @property
     def stationary(self) -> bool:
-        """Whether rows enter through their differences only, in the noise as well."""
+        """Whether the kernel, noise included, depends on differences of rows only."""
         return self.node.stationary
 
     @property
@@ -119,24 +119,23 @@ class TorchKernel:
 
     @property
     def numpy_code(self) -> list[str]:
-        """The kernels in it that are evaluated by their own NumPy code."""
+        """Labels of the parts that are evaluated by their own NumPy code."""
         return [leaf.label for leaf in self.node.leaves() if not leaf.compiled]
 
     @property
     def vectors(self) -> bool:
-        """Whether rows are vectors of numbers; else they may be any objects (`ObjectRows`)."""
+        """Whether rows must be vectors of numbers; else they may be any objects (`ObjectRows`)."""
         return self.kernel.requires_vector_input
 
     def origin(self, mean: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-        """What rows may be measured from: their mean, in columns where only differences count."""
+        """The mean of the rows; zero in columns that may not be shifted."""
         anchored = list(self.node.anchored(self.n_features))
         return np.where(np.isin(np.arange(self.n_features), anchored), 0.0, mean)
 
     def stationary_terms(self) -> list[Term] | None:
         """The noise-free kernel as a sum of products of profiles of scaled distances, or None.
 
-        Products are distributed over sums first. An empty list means that nothing but noise is
-        there.
+        Products are distributed over sums first. The list is empty for a kernel of noise alone.
         """
         terms = self.node.products()
         closed = all(leaf.profile is not None for term in terms for leaf in term.leaves)
@@ -156,15 +155,14 @@ def compile_kernel(
     kernel : sklearn.gaussian_process.kernels.Kernel
         ConstantKernel, WhiteKernel, RBF, Matern (nu = 0.5, 1.5, 2.5, inf), RationalQuadratic,
         ExpSineSquared, DotProduct, those of this package, a class given to `register_kernel`, or
-        sums, products and positive powers of these. Classes count exactly; subclasses are not taken
-        for their parents.
+        sums, products and positive powers of these. A subclass does not count as its parent.
     n_features : int
         Number of columns.
     any_kernel : bool, default=False
-        Whether any other kernel will do as well, evaluated by its own NumPy code. Its values and
-        its gradients in theta are then right, and nothing else is known of it.
+        Whether other kernels are accepted and evaluated by their own NumPy code. Their values and
+        gradients are exact, but they have none of the properties that a `Node` can declare.
     priors : mapping of str to Prior, optional
-        Of hyperparameters, by their names in ``kernel.hyperparameters``.
+        Priors of hyperparameters, by their names in ``kernel.hyperparameters``.
 
     Returns
     -------
@@ -173,10 +171,10 @@ def compile_kernel(
     Raises
     ------
     TypeError
-        For a kernel without a compiled form, unless `any_kernel`; the message lists those that have
-        one.
+        For a kernel without a compiled form, unless `any_kernel` is true. The message lists the
+        kernels that have one.
     ValueError
-        For a number of length scales that does not fit the columns.
+        If the number of length scales is neither 1 nor the number of columns.
     """
     return TorchKernel(kernel, n_features, any_kernel, priors)
 
@@ -186,21 +184,21 @@ def default_kernel(
 ) -> Kernel:
     """Constant * Matern-3/2 (one length scale per column) + White.
 
-    Every bound is relative to its starting value, so that a change of units changes nothing. They
-    are scikit-learn's 1e-5 to 1e5 with two exceptions. Length scales stay above 1e-3 of theirs: an
-    optimiser that goes lower has lost sight of the other rows (every gradient is zero there) and
-    does not return. The noise variance stays above 1e-4, a deviation of a hundredth of the
-    target's: with less, single precision cannot tell the matrix from a singular one, and the
-    likelihood of a small subset is tempted to interpolate.
+    Bounds are relative to the starting values, so that a change of units has no effect. They are
+    scikit-learn's factors of 1e-5 and 1e5, with two exceptions. The factor of length scales is at
+    least 1e-3: below it, all rows are uncorrelated, every gradient is zero and the optimiser cannot
+    return. That of the noise variance is at least 1e-4, a standard deviation of a hundredth of the
+    target's: with less, the matrix is singular in single precision, and the likelihood of a small
+    subset can be highest where the model interpolates.
 
     Parameters
     ----------
     n_features : int
-        Number of columns; a single one gets a scalar length scale.
+        Number of columns; for a single one the length scale is a scalar.
     length_scale : float or ndarray of shape (d,), default=1.0
         Starting length scales.
     variance : float, default=1.0
-        Starting variance of signal and noise each.
+        Starting value of the signal variance and of the noise variance.
 
     Returns
     -------
@@ -215,13 +213,13 @@ def default_kernel(
     return signal * matern + WhiteKernel(variance, (1e-4 * variance, 1e5 * variance))
 
 
-# What hyperparameters may be: lengths are divided by in single precision, too.
+# Ranges of hyperparameters. Length scales have to be divisors in single precision as well.
 _VARIANCES, _LENGTHS = (1e-100, 1e100), (1e-36, 1e36)
 _CHECKED = ("constant_value", "noise_level", "sigma_0", "length_scale", "periodicity")
 
 
 def _check_values(kernel: Kernel) -> None:
-    """Refuse hyperparameters and bounds that no kernel can have; fixed variances may be zero."""
+    """Refuse hyperparameters and bounds out of range; fixed variances may be zero."""
     values = kernel.get_params()
     for parameter in kernel.hyperparameters:
         leaf = parameter.name.rpartition("__")[2]
@@ -254,8 +252,8 @@ def _check_values(kernel: Kernel) -> None:
 
 
 def _log_bounds(kernel: Kernel) -> np.ndarray:
-    """The bounds of theta. A lower bound that has no logarithm excludes no positive number."""
-    # In scikit-learn the bounds of a sum ask for those of its parts twice: 2^k times for k terms.
+    """The bounds of theta. A negative lower bound, which has no logarithm, becomes -inf."""
+    # scikit-learn evaluates the bounds of both parts of a sum twice, hence 2^k times for k terms.
     if isinstance(kernel, KernelOperator):
         return np.vstack([_log_bounds(kernel.k1), _log_bounds(kernel.k2)])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -267,6 +265,6 @@ def _log_bounds(kernel: Kernel) -> np.ndarray:
 def _filled(part: Tensor | None, shape: tuple[int, ...], theta: Tensor, X: Tensor) -> Tensor:
     out = X.new_zeros(shape) if part is None else part.expand(shape).contiguous()
     if theta.requires_grad and not out.requires_grad:
-        # Keeps autograd.grad(..., theta) a zero instead of an error.
+        # Makes autograd.grad(..., theta) return zeros instead of raising an error.
         out = out + theta[:0].sum().to(out)
     return out

@@ -11,7 +11,7 @@ from ._slots import Slot
 
 
 class Constant(Node):
-    """c."""
+    """The constant c, which is also its own factor in products."""
 
     label = "ConstantKernel"
     stationary = True

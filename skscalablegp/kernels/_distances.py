@@ -1,4 +1,4 @@
-"""Distances between rows that keep their digits near zero."""
+"""Distances between rows that are accurate near zero."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 EXACT = "donot_use_mm_for_euclid_dist"
-# Up to here summing squared differences costs no more than the matrix product and exp after it.
+# Up to this number of columns, summing squared differences costs no more than the product form.
 EXACT_COLUMNS = 8
 
 
 def centre(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
-    """Both sets of rows less the mean of the second, to be called before they are rescaled.
+    """Subtract the mean of Z from both sets of rows; call it before they are rescaled.
 
-    Distances do not change, and neither division nor products then round at the size of a mean.
+    Distances do not change, and later rounding errors are relative to the spread of the rows
+    instead of their mean.
     """
     if len(Z) == 0:
         return X, Z
@@ -23,20 +24,20 @@ def centre(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> tuple[Tensor, Te
 
 
 def distance(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-    """|x - z| from differences, forward and backward; the derivative at 0 is 0.
+    """|x - z|, computed from differences in both passes; the derivative at 0 is 0.
 
-    For functions that are not differentiable at zero distance, such as exp(-|x - z|): the square
-    root turns an error of 1e-16 in ``|x|^2 + |z|^2 - 2 x'z`` into one of 1e-8, and the matrix
-    products of `squared_distance`'s backward pass would be divided by tiny distances.
+    Use it for functions that are not differentiable at zero distance, such as exp(-|x - z|). There
+    the square root turns an error of 1e-16 in ``|x|^2 + |z|^2 - 2 x'z`` into one of 1e-8, and the
+    matrix products of `squared_distance`'s backward pass would be divided by tiny distances.
     """
     return torch.cdist(X, Z, compute_mode=EXACT)
 
 
 def squared_distance(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-    """|x - z|^2 of centred rows, for functions that are smooth in it. O(n m d).
+    """|x - z|^2 of centred rows, for smooth functions of it. O(n m d).
 
-    float64 always sums squared differences: the product form is off by 1e-16 |x|^2, which short
-    length scales make visible. float32 takes the product form in more than a few columns. The
+    In float64, squared differences are summed, because the error of the product form, 1e-16 |x|^2,
+    matters for short length scales. In float32, more than a few columns use the product form. The
     backward pass is two matrix products, about ten times cheaper than that of torch.cdist.
     """
     return _SquaredDistance.apply(X, Z)

@@ -13,7 +13,7 @@ from ._slots import Slot
 
 
 class Linear(Node):
-    """Not stationary, so the rows are not centred."""
+    """A linear function with a random offset. It is not stationary, so rows are not centred."""
 
     label = "DotProduct"
     stationary = False

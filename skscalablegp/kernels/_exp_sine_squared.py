@@ -15,7 +15,7 @@ from ._slots import Slot
 
 
 class Periodic(Node):
-    """A function of the distance that is not scaled by the length scale."""
+    """A periodic function of the distance; the length scale does not divide the distance."""
 
     label = "ExpSineSquared"
     stationary = True
@@ -25,7 +25,7 @@ class Periodic(Node):
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         length_scale = self.length_scale.value_like(theta, X)
-        # The sine of an infinite angle is no number.
+        # The sine of an infinite angle is NaN.
         turns = distance(X, Z) / self.periodicity.value_like(theta, X)
         angle = math.pi * turns.clamp(max=1e30)
         return torch.exp(-2 * (torch.sin(angle) / length_scale) ** 2)

@@ -1,4 +1,4 @@
-"""Random frequencies of stationary kernels, drawn once and moved along with theta."""
+"""Random frequencies of stationary kernels: drawn once, then functions of theta."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ._slots import Slot
 
 
 class NoSpectralDensity(ValueError):
-    """A kernel of which no random features can be drawn; ``cause`` says why, without what to do."""
+    """The kernel has no random features; ``cause`` is the reason, without the advice."""
 
     cause: str = ""
 
 
 def no_spectral_density(label: str, reason: str) -> NoSpectralDensity:
-    """The error for a kernel, with what to do instead."""
+    """The error for a kernel, with advice."""
     error = NoSpectralDensity(
         f"{label} {reason}, so its prior samples cannot be made of random features. "
         'Use gradient="standard", which needs no prior samples, or, for a small number of rows, '
@@ -31,10 +31,10 @@ def no_spectral_density(label: str, reason: str) -> NoSpectralDensity:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Where a kernel takes the randomness of its frequencies from.
+    """The random numbers from which a kernel makes its frequencies.
 
-    Numbers are drawn in float64 where the generator lives, so that they are the same for every
-    dtype and device.
+    They are drawn in float64 on the generator's device, so that they do not depend on the dtype and
+    device of the features.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Draws:
     generator : torch.Generator
         The source.
     dtype, device : torch.dtype, torch.device
-        How frequencies are stored.
+        Dtype and device of the frequencies.
     """
 
     n_pairs: int
@@ -53,13 +53,13 @@ class Draws:
     device: torch.device
 
     def normal(self, n_columns: int | None = None) -> Float64[Tensor, "pairs c"]:
-        """Standard normal numbers; a row a frequency, by default a column for each of X."""
+        """Standard normal numbers, one row for each frequency; by default, as many columns as X."""
         shape = (self.n_pairs, self.n_columns if n_columns is None else n_columns)
         source = self.generator
         return torch.randn(shape, generator=source, dtype=torch.float64, device=source.device)
 
     def uniform(self) -> Float64[Tensor, " pairs"]:
-        """One number between 0 and 1 a frequency, on the CPU."""
+        """One uniform number in [0, 1) for each frequency, on the CPU."""
         source = self.generator
         u = torch.rand(self.n_pairs, generator=source, dtype=torch.float64, device=source.device)
         return u.cpu()
@@ -70,11 +70,11 @@ class Draws:
 
 
 class Frequencies(ABC):
-    """One stationary kernel's frozen randomness."""
+    """The random numbers of one stationary kernel, fixed while theta changes."""
 
     @abstractmethod
     def at(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "pairs d"]:
-        """The frequencies at theta, differentiable in theta."""
+        """The frequencies at theta, differentiable with respect to theta."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +98,12 @@ class ScaledFrequencies(Frequencies):
 
 @dataclass(frozen=True, eq=False)
 class SpreadFrequencies(Frequencies):
-    """Frequencies of a kernel on some columns, 0 in the others.
+    """Frequencies of a kernel on some columns; zero in the others.
 
     Attributes
     ----------
     inner : Frequencies
-        A column for each of `columns`.
+        Frequencies with one column for each of `columns`.
     columns : tuple of int
     n_columns : int
         Number of columns in all.

@@ -16,11 +16,11 @@ from ._stationary import Profile, Stationary
 
 
 class _Matern(Profile):
-    """Frequencies are multivariate Student t with 2 nu = factor degrees of freedom."""
+    """Frequencies have a multivariate Student-t density with 2 nu = `factor` degrees of freedom."""
 
     def frequencies(self, leaf: Stationary, draws: Draws) -> ScaledFrequencies:
         base, df = draws.normal(), int(self.factor)
-        # One chi-squared variable per frequency, shared by its columns: a multivariate t.
+        # One chi-squared variable per frequency, shared by its columns, gives a multivariate t.
         chi2 = draws.normal(df).square().sum(1, keepdim=True)
         return ScaledFrequencies(draws.stored(base * torch.sqrt(df / chi2)), leaf.length_scale)
 

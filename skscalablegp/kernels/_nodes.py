@@ -1,8 +1,8 @@
-"""The algebra of compiled kernels: every node is a smooth part plus a diagonal-only part.
+"""The algebra of compiled kernels: every node is the sum of a smooth and a diagonal part.
 
 A node stands for ``k(X, X) = S(X, X) + diag(D(X))``, where S is an ordinary covariance function
-and D is what white noise leaves on the diagonal. A part that is zero by structure is None, and
-a part that is the same everywhere may come back with axes of length one.
+and D is the contribution of white noise to the diagonal. Methods return None for a part that is
+always zero, and may return axes of length one for a part that is constant.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from ._slots import Slot
 if TYPE_CHECKING:
     from ._stationary import Profile
 
-# Past this many products an expanded kernel is no longer cheaper than the kernel itself.
+# Above this number of products, the expanded form costs more than the kernel itself.
 MAX_PRODUCTS = 64
 MAX_POWER = 16
 
 
 class Node(ABC):
-    """A compiled kernel expression, and what other code may ask about it.
+    """A compiled kernel expression, with the properties that other code depends on.
 
     Attributes
     ----------
     label : str
         The scikit-learn kernel's class name, for messages.
     parts : tuple of Node
-        What it is made of; empty for a leaf.
+        The operands of a sum, product or power; empty for a leaf.
     stationary : bool
-        Whether only differences of rows count, also in the noise.
+        Whether the kernel, noise included, depends on differences of rows only.
     separable : bool
-        Whether it is a product over columns of one function of each column's difference.
+        Whether it is a product over columns of functions of one column's difference each.
     profile : Profile or None
-        The function of the scaled distance that it is, for tiles in closed form.
+        The function of the scaled distance, where the kernel is one; used for tiles in closed form.
     columns : tuple of int or None
-        The columns that it sees; None where it sees all.
+        The columns on which it depends; None means all.
     codes : bool
         Whether it compares categories, whose codes may be neither scaled, shifted nor interpolated.
     compiled : bool
-        Whether it is made of torch functions of theta and the rows.
+        Whether it is computed by torch functions of theta and the rows.
     """
 
     label: str
@@ -67,7 +67,7 @@ class Node(ABC):
         return all(part.stationary for part in self.parts)
 
     def anchored(self, n_columns: int) -> frozenset[int]:
-        """The columns that may not be shifted, since more counts than the difference of rows."""
+        """The columns that may not be shifted: the kernel depends on more than differences."""
         if self.parts:
             return frozenset().union(*(part.anchored(n_columns) for part in self.parts))
         return frozenset() if self.stationary and not self.codes else frozenset(range(n_columns))
@@ -79,7 +79,7 @@ class Node(ABC):
         return frozenset(range(n_columns)) if self.codes else frozenset()
 
     def on(self, columns: tuple[int, ...]) -> Node:
-        """The same kernel of these columns, for rows that have more."""
+        """The same kernel, applied to these columns of rows that have more."""
         return OnColumns(self, columns)
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Node(ABC):
         return None
 
     def products(self) -> list[Term]:
-        """S as a sum of products of leaves; a node that cannot be expanded is its own leaf."""
+        """S as a sum of products of leaves; a node that cannot be expanded counts as a leaf."""
         return [Term((), (self,))]
 
     def leaves(self) -> Iterator[Node]:
-        """All kernels without parts in the expression."""
+        """All nodes of the expression that have no parts."""
         if not self.parts:
             yield self
         for part in self.parts:
@@ -111,7 +111,7 @@ class Node(ABC):
         Raises
         ------
         NoSpectralDensity
-            Unless the kernel says how to draw them: nothing stands in for a missing sampler.
+            If the kernel has no sampler. There is no approximate substitute.
         """
         raise no_spectral_density(self.label, "has no spectral density to draw from")
 
@@ -143,7 +143,7 @@ class Term:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         names = ["ConstantKernel"] * len(self.constants) + [leaf.label for leaf in self.leaves]
         return " * ".join(names)
 
@@ -156,17 +156,17 @@ class Term:
 
 
 class OnColumns(Node):
-    """A kernel that sees some columns of the rows.
+    """A kernel that is applied to some columns of the rows.
 
-    Its products are those of the kernel inside, leaf by leaf on these columns: closed forms and
-    spectral densities stay.
+    Its products are those of the inner kernel, with every leaf applied to these columns. Closed
+    forms and spectral densities are kept.
 
     Parameters
     ----------
     part : Node
-        The kernel, of as many columns as are chosen.
+        The inner kernel, compiled for the number of chosen columns.
     columns : tuple of int
-        Which, in the order in which the kernel sees them.
+        The chosen columns, in the order in which the inner kernel takes them.
     """
 
     def __init__(self, part: Node, columns: tuple[int, ...]):
@@ -203,7 +203,7 @@ class OnColumns(Node):
 
     @cached_property
     def _products(self) -> list[Term]:
-        # Made once: an operator tells by identity that two products share a kernel.
+        # Cached, because operators recognise a kernel shared by two products by its identity.
         terms, made = self.part.products(), {}
         if any(leaf is self.part for term in terms for leaf in term.leaves):
             return [Term((), (self,))]
@@ -296,7 +296,7 @@ class PowerNode(Node):
             return _power(D, p)
         if p != int(p) or p > MAX_POWER:
             return _power(s + D, p) - _power(s, p)
-        # a^p - b^p = (a - b) (a^(p-1) + a^(p-2) b + ...) keeps a small D's digits.
+        # a^p - b^p = (a - b) (a^(p-1) + a^(p-2) b + ...) is accurate also for a small D.
         p = int(p)
         return D * sum((s + D) ** k * s ** (p - 1 - k) for k in range(p))
 
@@ -320,7 +320,7 @@ def _power(base: Tensor | None, exponent: float) -> Tensor | None:
     if base is None or exponent == 1:
         return base
     if exponent < 1:
-        # The derivative of 0 ** p is infinite; entries that underflowed have none to give.
+        # The derivative of 0 ** p is infinite, and times zero it is NaN: replace zeros.
         base = base.masked_fill(base == 0, torch.finfo(base.dtype).tiny)
     return base**exponent
 

@@ -1,4 +1,4 @@
-"""Kernels that are known by their NumPy code only, and rows that are no numbers."""
+"""Kernels that only have NumPy code, and rows that are not numbers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from ._nodes import Node
 from ._registry import Layout
 
-# Gradients of a diagonal come with the block around it: so many rows a block.
+# The gradient of a diagonal is taken from those of square blocks with this number of rows.
 _BLOCK = 32
 
 
 class ObjectRows(Tensor):
-    """Sequences, strings or other objects as rows: a column of row numbers, to torch.
+    """Rows that are sequences, strings or other objects; as a tensor, a column of row numbers.
 
-    Kernels that look at numbers see the numbers, which is right for those that only count rows
-    (constants and white noise); a kernel of NumPy gets the objects. What is computed from such rows
-    is an ordinary tensor, but rows chosen from them are such rows again.
+    Compiled kernels use the row numbers, which is correct for constants and white noise, since they
+    depend on the number of rows only. Kernels with NumPy code get the objects. Results of
+    computations are ordinary tensors; only indexing returns `ObjectRows`.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class ObjectRows(Tensor):
 
     @classmethod
     def of(cls, objects: np.ndarray, numbers: Tensor | None = None) -> ObjectRows:
-        """Rows of an array; its `numbers`, if given, say in which dtype and where."""
+        """Rows from an array of objects; `numbers`, if given, determine dtype and device."""
         if numbers is None:
             numbers = torch.arange(len(objects), dtype=torch.float64)[:, None]
         rows = numbers.as_subclass(cls)
@@ -45,29 +45,29 @@ class ObjectRows(Tensor):
         return ObjectRows.of(self.objects[where], super().__getitem__(chosen))
 
     def to(self, *args: Any, **kwargs: Any) -> ObjectRows:
-        """The same objects; only their numbers change dtype or device."""
+        """The same objects, with row numbers of another dtype or on another device."""
         return ObjectRows.of(self.objects, super().to(*args, **kwargs))
 
 
 def _array(rows: Tensor) -> np.ndarray:
-    """What the NumPy code takes."""
+    """The rows as an array for NumPy code."""
     if isinstance(rows, ObjectRows):
         return rows.objects
     return rows.detach().cpu().double().numpy()
 
 
 class NumpyKernel(Node):
-    """A kernel that is asked for its values and gradients, ``kernel(X, Y, eval_gradient)``.
+    """A kernel whose values and gradients come from calls ``kernel(X, Y, eval_gradient)``.
 
-    Values are float64 on the CPU, whatever torch has. It may be anything, so that nothing is known
-    of it. What its ``diag`` has beyond ``kernel(x, x)`` counts as part of the function, not as
+    It is evaluated in float64 on the CPU. No structure is assumed: it counts as not stationary, and
+    where its ``diag`` exceeds ``kernel(x, x)``, the difference belongs to the function, not to the
     noise.
 
     Parameters
     ----------
     kernel : Kernel
     entries : slice
-        Its part of theta.
+        Its entries of theta.
     """
 
     stationary = False
@@ -78,7 +78,7 @@ class NumpyKernel(Node):
 
     @property
     def free(self) -> bool:
-        """Whether theta has a part of it."""
+        """Whether it has free hyperparameters."""
         return self.entries.stop > self.entries.start
 
     def at(self, theta: Tensor) -> sk.Kernel:
@@ -94,7 +94,7 @@ class NumpyKernel(Node):
 
 
 class _Values(torch.autograd.Function):
-    """k(X, Z), differentiable in theta."""
+    """k(X, Z), differentiable with respect to theta."""
 
     @staticmethod
     def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor, Z: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class _Values(torch.autograd.Function):
         if not node.free:
             return None, None, None, None
         left, right = _array(X), _array(Z)
-        # scikit-learn's kernels give gradients between the rows of one table only.
+        # scikit-learn's kernels only have gradients of k(X, X), of which k(X, Z) is a block.
         rows, start = (left, 0) if X is Z else (np.concatenate([left, right]), len(left))
         _, gradient = node.at(theta)(rows, eval_gradient=True)
         block = gradient[: len(left), start : start + len(right)]
@@ -119,7 +119,7 @@ class _Values(torch.autograd.Function):
 
 
 class _Diagonal(torch.autograd.Function):
-    """The diagonal of k(X, X), differentiable in theta."""
+    """The diagonal of k(X, X), differentiable with respect to theta."""
 
     @staticmethod
     def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class _Diagonal(torch.autograd.Function):
 
 
 def _in_theta(theta: Tensor, node: NumpyKernel, weights: Tensor, gradient: np.ndarray) -> Tensor:
-    """The sum of the weighted gradients, in the kernel's part of theta."""
+    """The weighted sum of the gradients, at the kernel's entries of theta."""
     weights = weights.detach().cpu().double().numpy()
     total = torch.zeros_like(theta)
     total[node.entries] = torch.as_tensor(
@@ -151,16 +151,17 @@ def _in_theta(theta: Tensor, node: NumpyKernel, weights: Tensor, gradient: np.nd
 
 
 def numpy_kernel(kernel: sk.Kernel, layout: Layout) -> NumpyKernel:
-    """A leaf of an expression, whatever it is.
+    """Any kernel as a leaf of an expression.
 
     Raises
     ------
     TypeError
-        For a CompoundKernel, which is several kernels and not one.
+        For a CompoundKernel, which holds several kernels.
     """
     if isinstance(kernel, sk.CompoundKernel):
         raise TypeError(
-            "A CompoundKernel holds one kernel for each class of a classifier, and no regressor, "
-            "scikit-learn's included, has a use for it: fit one regressor with each of them."
+            "kernel is a CompoundKernel, which holds one kernel for each class of a classifier; "
+            "regressors, scikit-learn's included, do not take it. Fit one regressor with each of "
+            "its kernels."
         )
     return NumpyKernel(kernel, layout.entries(kernel.n_dims))

@@ -1,4 +1,4 @@
-"""Priors of hyperparameters: densities that training adds to the likelihood."""
+"""Priors of hyperparameters, whose log density training adds to its objective."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class ThetaPrior:
         return bool(self.parts)
 
     def __call__(self, theta: Float64[np.ndarray, " q"]) -> tuple[float, Float64[np.ndarray, " q"]]:
-        """The log density at theta and its gradient; entries behind theta have no prior."""
+        """The log density and its gradient; entries of theta beyond the kernel's have no prior."""
         value, grad = 0.0, np.zeros(len(theta))
         for place, prior in self.parts:
             density, slope = prior.log_density(theta[place])

@@ -18,7 +18,7 @@ from ._stationary import Profile, Stationary
 
 
 class RationalQuadratic(Profile):
-    """(1 + u / alpha)^-alpha, u = r^2 / 2; frequencies are a gamma scale mixture of normals."""
+    """(1 + u / alpha)^-alpha with u = r^2 / 2. Frequencies are a gamma scale mixture of normals."""
 
     factor = 0.5
     shape = ("alpha",)
@@ -39,7 +39,10 @@ class RationalQuadratic(Profile):
 
     def build(self, kernel: sk.RationalQuadratic, layout: Layout) -> Stationary:
         if np.size(kernel.length_scale) != 1:
-            raise ValueError("RationalQuadratic takes one length scale, not one per column.")
+            raise ValueError(
+                "RationalQuadratic takes one length scale, not one per column: got "
+                f"length_scale={kernel.length_scale!r}."
+            )
         return super().build(kernel, layout)
 
 
@@ -47,15 +50,15 @@ class RationalQuadratic(Profile):
 class GammaMixtureFrequencies(Frequencies):
     """RationalQuadratic: normal draws times the square root of a gamma variable of mean 1.
 
-    ``(1 + r^2 / (2 alpha))^-alpha = E[exp(-g r^2 / 2)]`` with g ~ Gamma(alpha, rate alpha), and g
-    is alpha's quantile function at a frozen uniform, so that it follows alpha continuously.
+    ``(1 + r^2 / (2 alpha))^-alpha = E[exp(-g r^2 / 2)]`` with g ~ Gamma(alpha, rate alpha). Here g
+    is a fixed quantile of this distribution, so that it is a continuous function of alpha.
 
     Attributes
     ----------
     base : Tensor of shape (pairs, d)
         Standard normal draws.
     uniforms : Tensor of shape (pairs,)
-        Where on the gamma distribution each frequency sits; float64 on the CPU.
+        Quantile levels of each frequency's gamma variable; float64 on the CPU.
     length_scale, alpha : Slot
         The kernel's hyperparameters.
     """

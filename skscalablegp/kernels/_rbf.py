@@ -11,7 +11,7 @@ from ._stationary import Profile, Stationary
 
 
 class Gaussian(Profile):
-    """exp(-u), u = r^2 / 2; normal frequencies."""
+    """exp(-u) with u = r^2 / 2. Frequencies are normal."""
 
     factor = 0.5
     separable = True

@@ -26,7 +26,7 @@ class Layout:
     any_kernel : bool
         Whether kernels without a compiled form are evaluated by their NumPy code.
     n_params : int
-        Entries of theta handed out so far.
+        Number of entries of theta that have been handed out.
     """
 
     def __init__(self, n_features: int, any_kernel: bool = False, n_params: int = 0):
@@ -41,14 +41,14 @@ class Layout:
         return _BUILDERS[type(kernel)][0](kernel, self)
 
     def without_compiled_form(self, kernel: sk.Kernel, what: str) -> Node:
-        """The node of a kernel that only has its NumPy code, where that will do.
+        """The node of a kernel that only has NumPy code.
 
         Raises
         ------
         TypeError
-            Where a compiled form is needed.
+            If `any_kernel` is false, since a compiled form is then required.
         """
-        # Its module imports this one, as every kernel's does.
+        # Imported here, because that module imports this one.
         from ._numpy import numpy_kernel
 
         if not self.any_kernel:
@@ -61,7 +61,7 @@ class Layout:
         return slice(self.n_params - n, self.n_params)
 
     def build_on(self, kernel: sk.Kernel, n_features: int) -> Node:
-        """The node of a part that sees so many columns."""
+        """The node of an inner kernel that takes `n_features` columns."""
         inner = Layout(n_features, self.any_kernel, self.n_params)
         node = inner.build(kernel)
         self.n_params = inner.n_params
@@ -90,24 +90,24 @@ def register_kernel(
     builder: Callable[[sk.Kernel, Layout], Node],
     summary: str | None = None,
 ) -> None:
-    """Teach `compile_kernel` one more kernel class.
+    """Register the compiled form of a kernel class.
 
     Parameters
     ----------
     kernel_class : type
-        A subclass of scikit-learn's Kernel; only this exact class is meant.
+        A subclass of scikit-learn's Kernel. Its own subclasses are not included.
     builder : callable
-        ``builder(kernel, layout) -> Node``: the `build` of a `Profile` for a stationary kernel. A
-        function of one's own takes its hyperparameters' slots from ``layout.slots(kernel)`` and the
-        nodes of its parts, in theta's order, from ``layout.build(part)``.
+        ``builder(kernel, layout) -> Node``. For a stationary kernel, the `build` of its `Profile`.
+        Any other function takes the slots of the hyperparameters from ``layout.slots(kernel)``, and
+        the nodes of inner kernels, in theta's order, from ``layout.build(part)``.
     summary : str, optional
-        How messages name the class and what of it is supported; its name by default.
+        Name of the class in messages, with its supported variants; the class name by default.
     """
     _BUILDERS[kernel_class] = (builder, summary or kernel_class.__name__)
 
 
 def unsupported(what: str) -> str:
-    """The message for a kernel that cannot be compiled, with the ones that can."""
+    """The error message for a kernel without a compiled form; it lists those that have one."""
     known = ", ".join(summary for _, summary in _BUILDERS.values())
     return (
         f"The kernel {what} has no compiled form, which is needed here: use IterativeGPRegressor, "

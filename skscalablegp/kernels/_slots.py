@@ -1,4 +1,4 @@
-"""Where a hyperparameter's value comes from: a stretch of theta, or a fixed number."""
+"""The source of a hyperparameter's value: entries of theta, or fixed numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Slot:
     Attributes
     ----------
     index : slice or None
-        Its entries of theta (logarithms); None when its bounds are "fixed".
+        Its entries of theta, which are logarithms; None if its bounds are "fixed".
     fixed : tuple of float
-        Its values when it is fixed, not logarithms; empty otherwise.
+        Its values (not logarithms) if it is fixed; empty otherwise.
     """
 
     index: slice | None
@@ -32,24 +32,24 @@ class Slot:
     def part(self, start: int, stop: int) -> Slot:
         """Some of the values, as a slot of their own."""
         if stop > self.size:
-            # Beyond it lie the parameters of the next kernel.
+            # Those entries of theta belong to the next kernel.
             raise IndexError(f"entries {start} to {stop} of a slot with {self.size}")
         if self.index is None:
             return Slot(None, self.fixed[start:stop])
         return Slot(slice(self.index.start + start, self.index.start + stop))
 
     def value(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, " size"]:
-        """The positive value(s), float64 on theta's device, differentiable in theta."""
+        """The positive values, float64 on theta's device, differentiable with respect to theta."""
         if self.index is None:
             return torch.tensor(self.fixed, dtype=torch.float64, device=theta.device)
         return theta[self.index].double().exp()
 
     def signed(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, " size"]:
-        """The entries of theta themselves, of hyperparameters that have no logarithm."""
+        """The entries of theta, for hyperparameters that enter theta without a logarithm."""
         if self.index is None:
             return self.value(theta)
         return theta[self.index].double()
 
     def value_like(self, theta: Float[Tensor, " p"], X: Tensor) -> Float[Tensor, " size"]:
-        """The value(s) in the dtype and on the device of ``X``."""
+        """The values in the dtype and on the device of ``X``."""
         return self.value(theta).to(X)

@@ -1,4 +1,4 @@
-"""Functions of the scaled distance between two rows: what a stationary family has to say."""
+"""Stationary kernels: functions of the scaled distance between two rows."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ._nodes import Node
 from ._registry import Layout
 from ._slots import Slot
 
-# Length scales from the rows' mean at which coordinates end, by precision.
+# Coordinates are clipped at this distance from the rows' mean, in length scales, by precision.
 _FAR = {torch.float32: 1e15, torch.float64: 1e70}
 
 
 class Profile(ABC):
     """A stationary family: k = f(u), ``u = factor * |(x - z) / length_scale|^2``, f(0) = 1.
 
-    A subclass with `value_and_slope` is a kernel with closed-form tiles and gradients; with
-    `frequencies` it has random features as well.
+    A subclass implements `value_and_slope`, from which tiles and gradients follow in closed form,
+    and optionally `frequencies`, for random features.
 
     Attributes
     ----------
     factor : float
-        Chosen so that f needs no multiplication: 1/2 where k = exp(-r^2 / 2).
+        Chosen so that f needs no further multiplication, such as 1/2 for k = exp(-r^2 / 2).
     shape : tuple of str
-        Names of the positive hyperparameters besides ``length_scale``, in the order in which the
-        functions take them.
+        Names of the positive hyperparameters besides ``length_scale``, in the order of the
+        functions' arguments.
     kink : bool
-        Whether f has a kink at zero distance, as exp(-r): then its functions take a, the root of u,
-        in place of u, and the slope is -df/da.
+        Whether f has a kink at zero distance, as exp(-r) has. The functions then take a, the square
+        root of u, in place of u, and the slope is -df/da.
     separable : bool
-        Whether k is a product over columns of one function of each column's difference.
+        Whether k is a product over columns of functions of one column's difference each.
     codes : bool
         Whether rows hold codes of categories, which are rounded to whole numbers.
     """
@@ -52,20 +52,20 @@ class Profile(ABC):
     def value_and_slope(self, u: Float[Tensor, "a b"], *shape: float) -> tuple[Tensor, ...]:
         """f(u), -2 df/du and, for each shape, df/dlog(shape), all of u's shape.
 
-        ``slope * u`` (with a kink ``slope * a``) is the derivative in the logarithm of the length
-        scale. The results are different tensors, one of which may be u itself, overwritten.
+        ``slope * u`` (with a kink ``slope * a``) is the derivative with respect to the logarithm of
+        the length scale. The results are distinct tensors; one of them may overwrite u.
         """
 
     def value(self, u: Float[Tensor, "a b"], *shape: float) -> Float[Tensor, "a b"]:
-        """f(u) alone, where that is cheaper; it may overwrite u."""
+        """f(u). Override it where f alone is cheaper than with its slope; it may overwrite u."""
         return self.value_and_slope(u, *shape)[0]
 
     def frequencies(self, leaf: Stationary, draws: Draws) -> Frequencies:
-        """Frequencies from the spectral density, which follow the leaf's hyperparameters."""
+        """Frequencies from the spectral density, as functions of the leaf's hyperparameters."""
         raise no_spectral_density(leaf.label, "has no spectral density to draw from")
 
     def build(self, kernel: sk.Kernel, layout: Layout) -> Stationary:
-        """The compiled kernel: the builder to give to `register_kernel`."""
+        """The compiled kernel; this method is the builder for `register_kernel`."""
         slots, name = layout.slots(kernel), type(kernel).__name__
         length_scale = slots.pop("length_scale")
         if length_scale.size not in (1, layout.n_features):
@@ -82,20 +82,20 @@ class Profile(ABC):
 
 
 class Stationary(Node):
-    """A kernel without parts that is a profile of the scaled distance.
+    """A leaf whose value is a profile of the scaled distance.
 
     Parameters
     ----------
     profile : Profile
-        Which function.
+        The function.
     length_scale : Slot
         One value, or one per column.
     shape : tuple of Slot
         The profile's other hyperparameters.
     label : str
-        The scikit-learn class.
+        Name of the scikit-learn class.
     columns : tuple of int, optional
-        The columns that it sees; by default all.
+        The columns on which it depends; by default all.
     """
 
     stationary = True
@@ -126,11 +126,11 @@ class Stationary(Node):
         return frozenset(self.seen_columns(n_columns)) if self.codes else frozenset()
 
     def seen_columns(self, n_columns: int) -> tuple[int, ...]:
-        """Numbers of the columns that count, out of so many."""
+        """Numbers of the columns on which the kernel depends, out of `n_columns`."""
         return tuple(range(n_columns)) if self.columns is None else self.columns
 
     def seen(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
-        """The columns that count, as they count."""
+        """The columns on which the kernel depends, with codes of categories rounded."""
         if self.columns is not None:
             X = X[:, list(self.columns)]
         return X.round() if self.codes else X
@@ -139,14 +139,14 @@ class Stationary(Node):
         X, Z = self.seen(X), self.seen(Z)
         scale = self.profile.factor**0.5 / self.length_scale.value_like(theta, X)
         X, Z = centre(X, Z)
-        # So far away every profile is zero; squares of more would be infinite.
+        # At this distance every profile is zero; squares of larger distances would be infinite.
         far = _FAR[X.dtype]
         X, Z = (X * scale).clamp(-far, far), (Z * scale).clamp(-far, far)
-        # A kink feels the rounding of a product form, and so does its derivative.
+        # The product form of squared distances is too inaccurate for a kernel with a kink at zero.
         return self.at(theta, distance(X, Z) if self.profile.kink else squared_distance(X, Z))
 
     def at(self, theta: Tensor, apart: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
-        """The profile of squared scaled distances, with a kink of their roots; it may overwrite."""
+        """The profile of squared scaled distances, with a kink of distances; may change them."""
         shape = [slot.value(theta) for slot in self.shape]
         if torch.is_grad_enabled() and any(t.requires_grad for t in (apart, *shape)):
             return _Profiled.apply(apart, self.profile, *shape)

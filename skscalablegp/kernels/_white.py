@@ -11,7 +11,7 @@ from ._slots import Slot
 
 
 class White(Node):
-    """Nothing between rows, a variance on the diagonal of k(X, X)."""
+    """No covariance between rows, and a variance on the diagonal of k(X, X)."""
 
     label = "WhiteKernel"
     stationary = True

@@ -1,4 +1,4 @@
-"""Subsets of rows on which hyperparameters are initialised."""
+"""Subsets of rows from which training starts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def centroid_subsets(
     X : Tensor of shape (n, d)
         Rows.
     n_centroids : int
-        How many random rows; the paper takes 10.
+        Number of random rows; the paper takes 10.
     size : int
-        Rows of each subset; the paper takes 10,000.
+        Number of rows in each subset; the paper takes 10,000.
     """
     centroids = random_rows(len(X), n_centroids, generator)
-    # One centroid at a time: n distances instead of n x n_centroids x d numbers.
+    # One centroid at a time needs memory for n distances instead of n x n_centroids x d numbers.
     return [
         torch.topk((X - X[c]).square().sum(1), min(size, len(X)), largest=False)
         .indices.sort()
