@@ -24,9 +24,9 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
     Small tables have a prior of the noise variance: log-normal, with the median at a tenth of the
     target's variance and a standard deviation of a factor of 4.5. On eleven data sets that were not
     used to choose it, with 30, 60 or 120 rows, it lowers the negative log density of a new target
-    by more than 0.02 nats in 17 of 27 cases and raises it as much in 2 (by 0.08 for a function without
-    noise). The median gain at 30 rows is 0.31 nats. At 500 rows no prior would change the score by
-    more than 0.02 (benchmarks/priors.py).
+    by more than 0.02 nats in 17 of 27 cases and raises it as much in 2 (by 0.08 for a function
+    without noise). The median gain at 30 rows is 0.31 nats. At 500 rows no prior would change the
+    score by more than 0.02 (benchmarks/priors.py).
 
     Parameters
     ----------
