@@ -410,10 +410,15 @@ class NNGPRegressor(GPRegressorBase):
             old, m = len(self.X_train_), self.n_neighbors_
             n = self._append(X, Y, known)
             self.n_neighbors_ = self._enough(n)
-            if self.n_neighbors_ == m < old:
+            if self.n_neighbors_ == n:
+                # The likelihood is that of all rows, as after a fit.
+                posterior, evaluation = run.finish("index", self._exact)
+                self._seen = np.arange(n)
+                self.log_marginal_likelihood_value_ = evaluation.value
+            elif self.n_neighbors_ == m < old:
                 posterior = before.plus(self._trained_problem(), len(X))
             else:
-                self.dtype_ = "float64" if self.n_neighbors_ == n else self._precision(n)
+                self.dtype_ = self._precision(n)
                 posterior = run.finish("index", self._build_posterior)
             self._remember(posterior)
             if self._kind != "subset":
