@@ -98,6 +98,21 @@ class PreconditionerContract:
         assert P.solve(V).isfinite().all()
         assert float((P.noise / torch.finfo(torch.float64).eps).max()) < 100
 
+    @pytest.mark.parametrize("noise", [1e-2, 1e-7])
+    def test_a_bound_that_is_known_holds(self, make, noise):
+        """None is known where single precision cannot hold the noise: P then has more of it."""
+        problem = kernel_problem(n=80, noise=noise, heteroscedastic=True)
+        for dtype in (torch.float64, torch.float32):
+            P = make(8).build(problem.operator(dtype), generator())
+            full = dense(P, 80, dtype).double()
+            smallest = float(torch.linalg.eigvals(torch.linalg.solve(full, problem.H)).real.min())
+            if dtype == torch.float64 or noise == 1e-2:
+                rounding = 80 * torch.finfo(dtype).eps / float(problem.noise.min())
+                assert P.lower == 1 and smallest > 1 - rounding
+            else:
+                assert P.lower is None and smallest < 0.1
+            assert P.build(problem.operator()).lower is None  # it may be another operator
+
     def test_counts_its_rows(self, make):
         problem = kernel_problem(n=100, d=4)
         operator = problem.operator()

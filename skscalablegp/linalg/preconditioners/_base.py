@@ -20,9 +20,13 @@ class Preconditioner(ABC):
     ----------
     rank : int
         The rank of P minus its diagonal part.
+    lower : float or None
+        A lower bound on the eigenvalues of P^-1/2 H P^-1/2 for the operator H that P was built
+        from, up to rounding; None if there is no known bound above 0.
     """
 
     rank: int
+    lower: float | None = None
 
     def build(
         self, operator: LinearOperator, generator: torch.Generator | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..blocks import addmm_, matmul
+from ..operators import LinearOperator
 from ._base import Preconditioner, randn
 
 
@@ -33,6 +34,9 @@ class LowRankPreconditioner(Preconditioner):
         Squared singular values of D^-1/2 L, float64.
     sqrt_noise : Tensor of shape (n,)
         Square roots of the noise variances, the smallest of which were raised to a usable value.
+    lower : float or None
+        As in `Preconditioner`: 1, because H - L L' - diag(noise) is positive semi-definite; None if
+        a noise variance was raised.
 
     Notes
     -----
@@ -42,6 +46,7 @@ class LowRankPreconditioner(Preconditioner):
     basis: Float[Tensor, "n k"]
     spectrum: Float[Tensor, " k"]
     sqrt_noise: Float[Tensor, " n"]
+    lower: float | None = None
 
     @classmethod
     def from_factor(
@@ -52,8 +57,9 @@ class LowRankPreconditioner(Preconditioner):
         Parameters
         ----------
         L : Tensor of shape (n, k)
-            Any low-rank factor with k <= n. A factor that is not finite is ignored, because the
-            solver will meet the same problem in H and report it.
+            A low-rank factor with k <= n, such that K - L L' is positive semi-definite. A factor
+            that is not finite is ignored, because the solver will meet the same problem in H and
+            report it.
         noise : Tensor of shape (n,)
             Noise variances. Those below ``10 eps * scale`` (eps of L's dtype) are raised to that
             value.
@@ -65,7 +71,8 @@ class LowRankPreconditioner(Preconditioner):
             L = L[:, :0]
         Q, R = torch.linalg.qr(L.double() / sqrt_noise[:, None])
         V, singular, _ = torch.linalg.svd(R)
-        return cls((Q @ V).to(L.dtype), singular.square(), sqrt_noise.to(L.dtype))
+        lower = _bound(noise, sqrt_noise)
+        return cls((Q @ V).to(L.dtype), singular.square(), sqrt_noise.to(L.dtype), lower)
 
     @classmethod
     def from_matrix(
@@ -85,7 +92,14 @@ class LowRankPreconditioner(Preconditioner):
         spectrum, basis = torch.linalg.eigh(K / sqrt_noise[:, None] / sqrt_noise)
         negligible = torch.finfo(H.dtype).eps * len(H) * scale / sqrt_noise.square().max()
         kept = spectrum > negligible
-        return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype))
+        lower = _bound(noise, sqrt_noise)
+        return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype), lower)
+
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> LowRankPreconditioner:
+        """The same P, without the bound, which belongs to the operator that it was built from."""
+        return replace(self, lower=None)
 
     @property
     def rank(self) -> int:
@@ -113,6 +127,14 @@ class LowRankPreconditioner(Preconditioner):
         E = randn(n + k, s, generator, U.dtype, U.device)
         factor = self.spectrum.sqrt().to(U.dtype)[:, None]
         return E[:n].addmm(U, factor * E[n:]).mul_(self.sqrt_noise[:, None])
+
+
+def _bound(noise: Float[Tensor, " n"], usable: Float[Tensor, " n"]) -> float | None:
+    """1 if no noise variance was raised.
+
+    Otherwise rounding in L L' may be larger than the noise, so that no bound is known.
+    """
+    return 1.0 if bool((usable <= noise.double().sqrt()).all()) else None
 
 
 def _usable_noise(

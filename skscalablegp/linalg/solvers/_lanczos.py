@@ -174,8 +174,9 @@ def stochastic_log_det(
         P, the identity by default.
     lower : float, optional
         A lower bound on the eigenvalues of P^-1/2 H P^-1/2. It is 1 if P consists of a part of K
-        and the whole noise. The estimate is then the midpoint between the results of Gauss and
-        Gauss-Radau quadrature, and half their distance is added to the standard error.
+        and the whole noise; see ``Preconditioner.lower``. The estimate is then the midpoint between
+        the results of Gauss and Gauss-Radau quadrature, and half their distance is added to the
+        standard error.
 
     Returns
     -------

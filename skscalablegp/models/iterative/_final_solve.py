@@ -165,14 +165,16 @@ def _estimate_likelihood(
     preconditioner: Preconditioner,
     generator: Generator,
 ) -> tuple[float, float]:
-    """log p(Y) and its error, bias included; the log determinant by stochastic Lanczos quadrature.
+    """log p(Y) and its error; the log determinant by stochastic Lanczos quadrature.
+
+    The error includes the possible bias of the quadrature if the preconditioner has a bound.
 
     Without a preconditioner so few steps have a bias of hundreds of nats, so that one is used even
     if the solver has none.
     """
     n, t = problem.Y.shape
     log_det, error = stochastic_log_det(
-        operator, 16, 30, generator=generator, preconditioner=preconditioner, lower=1.0
+        operator, 16, 30, generator, preconditioner, lower=preconditioner.lower
     )
     # Y' H^-1 Y with an error of second order in the residual, which may be large.
     residual = problem.Y - operator.matmul(V)

@@ -172,7 +172,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         estimate.
     log_marginal_likelihood_std_error_ : float
         Standard error of that value plus the possible bias of the quadrature; 0 if the value is
-        exact. Both are NaN if the time budget or an interrupt left no time for an estimate.
+        exact. The bias has no known bound, and is left out, for a preconditioner of another class
+        or one that was built before, and where single precision cannot hold the noise. Value and
+        error are NaN if the time budget or an interrupt left no time for an estimate.
     n_iter_ : int
         The number of gradient evaluations in all stages.
     n_samples_seen_ : int

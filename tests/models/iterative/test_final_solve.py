@@ -2,11 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.gradients import PathwiseGradient
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.preconditioners import build_preconditioner
+from skscalablegp.linalg.solvers import stochastic_log_det
+from skscalablegp.models.iterative import _final_solve
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
 
@@ -28,6 +35,32 @@ def test_the_likelihood_is_within_its_standard_error(solver, monkeypatch):
     error = ours.log_marginal_likelihood_value_ - exact.log_marginal_likelihood_value_
     assert 0 < ours.log_marginal_likelihood_std_error_ < 2
     assert abs(error) < 4 * ours.log_marginal_likelihood_std_error_ + 0.1
+
+
+def test_a_preconditioner_without_a_bound_gives_none(monkeypatch):
+    """The covariance of other hyperparameters is ten times H: nothing bounds the quotient by 1."""
+    n, X = 200, torch.linspace(0, 1, 200, dtype=torch.float64)[:, None]
+    compiled = compile_kernel(Matern(nu=0.5) + WhiteKernel(0.1), 1)
+    problem = GPProblem(compiled, X, torch.sin(9 * X), None)
+    operator = problem.operator(compiled.theta0)
+    H = operator.to_dense()
+    truth = float(MultivariateNormal(H.new_zeros(n), H).log_prob(problem.Y[:, 0]))
+    V = torch.linalg.solve(H, problem.Y)
+    ten = GPProblem(compile_kernel(10.0 * Matern(nu=0.5) + WhiteKernel(1.0), 1), X, problem.Y, None)
+    other = PivotedCholesky(20).build(ten.operator(ten.kernel.theta0))
+    seen = []
+
+    def seeing(*args, lower):
+        seen.append(lower)
+        return stochastic_log_det(*args, lower=lower)
+
+    monkeypatch.setattr(_final_solve, "stochastic_log_det", seeing)
+    for given in (PivotedCholesky(20), other):
+        P = build_preconditioner(given, operator)
+        seed = torch.Generator().manual_seed(0)
+        value, error = _final_solve._estimate_likelihood(problem, operator, V, P, seed)
+        assert abs(value - truth) < 4 * error
+    assert seen == [1.0, None]
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
