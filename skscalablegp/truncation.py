@@ -5,6 +5,7 @@ from .linalg.truncation import (
     FixedTruncation,
     GeometricTruncation,
     ReciprocalTruncation,
+    Truncation,
     TruncationDistribution,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "FixedTruncation",
     "GeometricTruncation",
     "ReciprocalTruncation",
+    "Truncation",
     "TruncationDistribution",
 ]

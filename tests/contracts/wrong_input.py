@@ -109,7 +109,7 @@ DRAWN |= dict(q=[0.2, 0.8])
 NOT_CALLED = {
     *("Solution", "Solver", "SolverState", "Status", "solve"),
     *("GradientEstimate", "GradientEstimator", "GradientState", "Preconditioner"),
-    *("TruncationDistribution", "FitReport", "Optimizer", "TrainingStep", "Prior"),
+    *("TruncationDistribution", "Truncation", "FitReport", "Optimizer", "TrainingStep", "Prior"),
     *("Likelihood", "LikelihoodTerms", "Predictive"),
     *("neg_nlpd_scorer", "neg_crps_scorer", "fetch_flights"),
 }

@@ -82,11 +82,18 @@ class Truncation:
 
 
 class TruncationDistribution(BaseEstimator, ABC):
-    """Settings of a distribution of the truncation point J."""
+    """Settings of a distribution of the truncation point J.
+
+    A subclass defines `on`, which returns a `Truncation`.
+    """
 
     @property
     def adapts(self) -> bool:
-        """Whether the settings leave the smallest J open."""
+        """Whether the settings leave the smallest J open, so that training may raise it.
+
+        By default they do if they have ``min_iter="auto"`` and no `expected_iter`. `on` then takes
+        the smallest J in question as `start`; otherwise `start` is 1.
+        """
         params = self.get_params(deep=False)
         return params.get("min_iter") == "auto" and params.get("expected_iter") is None
 

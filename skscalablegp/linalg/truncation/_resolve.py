@@ -31,7 +31,10 @@ def resolve_truncation(truncation: Any) -> TruncationDistribution:
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones.
+        For an unknown name, or an object of another class; the message lists the known ones.
     """
-    others = "or an object such as ExponentialTruncation(rate=0.1)"
-    return named("truncation", truncation, TRUNCATIONS, others)
+    others = (
+        "or an object such as ExponentialTruncation(rate=0.1); a distribution of your own is a "
+        "subclass of skscalablegp.truncation.TruncationDistribution"
+    )
+    return named("truncation", truncation, TRUNCATIONS, others, kinds=TruncationDistribution)

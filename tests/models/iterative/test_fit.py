@@ -4,19 +4,20 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
-from skscalablegp import IterativeGPRegressor, RRCGRegressor
+from skscalablegp import IterativeGPRegressor, RRCGRegressor, SSRFFRegressor
 from skscalablegp.linalg.operators import KernelOperator
 from skscalablegp.linalg.solvers import CG as SteppingCG
 from skscalablegp.models.iterative import _base, _final_solve
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import AP, CG
-from skscalablegp.truncation import FixedTruncation
+from skscalablegp.truncation import FixedTruncation, Truncation, TruncationDistribution
 
 MODELS = {
     "exact": IterativeGPRegressor(random_state=0),
@@ -351,6 +352,33 @@ def test_truncations_by_name(truncation):
     X, y = table(40)
     model, _ = fitted(RRCGRegressor(kernel(), truncation=truncation, max_iter=2), X, y)
     assert_usable(model, X)
+
+
+class ThreeOrFour(TruncationDistribution):
+    """As little as a user has to write."""
+
+    def __init__(self, fewest=3):
+        self.fewest = fewest
+
+    def on(self, n, start=1):
+        assert start == 1  # the smallest number of steps is not left open
+        halves = torch.full((2,), 0.5, dtype=torch.float64)
+        return Truncation(self.fewest, self.fewest + 1, halves, halves.flip(0).cumsum(0).flip(0))
+
+
+def test_a_truncation_of_ones_own():
+    X, y = table(40)
+    model = RRCGRegressor(kernel(), truncation=ThreeOrFour(), preconditioner=None, max_iter=3)
+    model, _ = fitted(model, X, y)
+    assert not ThreeOrFour().adapts and model.get_params()["truncation__fewest"] == 3
+    assert_usable(model, X)
+
+    class Alike:
+        on = ThreeOrFour.on
+
+    for estimator in (RRCGRegressor, SSRFFRegressor):
+        with pytest.raises(ValueError, match="truncation <.*a subclass of .*TruncationDistrib"):
+            estimator(truncation=Alike()).fit(X, y)
 
 
 # ---------------------------------------------------------------- predictions
