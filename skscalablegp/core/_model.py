@@ -48,8 +48,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             # A user's subclass may have parameters of its own, with rules of its own or none.
-            rules = {name: parameter.rule for name, parameter in PARAMETERS.items()}
-            rules |= getattr(cls, "_parameter_constraints", {})
+            rules = PARAMETERS | getattr(cls, "_parameter_constraints", {})
             names = inspect.signature(cls.__init__).parameters
             cls._parameter_constraints = {name: rules[name] for name in names if name in rules}
 

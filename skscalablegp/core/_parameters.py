@@ -1,12 +1,231 @@
 """The one table of parameters: a name has one meaning and one constraint in all estimators.
 
 Defaults belong to each class. Signatures and docstrings stay literal; `tests/contracts` compares
-them with this table.
+them with this table: with `PARAMETERS`, what scikit-learn checks before a fit, and with the
+sentences below, with which every docstring begins its description. A class may say more after it.
+
+The model:
+
+kernel
+    Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
+    respected.
+priors
+    Prior distributions of hyperparameters, by name; training adds their log density to its
+    objective.
+alpha
+    Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
+    of the normalised target if normalize_y=True.
+min_noise
+    Lower bound of the noise standard deviation, in units of the normalised target.
+likelihood
+    Distribution of the target given the latent function.
+normalize_y
+    Whether to subtract the target's mean and divide by its standard deviation before training.
+standardize
+    Whether to subtract the mean of each column of X and divide by its standard deviation.
+copy_X_train
+    Whether to store a copy of X; otherwise a reference to X is stored.
+n_targets
+    Number of target columns; a fit checks it against y.
+random_state
+    Seed for all random choices of a fit; None uses a new seed each time.
+
+Training of the hyperparameters:
+
+optimizer
+    Method that trains the hyperparameters; None keeps them at their initial values.
+n_restarts_optimizer
+    Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
+    of the kernel.
+learning_rate
+    Step size of the optimiser, for optimisers that have one.
+max_iter
+    Maximum number of training steps.
+max_epochs
+    Maximum number of training passes over the rows.
+n_iter_no_change
+    Number of steps or scores without progress after which training ends; None switches this
+    rule off.
+tol
+    Smallest improvement of a score that counts as progress.
+subset_size
+    Number of rows in the exact fit from which training starts.
+batch_size
+    Number of rows in a training step.
+warm_start
+    Whether a fit continues from the previous fit.
+early_stopping
+    Whether rows are held out to choose the best parameters.
+validation_fraction
+    Fraction of the rows that is held out.
+
+Linear solves:
+
+solver
+    Solver for the linear systems of a training step.
+preconditioner
+    Preconditioner of the iterative linear solver.
+solver_tol
+    Relative residual at which a linear solve ends.
+solver_max_epochs
+    Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.
+solver_warm_start
+    Whether each solve starts from the solution of the previous step, with the same probe
+    vectors.
+training_max_epochs
+    Budget of all linear solves during training on all rows, in solver epochs; None sets no
+    limit.
+gradient
+    Estimator of the gradient of the log marginal likelihood.
+n_probes
+    Number of probe vectors for the trace in the gradient.
+probes
+    Distribution of the probe vectors.
+n_draws
+    Number of truncation points over which each of the two solutions of a step is averaged.
+reorthogonalize
+    Whether to reorthogonalise the residuals of conjugate gradients.
+truncation
+    Distribution of the term at which a series is truncated.
+posterior
+    Method that computes predictive variances.
+
+Basis functions:
+
+n_components
+    Number of basis functions; each random frequency contributes two, a sine and a cosine.
+min_components
+    Number of random Fourier functions (sines and cosines) that every step uses.
+component_step
+    Number of random Fourier functions that each term of the series adds.
+component_batch_size
+    Number of basis functions in one random draw.
+basis
+    Basis functions of the model.
+n_dense
+    Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
+covariance
+    Method that computes predictive variances after stochastic training.
+control_variate
+    Control variate that reduces the variance of stochastic steps.
+control_variate_rank
+    Number of support rows, at which the latent function is computed exactly.
+inference
+    Whether the weights are computed with full-batch linear algebra or by stochastic steps.
+variational_optimizer
+    Optimiser of the variational distribution.
+variational_learning_rate
+    Step size of the variational optimiser.
+decay
+    Fraction of the learning rates that remains at the last step.
+freeze
+    Fraction of the steps during which the hyperparameters stay fixed.
+max_precision
+    Prior precision above which a basis function is removed from the model.
+
+Inducing points:
+
+n_inducing
+    Number of inducing points.
+inducing
+    Method that chooses the inducing points, or an array of points.
+optimize_inducing
+    Whether training moves the inducing points.
+calibrate
+    Whether to calibrate the predictive distribution on the training rows.
+
+Neighbours:
+
+n_neighbors
+    Number of training rows from which a new row is predicted.
+objective
+    Objective that the hyperparameters maximise.
+
+Grids:
+
+grid_size
+    Number of grid points along each column.
+structure
+    How the columns share grids.
+extrapolation
+    Treatment of rows outside the grid.
+variance_rank
+    Rank of the low-rank approximation of the variances.
+max_variance_rank
+    Largest rank that a fit tries.
+variance_tol
+    Accepted error of the variances, as a fraction of the target's mean square.
+
+Networks:
+
+feature_extractor
+    Network between the rows and the kernel: layer sizes, a torch module, or a callable that
+    returns a module for a given number of columns.
+activation
+    Activation function after each layer of a network that is given by its layer sizes.
+penalty
+    Weight of the penalty term in the saddle-point problem.
+penalty_scale
+    Scale relative to which the constraint of the saddle-point problem is measured.
+exact_passes
+    Whether each score also sets the parameters that have a closed-form optimum to that optimum.
+dual_rate
+    Step size of the ascent in the saddle-point problem.
+averaging
+    Weight of a batch in the running average.
+averaging_decay
+    Exponent with which this weight decreases over the steps.
+batches
+    Method that chooses the rows of a batch.
+
+Experts:
+
+combination
+    Rule that combines the predictions of the experts.
+expert_size
+    Number of training rows of an expert.
+partition
+    Method that divides the rows among the experts.
+share_hyperparameters
+    Whether all experts have the same hyperparameters.
+n_jobs
+    Number of experts that are processed in parallel, as in joblib.
+estimator
+    Regressor on which this estimator builds.
+estimators
+    Names and regressors that are stacked.
+noise_estimator
+    Regressor that learns the size of the errors.
+residuals
+    Method that predicts training rows without having seen them.
+mean_function
+    Regressor that predicts the mean, which the Gaussian process then corrects.
+n_folds
+    Number of folds for cross-fitting.
+n_refits
+    Number of times that the regressor is fitted again with the learned noise.
+tails
+    Shape of the distribution from which quantiles and intervals are computed.
+
+The machine:
+
+memory_budget
+    Memory that matrices may take, in bytes; "auto" uses what the machine has free.
+device
+    Device on which the fit runs; "auto" uses CUDA where it is available.
+dtype
+    Precision of the matrix products in training.
+callbacks
+    Functions called after each step or score with a `TrainingStep`; training ends when one
+    returns a true value.
+max_seconds
+    Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+verbose
+    Whether to show a progress bar.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -23,327 +242,115 @@ _SHARE = Interval(Real, 0, 1, closed="neither")
 _RATE = Interval(Real, 0, 1, closed="right")
 _AUTO = StrOptions({"auto"})
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """What holds of a parameter in every class that has it.
-
-    Attributes
-    ----------
-    rule : list
-        What scikit-learn checks before a fit.
-    meaning : str
-        The sentence with which every docstring describes it; a class may say more after it.
-    """
-
-    rule: list[Any]
-    meaning: str
-
-
-PARAMETERS: dict[str, Parameter] = {
+PARAMETERS: dict[str, list[Any]] = {
     # The model.
-    "kernel": Parameter(
-        [None, HasMethods(["get_params", "clone_with_theta"])],
-        'Covariance function as a scikit-learn kernel, whose bounds (including "fixed") '
-        "are respected.",
-    ),
-    "priors": Parameter(
-        [dict, _AUTO, None],
-        "Prior distributions of hyperparameters, by name; training adds their log density "
-        "to its objective.",
-    ),
-    "alpha": Parameter(
-        [_NOT_NEGATIVE, "array-like"],
-        "Known noise variance, added to the diagonal of the kernel matrix, in squared "
-        "units of y, or of the normalised target if normalize_y=True.",
-    ),
-    "min_noise": Parameter(
-        [Interval(Real, 0, 10, closed="neither")],
-        "Lower bound of the noise standard deviation, in units of the normalised target.",
-    ),
-    "likelihood": Parameter(
-        [str, Likelihood],
-        "Distribution of the target given the latent function.",
-    ),
-    "normalize_y": Parameter(
-        ["boolean", _AUTO],
-        "Whether to subtract the target's mean and divide by its standard deviation "
-        "before training.",
-    ),
-    "standardize": Parameter(
-        ["boolean"],
-        "Whether to subtract the mean of each column of X and divide by its standard deviation.",
-    ),
-    "copy_X_train": Parameter(
-        ["boolean"], "Whether to store a copy of X; otherwise a reference to X is stored."
-    ),
-    "n_targets": Parameter([_COUNT, None], "Number of target columns; a fit checks it against y."),
-    "random_state": Parameter(
-        ["random_state"], "Seed for all random choices of a fit; None uses a new seed each time."
-    ),
+    "kernel": [None, HasMethods(["get_params", "clone_with_theta"])],
+    "priors": [dict, _AUTO, None],
+    "alpha": [_NOT_NEGATIVE, "array-like"],
+    "min_noise": [Interval(Real, 0, 10, closed="neither")],
+    "likelihood": [str, Likelihood],
+    "normalize_y": ["boolean", _AUTO],
+    "standardize": ["boolean"],
+    "copy_X_train": ["boolean"],
+    "n_targets": [_COUNT, None],
+    "random_state": ["random_state"],
     # Training of the hyperparameters.
-    "optimizer": Parameter(
-        [str, callable, HasMethods(["maximize"]), None],
-        "Method that trains the hyperparameters; None keeps them at their initial values.",
-    ),
-    "n_restarts_optimizer": Parameter(
-        [_NATURAL],
-        "Number of additional starting points of the optimiser, drawn log-uniformly "
-        "within the bounds of the kernel.",
-    ),
-    "learning_rate": Parameter(
-        [_STEP_SIZE, _AUTO], "Step size of the optimiser, for optimisers that have one."
-    ),
-    "max_iter": Parameter([_COUNT, _AUTO], "Maximum number of training steps."),
-    "max_epochs": Parameter([_COUNT, _AUTO], "Maximum number of training passes over the rows."),
-    "n_iter_no_change": Parameter(
-        [_COUNT, None],
-        "Number of steps or scores without progress after which training ends; None "
-        "switches this rule off.",
-    ),
-    "tol": Parameter([_NOT_NEGATIVE], "Smallest improvement of a score that counts as progress."),
-    "subset_size": Parameter(
-        [_COUNT, _AUTO, None], "Number of rows in the exact fit from which training starts."
-    ),
-    "batch_size": Parameter([_COUNT, _AUTO], "Number of rows in a training step."),
-    "warm_start": Parameter(["boolean"], "Whether a fit continues from the previous fit."),
-    "early_stopping": Parameter(
-        ["boolean", _AUTO], "Whether rows are held out to choose the best parameters."
-    ),
-    "validation_fraction": Parameter([_SHARE], "Fraction of the rows that is held out."),
+    "optimizer": [str, callable, HasMethods(["maximize"]), None],
+    "n_restarts_optimizer": [_NATURAL],
+    "learning_rate": [_STEP_SIZE, _AUTO],
+    "max_iter": [_COUNT, _AUTO],
+    "max_epochs": [_COUNT, _AUTO],
+    "n_iter_no_change": [_COUNT, None],
+    "tol": [_NOT_NEGATIVE],
+    "subset_size": [_COUNT, _AUTO, None],
+    "batch_size": [_COUNT, _AUTO],
+    "warm_start": ["boolean"],
+    "early_stopping": ["boolean", _AUTO],
+    "validation_fraction": [_SHARE],
     # Linear solves.
-    "solver": Parameter(
-        [str, HasMethods(["init", "step"])], "Solver for the linear systems of a training step."
-    ),
-    "preconditioner": Parameter(
-        [str, None, HasMethods(["build"]), HasMethods(["solve"])],
-        "Preconditioner of the iterative linear solver.",
-    ),
-    "solver_tol": Parameter([_POSITIVE], "Relative residual at which a linear solve ends."),
-    "solver_max_epochs": Parameter(
-        [_POSITIVE],
-        "Budget of one linear solve, in epochs; one epoch evaluates n^2 kernel entries.",
-    ),
-    "solver_warm_start": Parameter(
-        ["boolean"],
-        "Whether each solve starts from the solution of the previous step, with the same "
-        "probe vectors.",
-    ),
-    "training_max_epochs": Parameter(
-        [_POSITIVE, _AUTO, None],
-        "Budget of all linear solves during training on all rows, in solver epochs; None "
-        "sets no limit.",
-    ),
-    "gradient": Parameter(
-        [str, HasMethods(["estimate"])], "Estimator of the gradient of the log marginal likelihood."
-    ),
-    "n_probes": Parameter(
-        [_COUNT, _AUTO], "Number of probe vectors for the trace in the gradient."
-    ),
-    "probes": Parameter(
-        [StrOptions({"rademacher", "normal", "preconditioned"})],
-        "Distribution of the probe vectors.",
-    ),
-    "n_draws": Parameter(
-        [_COUNT],
-        "Number of truncation points over which each of the two solutions of a step is averaged.",
-    ),
-    "reorthogonalize": Parameter(
-        ["boolean", _AUTO], "Whether to reorthogonalise the residuals of conjugate gradients."
-    ),
-    "truncation": Parameter(
-        [str, HasMethods(["on"])], "Distribution of the term at which a series is truncated."
-    ),
-    "posterior": Parameter(
-        [StrOptions({"auto", "exact", "pathwise", "solve"})],
-        "Method that computes predictive variances.",
-    ),
+    "solver": [str, HasMethods(["init", "step"])],
+    "preconditioner": [str, None, HasMethods(["build"]), HasMethods(["solve"])],
+    "solver_tol": [_POSITIVE],
+    "solver_max_epochs": [_POSITIVE],
+    "solver_warm_start": ["boolean"],
+    "training_max_epochs": [_POSITIVE, _AUTO, None],
+    "gradient": [str, HasMethods(["estimate"])],
+    "n_probes": [_COUNT, _AUTO],
+    "probes": [StrOptions({"rademacher", "normal", "preconditioned"})],
+    "n_draws": [_COUNT],
+    "reorthogonalize": ["boolean", _AUTO],
+    "truncation": [str, HasMethods(["on"])],
+    "posterior": [StrOptions({"auto", "exact", "pathwise", "solve"})],
     # Basis functions.
-    "n_components": Parameter(
-        [_COUNT, _AUTO],
-        "Number of basis functions; each random frequency contributes two, a sine and a cosine.",
-    ),
-    "min_components": Parameter(
-        [_COUNT], "Number of random Fourier functions (sines and cosines) that every step uses."
-    ),
-    "component_step": Parameter(
-        [_COUNT], "Number of random Fourier functions that each term of the series adds."
-    ),
-    "component_batch_size": Parameter(
-        [_COUNT, _AUTO], "Number of basis functions in one random draw."
-    ),
-    "basis": Parameter(
-        [StrOptions({"auto", "fourier", "rows"}), "array-like"],
-        "Basis functions of the model.",
-    ),
-    "n_dense": Parameter(
-        [_NATURAL, _AUTO],
-        "Number of dense columns in the factor of the covariance; the remaining columns "
-        "are diagonal.",
-    ),
-    "covariance": Parameter(
-        [StrOptions({"support", "chevron"})],
-        "Method that computes predictive variances after stochastic training.",
-    ),
-    "control_variate": Parameter(
-        [StrOptions({"regression", "squares"}), None],
-        "Control variate that reduces the variance of stochastic steps.",
-    ),
-    "control_variate_rank": Parameter(
-        [_COUNT, _AUTO], "Number of support rows, at which the latent function is computed exactly."
-    ),
-    "inference": Parameter(
-        [StrOptions({"auto", "exact", "stochastic"})],
-        "Whether the weights are computed with full-batch linear algebra or by stochastic steps.",
-    ),
-    "variational_optimizer": Parameter([str], "Optimiser of the variational distribution."),
-    "variational_learning_rate": Parameter(
-        [_STEP_SIZE, _AUTO], "Step size of the variational optimiser."
-    ),
-    "decay": Parameter([_RATE], "Fraction of the learning rates that remains at the last step."),
-    "freeze": Parameter(
-        [Interval(Real, 0, 1, closed="both")],
-        "Fraction of the steps during which the hyperparameters stay fixed.",
-    ),
-    "max_precision": Parameter(
-        [_POSITIVE], "Prior precision above which a basis function is removed from the model."
-    ),
+    "n_components": [_COUNT, _AUTO],
+    "min_components": [_COUNT],
+    "component_step": [_COUNT],
+    "component_batch_size": [_COUNT, _AUTO],
+    "basis": [StrOptions({"auto", "fourier", "rows"}), "array-like"],
+    "n_dense": [_NATURAL, _AUTO],
+    "covariance": [StrOptions({"support", "chevron"})],
+    "control_variate": [StrOptions({"regression", "squares"}), None],
+    "control_variate_rank": [_COUNT, _AUTO],
+    "inference": [StrOptions({"auto", "exact", "stochastic"})],
+    "variational_optimizer": [str],
+    "variational_learning_rate": [_STEP_SIZE, _AUTO],
+    "decay": [_RATE],
+    "freeze": [Interval(Real, 0, 1, closed="both")],
+    "max_precision": [_POSITIVE],
     # Inducing points.
-    "n_inducing": Parameter([_COUNT, _AUTO], "Number of inducing points."),
-    "inducing": Parameter(
-        [str, "array-like"], "Method that chooses the inducing points, or an array of points."
-    ),
-    "optimize_inducing": Parameter(["boolean"], "Whether training moves the inducing points."),
-    "calibrate": Parameter(
-        ["boolean"], "Whether to calibrate the predictive distribution on the training rows."
-    ),
+    "n_inducing": [_COUNT, _AUTO],
+    "inducing": [str, "array-like"],
+    "optimize_inducing": ["boolean"],
+    "calibrate": ["boolean"],
     # Neighbours.
-    "n_neighbors": Parameter(
-        [_COUNT, _AUTO], "Number of training rows from which a new row is predicted."
-    ),
-    "objective": Parameter(
-        [StrOptions({"leave_one_out", "blocks", "subset"})],
-        "Objective that the hyperparameters maximise.",
-    ),
+    "n_neighbors": [_COUNT, _AUTO],
+    "objective": [StrOptions({"leave_one_out", "blocks", "subset"})],
     # Grids.
-    "grid_size": Parameter(
-        [_AUTO, Interval(Integral, 6, None, closed="left"), "array-like"],
-        "Number of grid points along each column.",
-    ),
-    "structure": Parameter(
-        [StrOptions({"auto", "product", "additive"})], "How the columns share grids."
-    ),
-    "extrapolation": Parameter(
-        [StrOptions({"extend", "error"})], "Treatment of rows outside the grid."
-    ),
-    "variance_rank": Parameter(
-        [_COUNT, None], "Rank of the low-rank approximation of the variances."
-    ),
-    "max_variance_rank": Parameter([_COUNT, _AUTO], "Largest rank that a fit tries."),
-    "variance_tol": Parameter(
-        [_POSITIVE], "Accepted error of the variances, as a fraction of the target's mean square."
-    ),
+    "grid_size": [_AUTO, Interval(Integral, 6, None, closed="left"), "array-like"],
+    "structure": [StrOptions({"auto", "product", "additive"})],
+    "extrapolation": [StrOptions({"extend", "error"})],
+    "variance_rank": [_COUNT, None],
+    "max_variance_rank": [_COUNT, _AUTO],
+    "variance_tol": [_POSITIVE],
     # Networks.
-    "feature_extractor": Parameter(
-        [
-            StrOptions({"auto"}),
-            None,
-            "array-like",
-            _COUNT,
-            callable,
-            HasMethods(["parameters", "forward"]),
-        ],
-        "Network between the rows and the kernel: layer sizes, a torch module, or a "
-        "callable that returns a module for a given number of columns.",
-    ),
-    "activation": Parameter(
-        [StrOptions({"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"})],
-        "Activation function after each layer of a network that is given by its layer sizes.",
-    ),
-    "penalty": Parameter(
-        [_POSITIVE, callable], "Weight of the penalty term in the saddle-point problem."
-    ),
-    "penalty_scale": Parameter(
-        [StrOptions({"relative", "published"})],
-        "Scale relative to which the constraint of the saddle-point problem is measured.",
-    ),
-    "exact_passes": Parameter(
-        ["boolean"],
-        "Whether each score also sets the parameters that have a closed-form optimum to "
-        "that optimum.",
-    ),
-    "dual_rate": Parameter([_RATE, _AUTO], "Step size of the ascent in the saddle-point problem."),
-    "averaging": Parameter([_RATE, _AUTO], "Weight of a batch in the running average."),
-    "averaging_decay": Parameter(
-        [Interval(Real, 0, 1, closed="both")],
-        "Exponent with which this weight decreases over the steps.",
-    ),
-    "batches": Parameter(
-        [StrOptions({"random", "neighbours"})], "Method that chooses the rows of a batch."
-    ),
+    "feature_extractor": [
+        StrOptions({"auto"}),
+        None,
+        "array-like",
+        _COUNT,
+        callable,
+        HasMethods(["parameters", "forward"]),
+    ],
+    "activation": [StrOptions({"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"})],
+    "penalty": [_POSITIVE, callable],
+    "penalty_scale": [StrOptions({"relative", "published"})],
+    "exact_passes": ["boolean"],
+    "dual_rate": [_RATE, _AUTO],
+    "averaging": [_RATE, _AUTO],
+    "averaging_decay": [Interval(Real, 0, 1, closed="both")],
+    "batches": [StrOptions({"random", "neighbours"})],
     # Experts.
-    "combination": Parameter(
-        [StrOptions({"poe", "gpoe", "bcm", "rbcm", "grbcm"})],
-        "Rule that combines the predictions of the experts.",
-    ),
-    "expert_size": Parameter([_COUNT, _AUTO], "Number of training rows of an expert."),
-    "partition": Parameter(
-        [StrOptions({"random", "kmeans"})], "Method that divides the rows among the experts."
-    ),
-    "share_hyperparameters": Parameter(
-        ["boolean"], "Whether all experts have the same hyperparameters."
-    ),
-    "n_jobs": Parameter(
-        [Integral, None], "Number of experts that are processed in parallel, as in joblib."
-    ),
-    "estimator": Parameter(
-        [HasMethods(["fit", "predict"]), None], "Regressor on which this estimator builds."
-    ),
-    "estimators": Parameter([list, None], "Names and regressors that are stacked."),
-    "noise_estimator": Parameter(
-        [HasMethods(["fit", "predict"]), None], "Regressor that learns the size of the errors."
-    ),
-    "residuals": Parameter(
-        [
-            StrOptions({"auto", "leave_one_out", "held_out"}),
-            Interval(Integral, 2, None, closed="left"),
-        ],
-        "Method that predicts training rows without having seen them.",
-    ),
-    "mean_function": Parameter(
-        [HasMethods(["fit", "predict"]), None],
-        "Regressor that predicts the mean, which the Gaussian process then corrects.",
-    ),
-    "n_folds": Parameter(
-        [Interval(Integral, 2, None, closed="left")], "Number of folds for cross-fitting."
-    ),
-    "n_refits": Parameter(
-        [_NATURAL], "Number of times that the regressor is fitted again with the learned noise."
-    ),
-    "tails": Parameter(
-        [StrOptions({"normal", "student", "empirical", "auto"})],
-        "Shape of the distribution from which quantiles and intervals are computed.",
-    ),
+    "combination": [StrOptions({"poe", "gpoe", "bcm", "rbcm", "grbcm"})],
+    "expert_size": [_COUNT, _AUTO],
+    "partition": [StrOptions({"random", "kmeans"})],
+    "share_hyperparameters": ["boolean"],
+    "n_jobs": [Integral, None],
+    "estimator": [HasMethods(["fit", "predict"]), None],
+    "estimators": [list, None],
+    "noise_estimator": [HasMethods(["fit", "predict"]), None],
+    "residuals": [
+        StrOptions({"auto", "leave_one_out", "held_out"}),
+        Interval(Integral, 2, None, closed="left"),
+    ],
+    "mean_function": [HasMethods(["fit", "predict"]), None],
+    "n_folds": [Interval(Integral, 2, None, closed="left")],
+    "n_refits": [_NATURAL],
+    "tails": [StrOptions({"normal", "student", "empirical", "auto"})],
     # The machine.
-    "memory_budget": Parameter(
-        [_POSITIVE, _AUTO],
-        'Memory that matrices may take, in bytes; "auto" uses what the machine has free.',
-    ),
-    "device": Parameter(
-        [str], 'Device on which the fit runs; "auto" uses CUDA where it is available.'
-    ),
-    "dtype": Parameter(
-        [StrOptions({"auto", "float32", "float64"})],
-        "Precision of the matrix products in training.",
-    ),
-    "callbacks": Parameter(
-        ["array-like", callable, None],
-        "Functions called after each step or score with a `TrainingStep`; training ends "
-        "when one returns a true value.",
-    ),
-    "max_seconds": Parameter(
-        [_POSITIVE, None],
-        "Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.",
-    ),
-    "verbose": Parameter(["verbose"], "Whether to show a progress bar."),
+    "memory_budget": [_POSITIVE, _AUTO],
+    "device": [str],
+    "dtype": [StrOptions({"auto", "float32", "float64"})],
+    "callbacks": ["array-like", callable, None],
+    "max_seconds": [_POSITIVE, None],
+    "verbose": ["verbose"],
 }

@@ -2,7 +2,7 @@
 
 import pytest
 from contracts.fit_contract import FitContract
-from contracts.parameter_contract import ParameterContract
+from contracts.parameter_contract import MEANINGS, ParameterContract
 from contracts.test_contract import ROWS
 
 import skscalablegp
@@ -54,7 +54,7 @@ def test_every_public_class_has_a_row():
 
 def test_the_table_has_no_parameter_that_nobody_has():
     used = {name for cls in CLASSES for name in cls().get_params(deep=False)}
-    assert set(PARAMETERS) == used
+    assert set(PARAMETERS) == used == set(MEANINGS)
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -323,7 +323,7 @@ class LargerStill(Larger):
 def test_a_subclass_may_have_parameters_of_its_own():
     rules = Larger._parameter_constraints
     assert set(rules) == {"max_iter", "random_state", "shift"}
-    assert rules["max_iter"] is PARAMETERS["max_iter"].rule and rules["shift"] == [int]
+    assert rules["max_iter"] is PARAMETERS["max_iter"] and rules["shift"] == [int]
     assert LargerStill._parameter_constraints == {n: rules[n] for n in ("max_iter", "shift")}
 
 
