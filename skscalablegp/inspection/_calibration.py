@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ _KINDS = ("coverage", "pit")
 _LEVELS = np.array([0.95, 0.99])
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IntervalCalibrationDisplay:
     """Calibration of predictive distributions: a coverage curve and a PIT histogram.
 
@@ -91,22 +93,12 @@ class IntervalCalibrationDisplay:
     >>> display = IntervalCalibrationDisplay.from_estimator(gp, X[100:], y[100:])
     """
 
-    def __init__(
-        self,
-        *,
-        levels: np.ndarray,
-        coverage: np.ndarray,
-        edges: np.ndarray,
-        density: np.ndarray,
-        n_rows: int,
-        name: str | None = None,
-    ):
-        self.levels = levels
-        self.coverage = coverage
-        self.edges = edges
-        self.density = density
-        self.n_rows = n_rows
-        self.name = name
+    levels: np.ndarray
+    coverage: np.ndarray
+    edges: np.ndarray
+    density: np.ndarray
+    n_rows: int
+    name: str | None = None
 
     @classmethod
     def from_estimator(

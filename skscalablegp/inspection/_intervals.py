@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ._shared import (
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PredictionIntervalDisplay:
     """Rows in order of their predictions, each with its interval and its observation.
 
@@ -60,20 +62,11 @@ class PredictionIntervalDisplay:
     sklearn.metrics.PredictionErrorDisplay : Predictions without intervals.
     """
 
-    def __init__(
-        self,
-        *,
-        y_true: np.ndarray,
-        y_pred: np.ndarray,
-        lower: np.ndarray,
-        upper: np.ndarray,
-        label: str = "interval",
-    ):
-        self.y_true = y_true
-        self.y_pred = y_pred
-        self.lower = lower
-        self.upper = upper
-        self.label = label
+    y_true: np.ndarray
+    y_pred: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    label: str = "interval"
 
     @classmethod
     def from_estimator(

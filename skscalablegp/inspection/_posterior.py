@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -27,6 +28,7 @@ from ._shared import (
 _SURFACES = ("mean", "std", "sample")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PosteriorDisplay:
     """The posterior of a function along one or two columns, the others held at their medians.
 
@@ -83,28 +85,15 @@ class PosteriorDisplay:
     sklearn.inspection.PartialDependenceDisplay : Predictions averaged over the other columns.
     """
 
-    def __init__(
-        self,
-        *,
-        grid: tuple[np.ndarray, ...],
-        mean: np.ndarray,
-        std: np.ndarray,
-        lower: np.ndarray,
-        upper: np.ndarray,
-        samples: np.ndarray,
-        names: tuple[str, ...],
-        label: str = "interval",
-        observed: tuple[np.ndarray, np.ndarray] | None = None,
-    ):
-        self.grid = grid
-        self.mean = mean
-        self.std = std
-        self.lower = lower
-        self.upper = upper
-        self.samples = samples
-        self.names = names
-        self.label = label
-        self.observed = observed
+    grid: tuple[np.ndarray, ...]
+    mean: np.ndarray
+    std: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    samples: np.ndarray
+    names: tuple[str, ...]
+    label: str = "interval"
+    observed: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def from_estimator(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ._shared import axes_for, check_count, check_predicts, chosen_kinds, keep_a
 _KINDS = ("length_scale", "permutation")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RelevanceDisplay:
     """Relevance of columns: by the kernel's length scales, and by permutation.
 
@@ -60,20 +62,11 @@ class RelevanceDisplay:
     sklearn.inspection.permutation_importance : What measures the importances.
     """
 
-    def __init__(
-        self,
-        *,
-        spreads: dict[str, np.ndarray],
-        kernel_columns: list[str],
-        importances: np.ndarray | None,
-        columns: list[str],
-        unit: str = "nats a row",
-    ):
-        self.spreads = spreads
-        self.kernel_columns = kernel_columns
-        self.importances = importances
-        self.columns = columns
-        self.unit = unit
+    spreads: dict[str, np.ndarray]
+    kernel_columns: list[str]
+    importances: np.ndarray | None
+    columns: list[str]
+    unit: str = "nats a row"
 
     @classmethod
     def from_estimator(

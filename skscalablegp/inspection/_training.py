@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ._shared import axes_for, chosen_kinds, core_of, hyperparameter_names, keep
 _KINDS = ("objective", "hyperparameters", "residuals", "seconds")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainingDisplay:
     """The training of a fitted estimator, step by step, and the seconds of its stages.
 
@@ -59,26 +61,14 @@ class TrainingDisplay:
     skscalablegp.training.FitReport : The same fit in words.
     """
 
-    def __init__(
-        self,
-        *,
-        stage: np.ndarray,
-        objective: np.ndarray,
-        objective_name: np.ndarray,
-        hyperparameters: np.ndarray,
-        hyperparameter_names: list[str],
-        residual: np.ndarray,
-        probe_residual: np.ndarray,
-        seconds: dict[str, float],
-    ):
-        self.stage = stage
-        self.objective = objective
-        self.objective_name = objective_name
-        self.hyperparameters = hyperparameters
-        self.hyperparameter_names = hyperparameter_names
-        self.residual = residual
-        self.probe_residual = probe_residual
-        self.seconds = seconds
+    stage: np.ndarray
+    objective: np.ndarray
+    objective_name: np.ndarray
+    hyperparameters: np.ndarray
+    hyperparameter_names: list[str]
+    residual: np.ndarray
+    probe_residual: np.ndarray
+    seconds: dict[str, float]
 
     @classmethod
     def from_estimator(
