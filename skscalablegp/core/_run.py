@@ -439,8 +439,9 @@ class FitRun(Run):
             self._facts["residuals"] = solution.residuals.cpu().numpy()
 
     def warn(self, message: str) -> None:
-        """Add a sentence to the fit's one ConvergenceWarning."""
-        self._messages.append(message)
+        """Add a sentence to the fit's one ConvergenceWarning; a second time it has no effect."""
+        if message not in self._messages:
+            self._messages.append(message)
 
     # ------------------------------------------------------------------ its end
 

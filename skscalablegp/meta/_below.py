@@ -128,7 +128,8 @@ def fit_below(
         ``preview(model, below)`` gives `model`, a copy of the outer estimator, the fitted
         attributes that it would have over `below`, the regressor at one of its steps.
     share : float, default=1.0
-        Share of the remaining time that this fit may take.
+        Share of the remaining time that this fit may take. The fit around it goes on where a
+        smaller share is used up.
     **params
         Further arguments of its ``fit``.
 
@@ -156,12 +157,14 @@ def fit_below(
 
     listed = own["callbacks"] if own["callbacks"] is not None else []
     listed = [listed] if callable(listed) else list(listed)
-    left = run.monitor.seconds_left
-    mine = None if left is None else share * left
-    budgets = [seconds for seconds in (own["max_seconds"], mine) if seconds is not None]
+    left, seconds = run.monitor.seconds_left, own["max_seconds"]
+    # Whether the time of the fit around this one is what may end it.
+    shared = left is not None and (seconds is None or share * left <= seconds)
+    if shared:
+        seconds = max(share * left, 1e-9)
     inner.set_params(
         callbacks=[*listed, hear],
-        max_seconds=max(min(budgets), 1e-9) if budgets else None,
+        max_seconds=seconds,
         verbose=max(int(own["verbose"]), int(run.monitor.verbose)),
     )
     try:
@@ -170,17 +173,24 @@ def fit_below(
             inner.fit(X, y, **params)
     finally:
         inner.set_params(**own)
-    report = inner.fit_report_
-    if report.status == "interrupted" or (report.status == "max_seconds" and left is not None):
-        run.monitor.end(report.status)
+    status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
+    cut = status == "max_seconds" and shared
+    if status == "interrupted" or (cut and (share == 1 or run.monitor.seconds_left == 0)):
+        run.monitor.end(status)
+    elif cut:
+        because = (
+            f"{type(inner).__name__} has used its share of max_seconds="
+            f"{run.monitor.max_seconds:g}, the best state so far is kept: raise max_seconds"
+        )
+        run.warn(f"{because}.")
     for warning in caught:
         if not issubclass(warning.category, ConvergenceWarning):
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
             )
-        elif not run.stopped:
+        elif not (run.stopped or cut):
             run.warn(str(warning.message))
-    return report.status, report.stop_reason
+    return status, because
 
 
 def fitted_folds(
@@ -200,17 +210,22 @@ def fitted_folds(
     fresh : regressor
     folds : iterable of (ndarray, ndarray)
         Rows to fit, and rows that are left out.
-    preview, share
+    preview
         As of `fit_below`.
+    share : float
+        Share of the remaining time that all folds together may take. If each takes s / k of it, the
+        fold after j others may take s / (k - j s) of what they have left.
     told : dict of ndarray of shape (n,)
         Further arguments of its ``fit``.
     """
-    for fitted, new in folds:
+    folds = list(folds)
+    for j, (fitted, new) in enumerate(folds):
         below = clone(fresh)
         own = {name: values[fitted] for name, values in told.items()}
         try:
             run.monitor.check_time()
-            fit_below(below, run, X[fitted], y[fitted], preview, share, **own)
+            part = share / (len(folds) - j * share)
+            fit_below(below, run, X[fitted], y[fitted], preview, part, **own)
         except KeyboardInterrupt:
             # The model of all rows is there; only its noise or its weights are not.
             run.monitor.end("interrupted")

@@ -26,8 +26,9 @@ _TIMED, _LEFT_OUT_SHARE = 200, 0.5
 # Held-out rows from which the noise can be learned. With fewer, folds are worth their fits.
 _HELD_OUT = 2000
 _FOLDS = 5
-# Share of a time budget that the fits on all rows may take.
-_FIRST_SHARE = 0.6
+# Shares of a time budget that fits on all rows and cross-fitting may take. The rest is left for
+# predictions and the noise model.
+_FIRST_SHARE, _FOLDS_SHARE = 0.5, 0.35
 # Probabilities of the quantiles by which shapes of tails are compared.
 _LEVELS = np.arange(0.5, 100) / 100
 # Parameters without effect where no rows were left out.
@@ -94,9 +95,9 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         others have none.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The fit on all rows may take 60% of it. The noise is constant where no time is left to learn
-        it. A regressor that is not of this package, a pipeline included, is not stopped within a
-        fit, only between two.
+        The fit on all rows may take 50% of it, and those without held-out rows 35%. The noise is
+        constant where no time is left to learn it. A regressor that is not of this package, a
+        pipeline included, is not stopped within a fit, only between two.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -225,7 +226,8 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                 ended = fit_below(inner, run, X, y, _preview, share, **told)
                 run.preview = None
                 self._finish(Scaled(inner, extra=extra))
-                self._learn(fresh, X, y, known, told, run)
+                share = _FOLDS_SHARE / (1 + left - _FIRST_SHARE)
+                self._learn(fresh, X, y, known, told, share, run)
                 if run.stopped or not left:
                     break
                 noise = self._learned.moments(X)[2]
@@ -235,10 +237,13 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             self._conclude(ended, run)
         return self
 
-    def _learn(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
-        """Fit the noise model and the tails to errors on rows that were left out."""
+    def _learn(self, fresh, X, y, known, told, share: float, run: FitRun) -> None:
+        """Fit the noise model and the tails to errors on rows that were left out.
+
+        `share` of the remaining time is for fits without these rows.
+        """
         below = self._learned
-        found = None if run.stopped else self._unseen(fresh, X, y, told, run)
+        found = None if run.stopped else self._unseen(fresh, X, y, told, share, run)
         if found is None:
             run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
             if below.below(X[:1])[1] is None:
@@ -286,7 +291,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         best = min(losses, key=losses.get)
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
-    def _unseen(self, fresh: Any, X: np.ndarray, y: np.ndarray, told: Any, run: FitRun):
+    def _unseen(self, fresh, X, y, told, share: float, run: FitRun):
         """Predictions of rows by models that have not seen them.
 
         Returns
@@ -332,7 +337,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         parts = []
         # Meanwhile callbacks are shown the model of all rows.
         seen = lambda model, _: model._finish(inner)  # noqa: E731
-        for new, below in fitted_folds(fresh, run, X, y, folds.split(X), seen, 1.0, told):
+        for new, below in fitted_folds(fresh, run, X, y, folds.split(X), seen, share, told):
             own = told.get("noise_variance", np.zeros(n))[new]
             mean, variance, _ = replace(inner, inner=below).below(X[new])
             parts.append((new, mean, None if variance is None else variance + own))

@@ -27,6 +27,8 @@ from ._scaled import Scaled, ScaledPosterior
 _MOST_HELD_OUT = 20_000
 # Where fewer rows would be held out, folds are worth their fits.
 _FEWEST_HELD_OUT, _FOLDS = 2000, 5
+# Share of the remaining time that is left for predictions of held-out rows.
+_PREDICTIONS = 0.1
 # Rows above which scikit-learn stops boosting early, so that more trees may be tried.
 _STOPPED_EARLY, _MOST_TREES = 10_000, 400
 
@@ -239,7 +241,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         rows = np.sort(np.concatenate([new for _, new in folds]))
         members, means, variances = [], [], []
         for k, member in enumerate(self._members):
-            share = 1 / (len(fresh) - k)
+            share = (1 - _PREDICTIONS) / (len(fresh) - k)
             found = self._unseen(member, fresh[k], X, y, known, told[k], folds, rows, share, run)
             if found is None:
                 return

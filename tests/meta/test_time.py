@@ -1,0 +1,83 @@
+"""Time budgets of fits inside a fit, on a clock that only training steps move."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Ridge
+
+from skscalablegp import HeteroscedasticRegressor, IterativeGPRegressor, StackedGPRegressor
+from skscalablegp.core.training import _monitor
+
+
+class Clock:
+    """Stands for the time module; a callback that takes a second."""
+
+    now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def __call__(self, step):
+        self.now += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_monitor, "time", clock)
+    return clock
+
+
+def slow(**params):
+    return IterativeGPRegressor(optimizer="adam", max_iter=10_000, random_state=0, **params)
+
+
+def curve(n=100):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(n, 1))
+    return X, np.sin(6 * X[:, 0]) + (0.03 + X[:, 0] ** 2) * rng.standard_normal(n)
+
+
+def fitted(model, clock, status="max_seconds"):
+    """The model fitted to `curve`, and the steps of each of its fits."""
+    begun = clock.now
+    with pytest.warns(ConvergenceWarning) as warned:
+        model.set_params(callbacks=clock, random_state=0).fit(*curve())
+    assert len(warned) == 1 and "raise max_seconds" in str(warned[0].message)
+    assert model.fit_report_.status == status
+    # A fit of no time makes one step.
+    assert clock.now - begun <= 1.1 * model.max_seconds
+    iteration = np.array([*model.history_["iteration"], 1])
+    return model, iteration[:-1][np.diff(iteration) < 1]
+
+
+def test_a_slow_member_leaves_the_others_their_time(clock):
+    named = [("slow", slow()), ("line", Ridge()), ("late", slow())]
+    model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock)
+    assert len(model.estimators_) == 3 and model.n_held_out_ == 100
+    assert len(np.unique(model.weights_)) > 1
+    assert steps.tolist() == [10, 13]
+
+
+def test_the_noise_has_time(clock):
+    model, _ = fitted(HeteroscedasticRegressor(slow(), max_seconds=6), clock)
+    assert model.n_residuals_ == 100 and model.noise_gain_ > 0.1
+
+
+def test_folds_divide_their_time(clock):
+    model, steps = fitted(HeteroscedasticRegressor(slow(), residuals=4, max_seconds=100), clock)
+    # 35 seconds for four fits, each of which ends with the step that is under way.
+    assert steps.tolist() == [50, 9, 9, 9, 9]
+    assert model.n_residuals_ == 100 and model.noise_gain_ > 0.1
+
+
+def test_refits_leave_each_other_time(clock):
+    model = HeteroscedasticRegressor(slow(), residuals=2, n_refits=1, max_seconds=60)
+    assert fitted(model, clock)[1].tolist() == [15, 6, 6, 17, 6, 6]
+
+
+def test_a_member_with_a_budget_of_its_own(clock):
+    """Its own budget ends it with its own words, and does not end the stack."""
+    named = [("slow", slow(max_seconds=3)), ("line", Ridge())]
+    model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock, "completed")
+    assert steps.tolist() == [3] and model.n_held_out_ == 100
