@@ -101,7 +101,7 @@ def predict_interval(
         sides.
 
     include_noise : bool, default=True
-        Whether noise counts.
+        Whether to include noise, as in `predict_quantiles`.
 
     noise_variance : float, array-like of shape (m,) or (m, t), default=None
         See `predict_quantiles`.
@@ -133,7 +133,7 @@ def predict_std(
         Rows as the outermost estimator takes them.
 
     include_noise : bool, default=True
-        Whether noise counts.
+        Whether to include noise, as in `predict_quantiles`.
 
     noise_variance : float, array-like of shape (m,) or (m, t), default=None
         See `predict_quantiles`.

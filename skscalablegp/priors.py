@@ -1,11 +1,11 @@
 """Distributions of hyperparameters, for ``priors={"k1__k2__length_scale": LogNormal(2.0, 0.5)}``.
 
-A prior is a density of the hyperparameter's logarithm, which is what training moves: what is
-maximised is the likelihood times a density over theta. Its mode is then where a distribution is
-expected to have it, at the median of a log-normal, the mean of a gamma and the scale of a
-half-Cauchy distribution, and a change of units moves the mode along. The density of the parameter
-itself has its mode at 0 for a half-Cauchy, and for a gamma distribution of shape below 1: a prior
-alone would then switch a kernel off.
+Training maximises the likelihood times the density of theta, the logarithms of the hyperparameters.
+A prior is therefore a density of the logarithm. Its mode is the median of a log-normal, the mean of
+a gamma and the scale of a half-Cauchy distribution, and it changes with the unit of the
+hyperparameter as it should. The density of the hyperparameter itself has its mode at 0 for a
+half-Cauchy distribution, and for a gamma distribution of shape below 1, so that such a prior alone
+would drive the variance of a kernel to zero.
 """
 
 from .kernels import Gamma, HalfCauchy, LogNormal, Prior

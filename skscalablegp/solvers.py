@@ -1,4 +1,4 @@
-"""Solvers of linear systems: values of ``solver=``, and what a solver of your own needs."""
+"""Solvers of linear systems: values of ``solver=``, and base classes of user-defined solvers."""
 
 from .linalg.solvers import (
     ADASAP,

@@ -1,4 +1,4 @@
-"""Optimisers, values of ``optimizer=``; what callbacks see, and the report of a fit."""
+"""Optimisers (values of ``optimizer=``), the argument of callbacks, and the report of a fit."""
 
 from .core import FitReport
 from .core.training import (

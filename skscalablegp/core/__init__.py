@@ -1,4 +1,4 @@
-"""What all estimators share: one fit, one table of parameters, predictions."""
+"""The parts that all estimators share: fits, the table of parameters, and predictions."""
 
 from ._arrays import to_numpy, to_torch
 from ._defaults import KNOWN_NOISE, LARGEST_FEATURE_SIGNAL, data_scaled_kernel

@@ -234,7 +234,7 @@ from .likelihoods import Likelihood
 
 _POSITIVE = Interval(Real, 0, None, closed="neither")
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
-# Larger ones are no numbers in single precision once they are multiplied.
+# Products of larger step sizes overflow in single precision.
 _STEP_SIZE = Interval(Real, 0, 1e30, closed="right")
 _COUNT = Interval(Integral, 1, None, closed="left")
 _NATURAL = Interval(Integral, 0, None, closed="left")

@@ -1,4 +1,4 @@
-"""One fit: what every estimator promises about it, written once.
+"""The context of a fit, which implements the promises of all estimators about fits.
 
 A model's training reads top to bottom inside the context::
 

@@ -1,10 +1,10 @@
 """Pictures of fitted models, as scikit-learn's display classes draw them.
 
-``Display.from_estimator`` computes what is drawn and draws it; ``from_predictions`` does so where
-predictions suffice. A display keeps its numbers, so that ``display.plot(ax=...)`` draws them again
-without another prediction. Each takes matplotlib axes or makes its own, and leaves what it drew in
-``figure_``, ``ax_`` and further attributes. Displays reach through pipelines, searches and
-transformed targets where `skscalablegp.metrics` does. They need matplotlib.
+``Display.from_estimator`` makes predictions and draws them; ``from_predictions``, where it exists,
+draws given predictions. A display stores its numbers, so that ``display.plot(ax=...)`` draws them
+again without another prediction. It draws on the given matplotlib axes or makes new ones; they are
+in ``figure_`` and ``ax_``, and further attributes hold the lines and bars. Displays accept
+pipelines, searches and transformed targets as `skscalablegp.metrics` does. They need matplotlib.
 """
 
 from ._calibration import IntervalCalibrationDisplay

@@ -1,4 +1,4 @@
-"""Whether intervals hold what they promise."""
+"""Calibration of predictive distributions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._shared import (
 )
 
 _KINDS = ("coverage", "pit")
-# Levels of intervals that people read off, beside those that the histogram's bins give.
+# Levels of the coverage curve in addition to those of the histogram's bins.
 _LEVELS = np.array([0.95, 0.99])
 
 
@@ -37,15 +37,15 @@ class IntervalCalibrationDisplay:
     level; a calibrated model stays on the diagonal, an overconfident one below it. The histogram
     shows where rows lie in their own predictive distributions (the probability integral transform
     of Dawid, 1984). It is flat for a calibrated model, a hill for intervals that are too wide, a
-    valley for ones that are too narrow, and a slope for biased predictions. Grey bands hold a
-    calibrated model's shares with a probability of 95 % each.
+    valley for ones that are too narrow, and a slope for biased predictions. Each grey band contains
+    the share of a calibrated model with a probability of 95 %.
 
     Make one by `from_estimator` or `from_predictions`.
 
     Parameters
     ----------
     levels : ndarray of shape (l,)
-        Nominal levels of central intervals, rising.
+        Nominal levels of central intervals, in increasing order.
 
     coverage : ndarray of shape (l,)
         Share of rows inside them.
@@ -54,18 +54,18 @@ class IntervalCalibrationDisplay:
         Edges of the histogram's bins, from 0 to 1.
 
     density : ndarray of shape (b,)
-        Share of rows in each bin over the bin's width: 1 for a calibrated model.
+        Share of rows in each bin, divided by the bin's width: 1 for a calibrated model.
 
     n_rows : int
-        Number of rows behind the shares.
+        Number of rows from which the shares were computed.
 
     name : str, default=None
-        In the legend.
+        Name in the legend.
 
     Attributes
     ----------
     ax_ : matplotlib Axes, or ndarray of them
-        One axes for each kind; an array where several were drawn.
+        The axes; an array of them for several kinds.
 
     figure_ : matplotlib Figure
         The figure of the axes.
@@ -116,10 +116,9 @@ class IntervalCalibrationDisplay:
         line_kwargs: dict[str, Any] | None = None,
         bar_kwargs: dict[str, Any] | None = None,
     ) -> IntervalCalibrationDisplay:
-        """Predict quantiles of held-out rows and draw how often observations lie below them.
+        """Predict quantiles of held-out rows, and draw the shares of observations below them.
 
-        The quantiles are the model's own, so that the picture is right for Student-t noise and
-        other distributions that are not normal, too.
+        The quantiles are those of the model's predictive distribution, which need not be normal.
 
         Parameters
         ----------
@@ -133,11 +132,11 @@ class IntervalCalibrationDisplay:
             Their observed targets.
 
         n_bins : int, default=20
-            Bins of the histogram. The curve has the levels of which both ends are edges of bins,
-            and 95 and 99 %.
+            Number of bins of the histogram. The curve has the levels whose two ends are edges of
+            bins, and 95 and 99 %.
 
         target : int, default=None
-            Which of several targets; needed where there are several.
+            Number of the target; required if there are several.
 
         noise_variance : float, array-like of shape (n,) or (n, t), default=None
             Known noise variances of the observations, as in ``predict``.
@@ -185,7 +184,7 @@ class IntervalCalibrationDisplay:
         line_kwargs: dict[str, Any] | None = None,
         bar_kwargs: dict[str, Any] | None = None,
     ) -> IntervalCalibrationDisplay:
-        """Draw how often observations lie below predicted quantiles, of whatever model.
+        """Draw the shares of observations below given quantiles, which may come from any model.
 
         Parameters
         ----------
@@ -193,14 +192,14 @@ class IntervalCalibrationDisplay:
             Observed targets.
 
         quantiles : array-like of shape (n, k) or (n, t, k)
-            Predicted quantiles, as from ``predict_quantiles``; rising along the last axis.
+            Predicted quantiles, as from ``predict_quantiles``; increasing along the last axis.
 
         q : array-like of shape (k,)
-            Their probabilities, rising, strictly between 0 and 1. They are the edges of the
-            histogram's bins; a level belongs to the curve where both of its ends are among them.
+            Their probabilities, increasing and strictly between 0 and 1. They are the edges of the
+            histogram's bins. The curve has the levels whose two ends are among them.
 
         target : int, default=None
-            Which of several targets; needed where there are several.
+            Number of the target; required if there are several.
 
         kind, name, ax, line_kwargs, bar_kwargs
             See `plot`.
@@ -255,10 +254,10 @@ class IntervalCalibrationDisplay:
             The coverage curve, the histogram, or both.
 
         ax : matplotlib Axes, or array-like of them, default=None
-            One axes for each kind; a new figure when None.
+            One axes for each kind; None makes a new figure.
 
         name : str, default=None
-            In the legend; that of the display when None.
+            Name in the legend; None takes that of the display.
 
         line_kwargs : dict, default=None
             Keywords of ``Axes.plot`` for the curve.
@@ -304,7 +303,7 @@ class IntervalCalibrationDisplay:
         ax.set(xlabel="probability below the observation", ylabel="density of rows")
 
     def _band(self, share: np.ndarray) -> np.ndarray:
-        """Between which shares of the rows such a probability comes out 95 times in 100."""
+        """Bounds of the share of rows, with a probability of 95 %, given its expected value."""
         return np.array(binom.interval(0.95, self.n_rows, share)) / self.n_rows
 
 

@@ -1,4 +1,4 @@
-"""Predictions with their intervals, beside what was observed."""
+"""Predictions with their intervals, and observations."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class PredictionIntervalDisplay:
         Observed targets.
 
     y_pred : ndarray of shape (n,)
-        Predictions, rising.
+        Predictions, in increasing order.
 
     lower, upper : ndarray of shape (n,)
         Ends of the intervals.
 
     label : str, default="interval"
-        Of the intervals, in the legend.
+        Name of the intervals in the legend.
 
     Attributes
     ----------
@@ -93,22 +93,22 @@ class PredictionIntervalDisplay:
             A fitted regressor, as for `skscalablegp.metrics.predict_interval`.
 
         X : array-like of shape (n, d)
-            Rows, best ones that the model has not seen.
+            Rows, preferably held-out ones.
 
         y : array-like of shape (n,) or (n, t)
             Their observed targets.
 
         coverage : float, default=0.95
-            Probability that the intervals are meant to hold.
+            Nominal level of the intervals.
 
         subsample : int or None, default=100
-            How many rows, drawn at random, to show at most; all when None.
+            Maximum number of rows to show, drawn at random; None shows all.
 
         random_state : int, RandomState instance or None, default=None
-            Seed of that draw.
+            Seed of the random choice of rows.
 
         target : int, default=None
-            Which of several targets; needed where there are several.
+            Number of the target; required if there are several.
 
         noise_variance : float, array-like of shape (n,) or (n, t), default=None
             Known noise variances of the observations, as in ``predict``.
@@ -160,7 +160,7 @@ class PredictionIntervalDisplay:
         interval_kwargs: dict[str, Any] | None = None,
         scatter_kwargs: dict[str, Any] | None = None,
     ) -> PredictionIntervalDisplay:
-        """Draw predictions of whatever model.
+        """Draw predictions, which may come from any model.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class PredictionIntervalDisplay:
             Observed targets.
 
         y_pred : array-like of shape (n,) or (n, t)
-            Predictions, by which rows are put in order.
+            Predictions; rows are sorted by them.
 
         interval : array-like of shape (n, 2) or (n, t, 2)
             Lower and upper ends, as from ``predict_interval``.
@@ -177,7 +177,7 @@ class PredictionIntervalDisplay:
             See `from_estimator`.
 
         label : str, default="interval"
-            Of the intervals, in the legend.
+            Name of the intervals in the legend.
 
         ax, line_kwargs, interval_kwargs, scatter_kwargs
             See `plot`.
@@ -189,7 +189,7 @@ class PredictionIntervalDisplay:
         Raises
         ------
         ValueError
-            For shapes that do not go together, and for wrong values.
+            For shapes that do not match, and for wrong values.
         """
         y_true, y_pred = numbers("y_true", y_true), numbers("y_pred", y_pred)
         interval = numbers("interval", interval)
@@ -231,7 +231,7 @@ class PredictionIntervalDisplay:
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            A new figure when None.
+            Axes to draw on; None makes a new figure.
 
         line_kwargs : dict, default=None
             Keywords of ``Axes.plot`` for the predictions.

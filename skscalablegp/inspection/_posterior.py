@@ -1,4 +1,4 @@
-"""A posterior along one or two columns."""
+"""The posterior along one or two columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SURFACES = ("mean", "std", "sample")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PosteriorDisplay:
-    """The posterior of a function along one or two columns, the others held at their medians.
+    """The posterior along one or two columns, with all others at their medians.
 
     Along one column: the prediction, intervals and a few joint samples. Along two: maps of the
     prediction, its standard deviation and one sample. Make one by `from_estimator`.
@@ -53,7 +53,7 @@ class PosteriorDisplay:
         Names of the columns.
 
     label : str, default="interval"
-        Of the intervals, in the legend.
+        Name of the intervals in the legend.
 
     observed : tuple of (ndarray, ndarray) or None, default=None
         Values of the column, and observed targets, to draw with one column.
@@ -61,12 +61,12 @@ class PosteriorDisplay:
     Attributes
     ----------
     ax_ : matplotlib Axes, or ndarray of them
-        An array where several maps were drawn.
+        The axes; an array of them for several maps.
 
     figure_ : matplotlib Figure
 
     line_ : matplotlib Line2D
-        The prediction. With one column only, as all below.
+        The prediction. It and the next three attributes exist for one column only.
 
     interval_ : matplotlib PolyCollection
         The intervals.
@@ -78,7 +78,7 @@ class PosteriorDisplay:
         The observations.
 
     maps_ : dict of str to matplotlib QuadContourSet
-        With two columns only, by kind.
+        By kind, for two columns only.
 
     See Also
     --------
@@ -127,30 +127,30 @@ class PosteriorDisplay:
             others with ``include_noise=True`` and, for samples, ``sample_y``.
 
         X : array-like of shape (n, d)
-            Rows: they give the range of the chosen columns and the values of the others, which are
-            lower medians, and the most frequent value of columns that are no numbers.
+            Rows that determine the range of the chosen columns and the values of the others: the
+            lower median, or the most frequent value of a column that is not numeric.
 
         features : int, str, or a pair of them
             One or two columns, by number or by name.
 
         y : array-like of shape (n,) or (n, t), default=None
-            Observed targets of these rows, to be drawn beside the posterior along one column. They
-            lie on it only where the other columns matter little.
+            Observed targets of these rows, drawn with the posterior along one column. They are
+            close to it only if the other columns matter little.
 
         grid_resolution : int, default=None
-            Points along each column; 200 along one and 30 along two when None.
+            Number of points along each column. None takes 200 for one column and 30 for two.
 
         n_samples : int, default=3
-            Joint samples; 0 where a model has none.
+            Number of joint samples; use 0 for models without joint samples.
 
         coverage : float, default=0.95
-            Probability that the intervals are meant to hold.
+            Nominal level of the intervals.
 
         include_noise : bool, default=False
-            Whether noise counts: the posterior of new observations, or of the function behind them.
+            Whether to draw the posterior of new observations or of the latent function.
 
         target : int, default=None
-            Which of several targets; needed where there are several.
+            Number of the target; required if there are several.
 
         random_state : int, RandomState instance or None, default=0
             Seed of the samples.
@@ -168,7 +168,7 @@ class PosteriorDisplay:
             For a classifier, and for a regressor that predicts no standard deviations or draws no
             samples.
         ValueError
-            For columns that X does not have, models that have no joint samples, and wrong values.
+            For columns that X does not have, models without joint samples, and wrong values.
         """
         refuse_classifier(cls, estimator, "sklearn.inspection.DecisionBoundaryDisplay")
         check_coverage(coverage)
@@ -233,11 +233,11 @@ class PosteriorDisplay:
         Parameters
         ----------
         kind : {"mean", "std", "sample"}, sequence of them or None, default=None
-            Which maps two columns get; the prediction and its standard deviation when None. One
+            Maps to draw for two columns; None draws the prediction and its standard deviation. One
             column has no maps.
 
         ax : matplotlib Axes, or array-like of them, default=None
-            One axes for each map; a new figure when None.
+            One axes for each map; None makes a new figure.
 
         line_kwargs : dict, default=None
             Keywords of ``Axes.plot`` for the prediction.
@@ -259,8 +259,7 @@ class PosteriorDisplay:
         Raises
         ------
         ValueError
-            For a kind that does not go with the number of columns, or a sample where none was
-            drawn.
+            For a kind with a single column, or for a sample if the display has none.
         """
         line = styled({"label": "prediction"}, "line_kwargs", line_kwargs)
         band = {"alpha": 0.25, "linewidth": 0, "label": self.label}
@@ -307,7 +306,7 @@ class PosteriorDisplay:
 
 
 def _places(X: Any, features: Any) -> tuple[list[int], tuple[str, ...]]:
-    """Numbers and names of one or two chosen columns."""
+    """Numbers and names of the one or two chosen columns."""
     if len(getattr(X, "shape", np.shape(X))) != 2:
         raise ValueError("X must be a table of rows and columns, as an array or a data frame.")
     d = X.shape[1] if hasattr(X, "shape") else np.shape(X)[1]
@@ -329,7 +328,7 @@ def _places(X: Any, features: Any) -> tuple[list[int], tuple[str, ...]]:
 
 
 def _column(X: Any, place: int) -> Any:
-    """A column as its table holds it."""
+    """A column of a table, in the table's own type."""
     return X[X.columns[place]] if hasattr(X, "columns") else np.asarray(X)[:, place]
 
 
@@ -415,7 +414,7 @@ def _noisy(core: Any, rows: Any, n_samples: int, random_state: Any) -> np.ndarra
 
 
 def _latent(core: Any, rows: Any, n_samples: int, random_state: Any) -> np.ndarray:
-    """Samples of the function behind the observations.
+    """Samples of the latent function.
 
     Covariances of predictions have the noise on their diagonal, which is replaced.
     """
@@ -434,6 +433,6 @@ def _joint(
     mean: np.ndarray, covariance: np.ndarray, std: np.ndarray, n_samples: int, random_state: Any
 ) -> np.ndarray:
     np.fill_diagonal(covariance, np.square(std))
-    # Rounding leaves eigenvalues below zero, which are nothing to warn of.
+    # Rounding can make eigenvalues slightly negative, which needs no warning.
     draws = random_state.multivariate_normal(mean, covariance, n_samples, check_valid="ignore")
     return draws.T

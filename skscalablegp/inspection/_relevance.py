@@ -1,4 +1,4 @@
-"""Which columns a model uses."""
+"""Relevance of columns."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ _KINDS = ("length_scale", "permutation")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RelevanceDisplay:
-    """Relevance of columns: by the kernel's length scales, and by permutation.
+    """Relevance of columns, by the kernel's length scales and by permutation.
 
-    The kernel's view is the number of length scales that a column's values spread over (their
-    standard deviation over the length scale): a column near zero hardly moves the prediction. The
-    other view is measured: how much worse held-out rows are predicted once a column is shuffled, in
-    nats a row of the negative log predictive density for regressors, of the log loss for
-    classifiers. Columns that say the same share their importance. Make one by `from_estimator`.
+    The first measure is the standard deviation of a column divided by its length scale; a column
+    near zero hardly changes the prediction. The second is the loss of score on held-out rows after
+    the column has been shuffled, in nats per row: of the negative log predictive density for
+    regressors, and of the log loss for classifiers. Correlated columns share their importance. Make
+    one by `from_estimator`.
 
     Parameters
     ----------
     spreads : dict of str to ndarray
-        For each part of the kernel that has a length scale for each column: spread over length
-        scale, NaN for columns that the part does not see. Empty where no part has any.
+        Standard deviation over length scale, for each part of the kernel with one length scale per
+        column; NaN for columns on which the part does not depend. Empty if there is no such part.
 
     kernel_columns : list of str
-        Names of the columns as the kernel sees them, behind the steps of a pipeline.
+        Names of the kernel's columns, which are the output of the other steps of a pipeline.
 
     importances : ndarray of shape (d, r) or None
-        Loss of the score for each column of X and each shuffle.
+        Loss of score for each column of X and each shuffle.
 
     columns : list of str
         Names of the columns of X.
 
     unit : str, default="nats a row"
-        Of the importances.
+        Unit of the importances.
 
     Attributes
     ----------
     ax_ : matplotlib Axes, or ndarray of them
-        One axes for each kind; an array where several were drawn.
+        The axes; an array of them for several kinds.
 
     figure_ : matplotlib Figure
 
     bars_ : dict of str to list of matplotlib BarContainer
-        By kind: one for each part of the kernel; one of the mean importances.
+        By kind: one for each part of the kernel, or one with the mean importances.
 
     See Also
     --------
-    sklearn.inspection.permutation_importance : What measures the importances.
+    sklearn.inspection.permutation_importance : The function that computes the importances.
     """
 
     spreads: dict[str, np.ndarray]
@@ -83,26 +83,27 @@ class RelevanceDisplay:
         ax: Any = None,
         bar_kwargs: dict[str, Any] | None = None,
     ) -> RelevanceDisplay:
-        """Compare length scales with the columns' spread, and shuffle columns.
+        """Compute and draw the relevance of the columns.
 
         Parameters
         ----------
         estimator : estimator
-            A fitted regressor whose standard deviations `skscalablegp.metrics.predict_std` finds,
-            or a classifier with ``predict_proba``.
+            A fitted regressor that `skscalablegp.metrics.predict_std` accepts, or a classifier with
+            ``predict_proba``.
 
         X : array-like of shape (n, d)
-            Rows, best ones that the model has not seen.
+            Rows, preferably held-out ones.
 
         y : array-like of shape (n,) or (n, t), default=None
-            Their observed targets; there is no permutation without them.
+            Their observed targets. Without them there is no permutation importance.
 
         scoring : str, callable or None, default=None
-            Of scikit-learn; `skscalablegp.metrics.neg_nlpd_scorer` for regressors and
-            ``"neg_log_loss"`` for classifiers when None.
+            Score of the permutation importance, as in scikit-learn. None takes
+            `skscalablegp.metrics.neg_nlpd_scorer` for regressors and ``"neg_log_loss"`` for
+            classifiers.
 
         n_repeats : int, default=5
-            How often each column is shuffled.
+            Number of times that each column is shuffled.
 
         random_state : int, RandomState instance or None, default=None
             Seed of the shuffles.
@@ -119,7 +120,7 @@ class RelevanceDisplay:
         TypeError
             For an estimator that predicts no standard deviations and no probabilities.
         ValueError
-            For a kind that there is nothing to show of, and for wrong values.
+            For a kind whose panel would be empty, and for wrong values.
         """
         check_predicts(estimator)
         wanted = _KINDS if kind is None else chosen_kinds(kind, _KINDS)
@@ -160,13 +161,13 @@ class RelevanceDisplay:
         Parameters
         ----------
         kind : {"length_scale", "permutation"}, sequence of them or None, default=None
-            The panels; None draws those that there is something to show in.
+            Panels to draw; None draws all that are not empty.
 
         max_columns : int, default=20
-            How many columns a panel shows at most, the most relevant ones first.
+            Maximum number of columns in a panel; the most relevant ones are shown.
 
         ax : matplotlib Axes, or array-like of them, default=None
-            One axes for each kind; a new figure when None.
+            One axes for each kind; None makes a new figure.
 
         bar_kwargs : dict, default=None
             Keywords of ``Axes.barh``.
@@ -230,9 +231,9 @@ class RelevanceDisplay:
 
 
 def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Standard deviations of columns over length scales, and names, as the kernel sees them."""
+    """Standard deviations of the kernel's columns over their length scales, and their names."""
     core, rows, _ = behind_transforms(estimator, X)
-    while hasattr(core, "estimator_"):  # estimators over estimators hand the rows on
+    while hasattr(core, "estimator_"):  # meta-estimators pass the rows on
         core, rows, _ = behind_transforms(core.estimator_, rows)
     names = _names(rows, 0)
     kernel = getattr(core, "kernel_", None)
@@ -249,7 +250,7 @@ def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _network(core: Any) -> Any:
-    """What stands between the columns and the kernel, None where nothing does."""
+    """The network between the columns and the kernel, or None."""
     chosen = core.fit_report_.choices if hasattr(core, "fit_report_") else {}
     own = core.get_params(deep=False).get("feature_extractor")
     return chosen["feature_extractor"].value if "feature_extractor" in chosen else own
@@ -258,7 +259,7 @@ def _network(core: Any) -> Any:
 def _length_scales(
     kernel: Any, columns: list[int], name: str = "kernel_"
 ) -> Iterator[tuple[str, list[int], np.ndarray]]:
-    """Each part with a length scale for each of the columns that it sees."""
+    """The parts of the kernel with one length scale for each of their columns."""
     params = kernel.get_params(deep=False)
     if "columns" in params:
         columns = [columns[j] for j in np.atleast_1d(params["columns"])]
@@ -271,14 +272,14 @@ def _length_scales(
 
 
 def _names(X: Any, d: int) -> list[str]:
-    """Names of a table's columns; numbers for d columns where it has none."""
+    """Names of a table's columns, or their numbers if it has none."""
     return (
         [str(c) for c in X.columns] if hasattr(X, "columns") else [f"column {k}" for k in range(d)]
     )
 
 
 def _column_names(estimator: Any, d: int) -> list[str]:
-    """Names behind the steps of a pipeline, where they are known."""
+    """Names of the columns that a pipeline's last step takes, if they are known."""
     estimator = getattr(estimator, "best_estimator_", estimator)
     estimator = getattr(estimator, "regressor_", estimator)
     try:

@@ -1,4 +1,4 @@
-"""What the displays share: axes to draw on, one target of several, the estimator at the core."""
+"""Functions that the displays share: axes, one of several targets, the innermost estimator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._compat import check_matplotlib_support
 
 
 def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
-    """The panels that are asked for: one name, or several different ones.
+    """The requested panels, from one name or several different ones.
 
     Raises
     ------
@@ -33,21 +33,21 @@ def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
-    """As many axes as there are panels: the given ones, or those of a new figure.
+    """The given axes, or those of a new figure, one for each panel.
 
     Parameters
     ----------
     display : object
-        Who draws; its class is named where matplotlib is missing.
+        The display, whose class is named in the error if matplotlib is missing.
     ax : matplotlib Axes, array-like of them, or None
     n_panels : int, default=1
 
     Raises
     ------
     ImportError
-        Where matplotlib is missing.
+        If matplotlib is missing.
     ValueError
-        For axes that are not as many as the panels.
+        If the number of axes is not the number of panels.
     """
     check_matplotlib_support(f"{type(display).__name__}.plot")
     import matplotlib.pyplot as plt
@@ -73,20 +73,20 @@ def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
 
 
 def keep_axes(display: Any, axes: list[Any], several: bool) -> None:
-    """Leave the axes and their figure with the display; an array of axes for several panels."""
+    """Set the display's `figure_` and `ax_`; an array of axes for several panels."""
     display.ax_ = np.array(axes, dtype=object) if several else axes[0]
     display.figure_ = axes[0].figure
 
 
 def styled(defaults: dict[str, Any], name: str, given: Any) -> dict[str, Any]:
-    """Keywords of a matplotlib call: the display's own, and the user's over them."""
+    """Keywords of a matplotlib call: the display's own, overridden by the user's."""
     if given is not None and not isinstance(given, dict):
         raise ValueError(f"{name} must be a dict of keywords for matplotlib, got {given!r}.")
     return {**defaults, **(given or {})}
 
 
 def refuse_classifier(display: type, estimator: Any, instead: str) -> None:
-    """Raise TypeError for what is no estimator, and for a classifier, naming what shows classes."""
+    """Raise TypeError for a classifier, with a display for classes, and for other objects."""
     check_predicts(estimator)
     if is_classifier(estimator):
         raise TypeError(
@@ -96,7 +96,7 @@ def refuse_classifier(display: type, estimator: Any, instead: str) -> None:
 
 
 def check_predicts(estimator: Any) -> None:
-    """Raise TypeError for what has no ``predict``."""
+    """Raise TypeError for an object without ``predict``."""
     if not hasattr(estimator, "predict"):
         raise TypeError(f"estimator must be a fitted estimator, got {estimator!r}.")
 
@@ -107,7 +107,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
     Raises
     ------
     ValueError
-        For what is no array of them, naming the parameter.
+        If they are not an array of numbers. The message names the parameter.
     """
     try:
         array = np.asarray(values, dtype=np.float64)
@@ -119,12 +119,12 @@ def numbers(name: str, values: Any) -> np.ndarray:
 
 
 def chosen_target(values: np.ndarray, target: Any) -> np.ndarray:
-    """One target's part of an array of shape (n,) or (n, t).
+    """One target of an array of shape (n,) or (n, t).
 
     Raises
     ------
     ValueError
-        For several targets of which none is chosen, and for a target that is not there.
+        If there are several targets and none is chosen, or if the chosen one does not exist.
     """
     if values.ndim < 2:
         values = values[:, None]
@@ -132,7 +132,7 @@ def chosen_target(values: np.ndarray, target: Any) -> np.ndarray:
 
 
 def target_number(t: int, target: Any) -> int:
-    """Which of t targets is meant; there is no need to say where there is one."""
+    """The number of the target; None stands for the only one."""
     if target is None and t == 1:
         return 0
     whole = isinstance(target, Integral) and not isinstance(target, bool)
@@ -152,7 +152,7 @@ def check_count(name: str, value: Any, least: int) -> int:
 
 
 def core_of(estimator: Any) -> Any:
-    """The fitted estimator inside pipelines, finished searches and transformed targets."""
+    """The fitted estimator inside pipelines, fitted searches and transformed targets."""
     if isinstance(estimator, Pipeline):
         return core_of(estimator[-1])
     if isinstance(estimator, FrozenEstimator):

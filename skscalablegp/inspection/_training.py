@@ -1,4 +1,4 @@
-"""How a fit went: its objective, hyperparameters, residuals and seconds."""
+"""The course of training: objective, hyperparameters, residuals and seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _KINDS = ("objective", "hyperparameters", "residuals", "seconds")
 class TrainingDisplay:
     """The training of a fitted estimator, step by step, and the seconds of its stages.
 
-    Four panels: what training maximised, the hyperparameters on a logarithmic axis, the relative
-    residuals of the linear solves (where there were any), and the wall time of each stage. Make one
-    by `from_estimator`.
+    It has four panels: the objective of training, the hyperparameters on a logarithmic axis, the
+    relative residuals of the linear solves (if there were any), and the wall time of each stage.
+    Make one by `from_estimator`.
 
     Parameters
     ----------
@@ -26,19 +26,19 @@ class TrainingDisplay:
         Stage of each step, as in ``history_``.
 
     objective : ndarray of shape (s,)
-        What is maximised; NaN where it is not known.
+        Value of the objective; NaN for steps that do not compute it.
 
     objective_name : ndarray of str of shape (s,)
-        What that is.
+        Name of the objective.
 
     hyperparameters : ndarray of shape (s, p)
-        Values of the hyperparameters, not their logarithms; NaN in stages that have others.
+        Values of the hyperparameters, not their logarithms; NaN in stages with other ones.
 
     hyperparameter_names : list of str
         A name for each of them.
 
     residual, probe_residual : ndarray of shape (s,)
-        Relative residuals of the targets' solve, the largest, and of the probes, the mean.
+        Largest relative residual of the targets, and mean relative residual of the probes.
 
     seconds : dict of str to float
         Wall time of each stage.
@@ -46,12 +46,12 @@ class TrainingDisplay:
     Attributes
     ----------
     ax_ : matplotlib Axes, or ndarray of them
-        One axes for each kind; an array where several were drawn.
+        The axes; an array of them for several kinds.
 
     figure_ : matplotlib Figure
 
     lines_ : dict of str to list of matplotlib Line2D
-        By kind: a line for each stage of the objective, each hyperparameter, each residual.
+        By kind: one line for each stage (objective), hyperparameter or residual.
 
     bars_ : matplotlib BarContainer or None
         The seconds.
@@ -140,12 +140,11 @@ class TrainingDisplay:
         ----------
         kind : {"objective", "hyperparameters", "residuals", "seconds"}, sequence of them or None, \
                 default=None
-            The panels. None draws those that this training has something to show in: a model that
-            is factorised has no residuals, and some gradients are followed without knowing the
-            objective.
+            Panels to draw. None draws all that are not empty: a factorisation has no residuals, and
+            some stochastic gradients come without values of the objective.
 
         ax : matplotlib Axes, or array-like of them, default=None
-            One axes for each kind; a new figure when None.
+            One axes for each kind; None makes a new figure.
 
         line_kwargs : dict, default=None
             Keywords of ``Axes.plot``.
@@ -161,7 +160,7 @@ class TrainingDisplay:
         Raises
         ------
         ValueError
-            For a kind that this training has nothing to show in.
+            For a kind whose panel would be empty.
         """
         shown = self._shown()
         kinds = shown if kind is None else chosen_kinds(kind, _KINDS)
@@ -203,7 +202,7 @@ class TrainingDisplay:
         return tuple(kind for kind in _KINDS if has[kind])
 
     def _plot_objective(self, ax: Any, style: dict[str, Any]) -> list[Any]:
-        # Stages with another objective are on another scale, which would flatten this one.
+        # Stages with another objective have another scale, on which this one would look flat.
         known = np.flatnonzero(np.isfinite(self.objective))
         name = self.objective_name[known[-1]]
         lines = []
@@ -234,9 +233,9 @@ class TrainingDisplay:
 
 
 def _names(core: Any, lengths: set[int]) -> list[str]:
-    """A name for each hyperparameter, given how many of them the steps of training have.
+    """A name for each hyperparameter of the training steps, given their number.
 
-    Some stages have more than the kernel's, the last of which is noise beside it, or others.
+    Some stages have more than the kernel's, of which the last is a separate noise, or other ones.
     """
     names = hyperparameter_names(core.kernel_) if hasattr(core, "kernel_") else []
     for known in (names, [*names, "noise"]):
