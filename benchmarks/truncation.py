@@ -3,12 +3,14 @@
 
     python benchmarks/truncation.py cost --dataset bike
     python benchmarks/truncation.py search --dataset pol --n 3000
+    python benchmarks/truncation.py search --n 1500 --methods exponential:20 exponential:40
 
 cost   seconds, variance, epochs and peak memory of a gradient at the starting hyperparameters
 search the search of the README over the four laws of truncation: mean score on three folds,
        hyperparameters after a refit on all rows, and the share of steps that did cut a series
 
-Methods of a search are the laws' names; those of the others are exact, cg:J, rrcg:J (E[J] = J),
+Methods of a search are the laws' names, with LAW:K for a preconditioner whose rank is the rows of
+a fold divided by K, also for predictions; those of the others are exact, cg:J, rrcg:J (E[J] = J),
 rff:COMPONENTS and ssrff:MIN_COMPONENTS.
 """
 
@@ -223,11 +225,17 @@ def search_method(args, method):
 
     from skscalablegp import RRCGRegressor
     from skscalablegp.datasets import fetch_uci
+    from skscalablegp.preconditioners import PivotedCholesky
 
     X, _, y, _ = fetch_uci(args.dataset, split=0, return_X_y=True)
     keep = np.random.RandomState(args.seed).permutation(len(X))[: args.n]
-    model = make_pipeline(StandardScaler(), RRCGRegressor(normalize_y=True, random_state=args.seed))
-    search = GridSearchCV(model, {"rrcgregressor__truncation": [method]}, cv=3)
+    law, _, divisor = method.partition(":")
+    model = RRCGRegressor(normalize_y=True, random_state=args.seed)
+    if divisor:
+        rank = 2 * len(keep) // 3 // int(divisor)
+        model.set_params(preconditioner=PivotedCholesky(rank, randomized=True))
+    model = make_pipeline(StandardScaler(), model)
+    search = GridSearchCV(model, {"rrcgregressor__truncation": [law]}, cv=3)
     started = time.process_time()
     search.fit(X[keep], y[keep])
     found = search.best_estimator_[-1]
