@@ -7,7 +7,8 @@
 
 Seconds are of the processor. "drawn" is a sum of 2^14 random Fourier functions of ten columns whose
 covariance is a Matern function (nu = 3/2), and noise of a tenth of its standard deviation; there
-``--models true`` has the true hyperparameters and --true-neighbors rows.
+``--models true`` has the true hyperparameters and --true-neighbors rows. --more-neighbors repeats
+the predictions of the fitted hyperparameters with other numbers of neighbours.
 """
 
 import argparse
@@ -40,7 +41,13 @@ def main(argv=None):
         if "true" in args.models and kernel is not None:
             given = dict(optimizer=None, n_neighbors=args.true_neighbors, batch_size=1)
             models["true"] = NNGPRegressor(kernel, random_state=args.seed, **given)
+        if "fitted" in models:
+            models |= {f"fitted, {m} neighbors": m for m in args.more_neighbors}
         for kind, model in models.items():
+            if isinstance(model, int):
+                known = models["fitted"]
+                given = dict(optimizer=None, normalize_y=True, n_neighbors=model, batch_size=1)
+                model = NNGPRegressor(known.kernel_, random_state=args.seed, **given)
             start = time.process_time(), time.perf_counter()
             model.fit(X, y)
             fitted = time.process_time(), time.perf_counter()
@@ -127,6 +134,7 @@ def parse_args(argv):
     parser.add_argument("--n-test", type=int, default=1000, help="of flights and drawn rows")
     parser.add_argument("--models", nargs="+", default=["fitted"], choices=["fitted", "true"])
     parser.add_argument("--true-neighbors", type=int, default=2000, metavar="M")
+    parser.add_argument("--more-neighbors", nargs="*", default=[], type=int, metavar="M")
     parser.add_argument("--set", action="append", default=[], type=setting, metavar="PARAM=VALUE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
