@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, ShuffleSplit
+from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
 from ..core.training import StopTraining
 from ..kernels import with_column_numbers
+from ._scaled import Scaled
 
 # Settings of a regressor of this package that are replaced for the time of a fit inside another.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
 # Share of the mean noise variance that is added to each before its inverse becomes a weight.
 _EVEN = 0.1
+# Where fewer rows would be held out, so many folds are worth their fits.
+_FEWEST_HELD_OUT, _FOLDS = 2000, 5
 # Fitted attributes of the regressor below that the estimator over it shows as its own.
 _SHARED = (
     "kernel_",
@@ -83,15 +87,39 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
                 setattr(self, name, getattr(inner, name))
 
 
-def shuffled_folds(n: int, n_folds: int, run: FitRun) -> KFold:
-    """Cross-fitting folds of n rows, no more than there are rows."""
+def best_way(n: int, held: int) -> int | str:
+    """Folds of n rows where fewer than 2,000 would be held out, otherwise "held_out"."""
+    return min(_FOLDS, n) if held < _FEWEST_HELD_OUT else "held_out"
+
+
+def split(n: int, way: int | str, held: int, run: FitRun) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows to fit, and rows to predict, of each fold, or of one part of `held` rows."""
     seed = int(run.random_state.randint(2**31 - 1))
-    return KFold(min(n_folds, n), shuffle=True, random_state=seed)
+    if way == "held_out":
+        parts = ShuffleSplit(1, test_size=max(held, 1), random_state=seed)
+    else:
+        parts = KFold(min(way, n), shuffle=True, random_state=seed)
+    return list(parts.split(np.empty(n)))
 
 
-def noise_weights(known: np.ndarray) -> np.ndarray:
-    """Weights of rows by their known noise variances."""
-    return 1 / (known + _EVEN * known.mean() + np.finfo(float).tiny)
+def noise_weights(noise: np.ndarray) -> np.ndarray:
+    """Weights of rows, one on average, by the variances of their noise."""
+    weights = 1 / (noise + _EVEN * noise.mean() + np.finfo(float).tiny)
+    return weights / weights.mean()
+
+
+def told_noise(fresh: Any, noise: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Arguments that tell the fit of a regressor the noise of its rows, where it can be told."""
+    if noise is None:
+        return {}
+    if has_fit_parameter(fresh, "noise_variance"):
+        return {"noise_variance": noise}
+    weighted = has_fit_parameter(fresh, "sample_weight")
+    return {"sample_weight": noise_weights(noise)} if weighted else {}
+
+
+def mean_square(errors: np.ndarray) -> float:
+    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
 
 
 def _fill_in(inner: GPPredictionBase, outer: Any) -> None:
@@ -193,23 +221,23 @@ def fit_below(
     return status, because
 
 
-def fitted_folds(
+def predicted_unseen(
     fresh: Any,
     run: FitRun,
     X: np.ndarray,
     y: np.ndarray,
-    folds: Iterable[tuple[np.ndarray, np.ndarray]],
+    folds: list[tuple[np.ndarray, np.ndarray]],
     preview: Callable[[Any, Any], None],
     share: float,
     told: dict[str, np.ndarray],
-) -> Iterator[tuple[np.ndarray, Any]]:
-    """Rows of each fold, and the regressor fitted to the others; ends where the run has stopped.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """Predictions of the rows of each fold by a regressor that was fitted to the others.
 
     Parameters
     ----------
     fresh : regressor
-    folds : iterable of (ndarray, ndarray)
-        Rows to fit, and rows that are left out.
+    folds : list of (ndarray, ndarray)
+        Rows to fit, and rows to predict.
     preview
         As of `fit_below`.
     share : float
@@ -217,8 +245,15 @@ def fitted_folds(
         fold after j others may take s / (k - j s) of what they have left.
     told : dict of ndarray of shape (n,)
         Further arguments of its ``fit``.
+
+    Returns
+    -------
+    rows, mean, variance : ndarray of shape (k,), or None
+        Of the folds before the run was stopped; None without any. The variances contain the noise
+        that the regressor was told; they are None where it has none.
     """
-    folds = list(folds)
+    parts = []
+    noise = told.get("noise_variance", np.zeros(len(X)))
     for j, (fitted, new) in enumerate(folds):
         below = clone(fresh)
         own = {name: values[fitted] for name, values in told.items()}
@@ -234,5 +269,13 @@ def fitted_folds(
                 raise
             run.monitor.end("max_seconds")
         if run.stopped:
-            return
-        yield new, below
+            break
+        mean, variance, _ = Scaled(below).below(X[new])
+        parts.append((new, mean, None if variance is None else variance + noise[new]))
+    if not parts:
+        return None
+    rows, mean, variance = zip(*parts, strict=True)
+    rows = np.concatenate(rows)
+    order = np.argsort(rows)
+    variance = None if variance[0] is None else np.concatenate(variance)[order]
+    return rows[order], np.concatenate(mean)[order], variance

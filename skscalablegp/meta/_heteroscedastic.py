@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 from sklearn.base import clone
-from sklearn.model_selection import ShuffleSplit
-from sklearn.utils.validation import has_fit_parameter
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, fitted_folds, shuffled_folds
+from ._below import (
+    MetaRegressorBase,
+    best_way,
+    fit_below,
+    mean_square,
+    predicted_unseen,
+    split,
+    told_noise,
+)
 from ._noise import FEWEST_ROWS, best_noise, level
 from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
@@ -23,9 +29,6 @@ from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 _LEFT_OUT = 10_000
 # Rows that tell how long leaving out takes, and the share of the time that is left for it.
 _TIMED, _LEFT_OUT_SHARE = 200, 0.5
-# Held-out rows from which the noise can be learned. With fewer, folds are worth their fits.
-_HELD_OUT = 2000
-_FOLDS = 5
 # Shares of a time budget that fits on all rows and cross-fitting may take. The rest is left for
 # predictions and the noise model.
 _FIRST_SHARE, _FOLDS_SHARE = 0.5, 0.35
@@ -213,12 +216,16 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run)
             fresh = self._opened(PoERegressor() if self.estimator is None else self.estimator, run)
-            refits = self.n_refits
-            if refits and not _takes_noise(fresh):
+            told, extra, refits = told_noise(fresh, known), 0.0, self.n_refits
+            if known is not None and "noise_variance" not in told:
+                raise ValueError(
+                    f"{type(fresh).__name__}.fit takes no noise_variance: fit without it, or use a "
+                    "regressor of skscalablegp."
+                )
+            if refits and not told_noise(fresh, np.ones(len(X))):
                 refits = 0
                 reason = f"{type(fresh).__name__}.fit takes no noise_variance and no weights"
                 run.ignores("n_refits", reason)
-            told, extra = _told(fresh, known, None), 0.0
             self.n_residuals_ = 0
             for left in reversed(range(1 + refits)):
                 inner = clone(fresh)
@@ -231,7 +238,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                 if run.stopped or not left:
                     break
                 noise = self._learned.moments(X)[2]
-                told = _told(fresh, known, noise)
+                told = told_noise(fresh, noise if known is None else known + noise)
                 # Noise that the regressor is told is no longer part of its own predictions.
                 extra = float(np.mean(noise)) if "noise_variance" in told else 0.0
             self._conclude(ended, run)
@@ -247,12 +254,12 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         if found is None:
             run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
             if below.below(X[:1])[1] is None:
-                self._finish(replace(below, extra=_mean_square(y - below.below(X)[0])))
+                self._finish(replace(below, extra=mean_square(y - below.below(X)[0])))
             return
         rows, mean, variance = found
         errors = y[rows] - mean
         if variance is None:
-            below, variance = replace(below, extra=_mean_square(errors)), np.zeros(len(rows))
+            below, variance = replace(below, extra=mean_square(errors)), np.zeros(len(rows))
         else:
             noise = told.get("noise_variance", np.zeros(len(X)))[rows]
             variance = np.maximum(variance - noise, 1e-12 * variance)
@@ -301,6 +308,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             number of rows, was too small for any prediction.
         """
         inner, way, n = self._learned, self.residuals, len(X)
+        held = int(self.validation_fraction * n)
         if way in ("auto", "leave_one_out"):
             order, found = run.random_state.permutation(n)[:_LEFT_OUT], None
             noise, left = told.get("noise_variance"), run.monitor.seconds_left
@@ -322,30 +330,15 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                     f"{type(fresh).__name__} has no closed form for predictions of rows that are "
                     f"left out, which residuals={way!r} needs: use residuals='auto'."
                 )
-            held = int(self.validation_fraction * n)
-            few = held < _HELD_OUT
             why = f"no closed form, and {held:,} of {n:,} rows would be held out"
-            way = run.chose("residuals", min(_FOLDS, n) if few else "held_out", why)
+            way = run.chose("residuals", best_way(n, held), why)
         if n < 2:
             return None
-        if way == "held_out":
-            seed = int(run.random_state.randint(2**31 - 1))
-            folds = ShuffleSplit(1, test_size=self.validation_fraction, random_state=seed)
-        else:
-            folds = shuffled_folds(n, way, run)
+        if way != "held_out":
             run.ignores("validation_fraction", "no rows are held out")
-        parts = []
         # Meanwhile callbacks are shown the model of all rows.
         seen = lambda model, _: model._finish(inner)  # noqa: E731
-        for new, below in fitted_folds(fresh, run, X, y, folds.split(X), seen, share, told):
-            own = told.get("noise_variance", np.zeros(n))[new]
-            mean, variance, _ = replace(inner, inner=below).below(X[new])
-            parts.append((new, mean, None if variance is None else variance + own))
-        if not parts:
-            return None
-        rows, mean, variance = zip(*parts, strict=True)
-        variance = None if variance[0] is None else np.concatenate(variance)
-        return np.concatenate(rows), np.concatenate(mean), variance
+        return predicted_unseen(fresh, run, X, y, split(n, way, held, run), seen, share, told)
 
     def _finish(self, scaled: Scaled) -> None:
         """The fitted model."""
@@ -391,35 +384,3 @@ class HeteroscedasticRegressor(MetaRegressorBase):
 
 def _preview(model: HeteroscedasticRegressor, below: GPPredictionBase) -> None:
     model._finish(Scaled(below))
-
-
-def _mean_square(errors: np.ndarray) -> float:
-    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
-
-
-def _takes_noise(regressor: Any) -> bool:
-    """Whether its ``fit`` can be told the noise of rows."""
-    return any(has_fit_parameter(regressor, name) for name in ("noise_variance", "sample_weight"))
-
-
-def _told(fresh: Any, known: Any, noise: Any) -> dict[str, np.ndarray]:
-    """Arguments that tell the fit of a regressor the noise of its rows.
-
-    Parameters
-    ----------
-    fresh : regressor
-    known, noise : ndarray of shape (n,) or None
-        The user's noise variances, and those of the noise model.
-    """
-    if has_fit_parameter(fresh, "noise_variance"):
-        parts = [part for part in (known, noise) if part is not None]
-        return {"noise_variance": np.sum(parts, axis=0)} if parts else {}
-    if known is not None:
-        raise ValueError(
-            f"{type(fresh).__name__}.fit takes no noise_variance: fit without it, or use a "
-            "regressor of skscalablegp."
-        )
-    if noise is None:
-        return {}
-    weight = 1 / np.maximum(noise, 1e-3 * np.median(noise))
-    return {"sample_weight": weight / weight.mean()}

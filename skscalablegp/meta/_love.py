@@ -17,7 +17,7 @@ from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
-from ._below import MetaRegressorBase, fit_below
+from ._below import MetaRegressorBase, fit_below, mean_square
 
 # Rows of each kind at which the variance is compared with exact solves, and the largest number of
 # rows that Lanczos starts from.
@@ -200,7 +200,8 @@ class LOVEPredictor(MetaRegressorBase):
             run.chose("dtype", _dtype(inner), "the regressor's")
             why = "from half of the full rank on exact variances cost as much"
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
-            scale = _mean_square(inner, targets)
+            # The target as the posterior sees it.
+            scale = mean_square((targets - inner._y_train_mean) / inner._y_train_std)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)
             self._conclude(inner, frozen, run)
@@ -355,12 +356,6 @@ def _inputs(inner: GPPredictionBase, *parts: np.ndarray) -> list[torch.Tensor]:
 
 def _dtype(inner: GPPredictionBase) -> str:
     return str(inner._posterior().dtype).removeprefix("torch.")
-
-
-def _mean_square(inner: GPPredictionBase, y: np.ndarray) -> float:
-    """Of the target as the posterior sees it."""
-    seen = (y - inner._y_train_mean) / inner._y_train_std
-    return max(float(np.mean(np.square(seen))), 1e-300)
 
 
 def _between(X: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:

@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, noise_weights, shuffled_folds
+from ._below import MetaRegressorBase, fit_below, split, told_noise
 
 
 class MeanFunctionRegressor(MetaRegressorBase):
@@ -35,9 +34,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
         those of this estimator hold.
     mean_function : regressor, default=None
         Regressor that predicts the mean, which the Gaussian process then corrects. It is any
-        regressor of scikit-learn's kind; None is a `HistGradientBoostingRegressor`. Where its
-        ``fit`` takes `sample_weight`, rows are weighted by the inverse of their known noise
-        variance, with a tenth of the mean added.
+        regressor of scikit-learn's kind; None is a `HistGradientBoostingRegressor`. Its ``fit``
+        receives known noise as `noise_variance`, or as weights where it takes `sample_weight`: the
+        inverse of each variance, with a tenth of their mean added.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
@@ -181,12 +180,10 @@ class MeanFunctionRegressor(MetaRegressorBase):
         """The mean function fitted on all rows; keeps the predictions of its cross-fitting."""
         given = self.mean_function
         fresh = self._opened(HistGradientBoostingRegressor() if given is None else given, run)
-        weights = np.ones(len(X))
-        if known is not None and has_fit_parameter(fresh, "sample_weight"):
-            weights = noise_weights(known)
+        told = told_noise(fresh, known)
 
         def fitted(rows: np.ndarray) -> Any:
-            weighted = {"sample_weight": weights[rows]} if np.ptp(weights) else {}
+            weighted = {name: values[rows] for name, values in told.items()}
             return clone(fresh).fit(X[rows], y[rows], **weighted)
 
         self._unseen = np.empty(len(X))
@@ -200,7 +197,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 if (enough := max(2, enough)) < n_folds:
                     run.ignores("n_folds", f"there is time for {enough} folds")
                     n_folds = enough
-            for seen, new in shuffled_folds(len(X), n_folds, run).split(X):
+            for seen, new in split(len(X), n_folds, 0, run):
                 self._unseen[new] = fitted(seen).predict(X[new])
         return mean
 

@@ -11,8 +11,6 @@ from jaxtyping import Float
 from scipy.optimize import nnls
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.model_selection import ShuffleSplit
-from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
@@ -20,13 +18,20 @@ from ..core import SMALL_TABLE, FitRun, GPPredictionBase
 from ..core.posteriors import MeanAndVariance, Posterior
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
-from ._below import MetaRegressorBase, fit_below, fitted_folds, noise_weights, shuffled_folds
+from ._below import (
+    MetaRegressorBase,
+    best_way,
+    fit_below,
+    mean_square,
+    noise_weights,
+    predicted_unseen,
+    split,
+    told_noise,
+)
 from ._scaled import Scaled, ScaledPosterior
 
 # Most rows that are held out: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
-# Where fewer rows would be held out, folds are worth their fits.
-_FEWEST_HELD_OUT, _FOLDS = 2000, 5
 # Share of the remaining time that is left for predictions of held-out rows.
 _PREDICTIONS = 0.1
 # Rows above which scikit-learn stops boosting early, so that more trees may be tried.
@@ -172,7 +177,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
             fresh = [self._opened(regressor, run) for _, regressor in self._given(len(X), run)]
-            told = [_told(regressor, known) for regressor in fresh]
+            told = [told_noise(regressor, known) for regressor in fresh]
             members: list[Scaled] = []
             for k, regressor in enumerate(fresh):
                 inner = clone(regressor)
@@ -231,13 +236,10 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         """Set the weights, from predictions of the same rows by all regressors."""
         n = len(X)
         n_held = min(int(self.validation_fraction * n), _MOST_HELD_OUT)
-        if n_held < _FEWEST_HELD_OUT:
-            splitter = shuffled_folds(n, _FOLDS, run)
-            run.ignores("validation_fraction", f"{_FOLDS} folds are better on {n:,} rows")
-        else:
-            seed = int(run.random_state.randint(2**31 - 1))
-            splitter = ShuffleSplit(1, test_size=n_held, random_state=seed)
-        folds = list(splitter.split(X))
+        way = best_way(n, n_held)
+        if way != "held_out":
+            run.ignores("validation_fraction", f"{way} folds are better on {n:,} rows")
+        folds = split(n, way, n_held, run)
         rows = np.sort(np.concatenate([new for _, new in folds]))
         members, means, variances = [], [], []
         for k, member in enumerate(self._members):
@@ -247,7 +249,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 return
             mean, variance = found
             if variance is None:
-                member = replace(member, extra=_mean_square(y[rows] - mean))
+                member = replace(member, extra=mean_square(y[rows] - mean))
                 variance = np.full(len(rows), member.extra)
             members.append(member)
             means.append(mean)
@@ -268,19 +270,12 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             found = member.left_out(X, y, known, rows)
             if found is not None and np.array_equal(found[0], rows):
                 return found[1], found[2] ** 2
-        mean, variance = np.full(len(X), np.nan), np.full(len(X), np.nan)
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             model._finish(self._members)
 
-        for new, below in fitted_folds(fresh, run, X, y, folds, preview, share, told):
-            mean[new], own, _ = replace(member, inner=below).below(X[new])
-            if own is not None:
-                noise = told["noise_variance"][new] if "noise_variance" in told else 0.0
-                variance[new] = own + noise
-        if run.stopped:
-            return None
-        return mean[rows], None if np.isnan(variance[rows]).all() else variance[rows]
+        found = predicted_unseen(fresh, run, X, y, folds, preview, share, told)
+        return None if run.stopped else found[1:]
 
     def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
         """The fitted model; equal weights where there are none."""
@@ -374,19 +369,4 @@ def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray) -> Scaled:
     """A fitted regressor; one without variances has that of its training errors for now."""
     if Scaled(inner).below(X[:1])[1] is not None:
         return Scaled(inner)
-    return Scaled(inner, extra=_mean_square(y - inner.predict(X)))
-
-
-def _mean_square(errors: np.ndarray) -> float:
-    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
-
-
-def _told(fresh: Any, known: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Arguments that tell the fit of a regressor the noise of its rows, where it can be told."""
-    if known is None:
-        return {}
-    if has_fit_parameter(fresh, "noise_variance"):
-        return {"noise_variance": known}
-    return (
-        {"sample_weight": noise_weights(known)} if has_fit_parameter(fresh, "sample_weight") else {}
-    )
+    return Scaled(inner, extra=mean_square(y - inner.predict(X)))
