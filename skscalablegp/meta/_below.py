@@ -118,8 +118,15 @@ def told_noise(fresh: Any, noise: np.ndarray | None) -> dict[str, np.ndarray]:
     return {"sample_weight": noise_weights(noise)} if weighted else {}
 
 
-def mean_square(errors: np.ndarray) -> float:
-    return max(float(np.mean(np.square(errors))), np.finfo(float).tiny)
+def mean_square(errors: np.ndarray, known: np.ndarray | None = None) -> float:
+    """Mean square of errors, beyond the known variance of each; positive.
+
+    Squares have a variance that grows with the square of the known noise, so that their weights
+    are squared, too.
+    """
+    weights = None if known is None else noise_weights(known) ** 2
+    squares = np.square(errors) - (0 if known is None else known)
+    return max(float(np.average(squares, weights=weights)), np.finfo(float).tiny)
 
 
 def _fill_in(inner: GPPredictionBase, outer: Any) -> None:
@@ -169,7 +176,7 @@ def fit_below(
     if not isinstance(inner, GPPredictionBase):
         with run.stage(type(inner).__name__):
             inner.fit(X, y, **params)
-        return "completed", ""
+        return "completed", f"{type(inner).__name__} has no steps to report"
     own = {name: getattr(inner, name) for name in _OF_THE_FIT}
 
     def hear(step: Any) -> bool:

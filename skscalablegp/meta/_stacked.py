@@ -32,6 +32,8 @@ from ._scaled import Scaled, ScaledPosterior
 
 # Most rows that are held out: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
+# Endings of fits that were not cut short.
+_EXPECTED = ("completed", "converged")
 # Share of the remaining time that is left for predictions of held-out rows.
 _PREDICTIONS = 0.1
 # Rows above which scikit-learn stops boosting early, so that more trees may be tried.
@@ -179,6 +181,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             fresh = [self._opened(regressor, run) for _, regressor in self._given(len(X), run)]
             told = [told_noise(regressor, known) for regressor in fresh]
             members: list[Scaled] = []
+            endings: list[tuple[str, str]] = []
             for k, regressor in enumerate(fresh):
                 inner = clone(regressor)
 
@@ -186,21 +189,25 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                     model._finish([*members, Scaled(below)])
 
                 share = 1 / (2 * len(fresh) - k)
-                ended = fit_below(inner, run, X, y, preview, share, **told[k])
+                endings.append(fit_below(inner, run, X, y, preview, share, **told[k]))
                 run.preview = None
-                members.append(_with_errors(inner, X, y))
+                members.append(_with_errors(inner, X, y, known))
                 if run.stopped:
                     break
             self._finish(members)
             if not run.stopped and len(members) > 1:
                 self._weigh(fresh, X, y, known, told, run)
             shown = ", ".join(
-                f"{weight:.2g} {type(inner).__name__}"
-                for weight, inner in zip(self.weights_, self.estimators_, strict=True)
+                f"{weight:.2g} {type(inner).__name__} ({status})"
+                for weight, inner, (status, _) in zip(
+                    self.weights_, self.estimators_, endings, strict=True
+                )
             )
             run.reports(summary=f"{shown}, from {self.n_held_out_:,} rows held out")
-            status, because = ended
-            run.ended(status, n_iter=len(run.monitor.steps), because=because)
+            # The ending that a user has to know is one that came too early.
+            status = min((status for status, _ in endings), key=_EXPECTED.__contains__)
+            reasons = dict.fromkeys(because for ending, because in endings if ending == status)
+            run.ended(status, n_iter=len(run.monitor.steps), because="; ".join(reasons))
         return self
 
     def _given(self, n: int, run: FitRun) -> list[tuple[str, Any]]:
@@ -241,16 +248,20 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             run.ignores("validation_fraction", f"{way} folds are better on {n:,} rows")
         folds = split(n, way, n_held, run)
         rows = np.sort(np.concatenate([new for _, new in folds]))
+        at = None if known is None else known[rows]
         members, means, variances = [], [], []
         for k, member in enumerate(self._members):
             share = (1 - _PREDICTIONS) / (len(fresh) - k)
-            found = self._unseen(member, fresh[k], X, y, known, told[k], folds, rows, share, run)
+            found = self._unseen(member, fresh[k], X, y, told[k], folds, rows, share, run)
             if found is None:
                 return
             mean, variance = found
+            contained = variance is not None and "noise_variance" in told[k]
             if variance is None:
-                member = replace(member, extra=mean_square(y[rows] - mean))
+                member = replace(member, extra=mean_square(y[rows] - mean, at))
                 variance = np.full(len(rows), member.extra)
+            if at is not None and not contained:
+                variance = variance + at
             members.append(member)
             means.append(mean)
             variances.append(variance)
@@ -261,15 +272,19 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         variance = weights @ (variances + (means - mean) ** 2)
         self._finish(members, weights, (rows, mean, np.sqrt(variance)))
 
-    def _unseen(self, member, fresh, X, y, known, told, folds, rows, share, run):
+    def _unseen(self, member, fresh, X, y, told, folds, rows, share, run):
         """Means and variances of rows by a regressor that has not seen them; None without time.
 
-        The variances, noise that is known included, are None where the regressor has none.
+        The variances contain the noise that the regressor was told. They are None where it has
+        none.
         """
+        found = None
         with run.stage("leave one out", optional=True):
-            found = member.left_out(X, y, known, rows)
-            if found is not None and np.array_equal(found[0], rows):
-                return found[1], found[2] ** 2
+            found = member.left_out(X, y, told.get("noise_variance"), rows)
+        if run.stopped:
+            return None
+        if found is not None and np.array_equal(found[0], rows):
+            return found[1], found[2] ** 2
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             model._finish(self._members)
@@ -365,8 +380,8 @@ def stacking_weights(
     return weights / weights.sum()
 
 
-def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray) -> Scaled:
+def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray, known: np.ndarray | None) -> Scaled:
     """A fitted regressor; one without variances has that of its training errors for now."""
     if Scaled(inner).below(X[:1])[1] is not None:
         return Scaled(inner)
-    return Scaled(inner, extra=mean_square(y - inner.predict(X)))
+    return Scaled(inner, extra=mean_square(y - inner.predict(X), known))

@@ -7,6 +7,8 @@ from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 
 from skscalablegp import (
     HeteroscedasticRegressor,
@@ -141,6 +143,50 @@ def test_known_noise():
     weights = 1 / (noise + 0.1 * noise.mean())
     linear = LinearRegression().fit(X, y, sample_weight=weights)
     np.testing.assert_allclose(model.estimators_[1].predict(X), linear.predict(X))
+
+
+def test_known_noise_is_not_part_of_errors():
+    """Of a regressor without standard deviations, which predictions add it to."""
+    X, y = table(400)
+    noise = np.where(np.arange(400) < 200, 9.0, 0.01)
+    y = y + np.sqrt(noise) * np.random.default_rng(1).standard_normal(400)
+    line = LinearRegression().fit(X, y, 1 / (noise + 0.1 * noise.mean()))
+    truth = np.mean((line.predict(X) - table(400)[1]) ** 2)
+    model = stack(LinearRegression(), KNeighborsRegressor(100)).fit(X, y, noise)
+    model._finish(model._members, np.array([1.0, 0.0]), model._held)
+    std = model.predict_std(X, noise_variance=0.0)
+    np.testing.assert_allclose(std**2, truth, rtol=0.15)
+    np.testing.assert_allclose(model.predict_std(X, noise_variance=9.0) ** 2, truth + 9, rtol=0.01)
+    first = stack(LinearRegression()).fit(X, y, noise)
+    std = first.predict_std(X, noise_variance=0.0)
+    np.testing.assert_allclose(std**2, truth, rtol=0.15)
+
+
+def test_rows_are_left_out_with_the_noise_that_was_told():
+    """A pipeline takes no noise; its process has been fitted without."""
+    X, y = table()
+    model = stack(make_pipeline(FunctionTransformer(), process()), LinearRegression())
+    rows, mean, std = model.fit(X, y, 0.5)._left_out(X, y, None, None)
+    weights = model.weights_
+    own = process().fit(X, y)._left_out(X, y, None, rows)
+    assert weights[0] > 0.9
+    line = (mean - weights[0] * own[1]) / weights[1] if weights[1] > 0 else own[1]
+    spread = weights[0] * weights[1] * (line - own[1]) ** 2
+    extra = model._members[1].extra
+    expected = weights[0] * own[2] ** 2 + weights[1] * extra + spread + 0.5
+    np.testing.assert_allclose(std**2, expected)
+
+
+def test_the_report_has_every_ending():
+    X, y = table(40)
+    slow = IterativeGPRegressor(optimizer="adam", max_iter=3)
+    model = stack(slow, process(), Ridge())
+    with pytest.warns(UserWarning, match="raise max_iter"):
+        report = model.fit(X, y).fit_report_
+    assert report.status == "max_iter" and "max_iter=3 ended training" in report.stop_reason
+    for ending in ("Iterative", "(max_iter)", "(converged)", "Ridge (completed)"):
+        assert ending in report.summary
+    assert stack(process(), process()).fit(X, y).fit_report_.status == "converged"
 
 
 def test_names_are_parameters():

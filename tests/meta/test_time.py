@@ -38,13 +38,13 @@ def curve(n=100):
     return X, np.sin(6 * X[:, 0]) + (0.03 + X[:, 0] ** 2) * rng.standard_normal(n)
 
 
-def fitted(model, clock, status="max_seconds"):
+def fitted(model, clock):
     """The model fitted to `curve`, and the steps of each of its fits."""
     begun = clock.now
     with pytest.warns(ConvergenceWarning) as warned:
         model.set_params(callbacks=clock, random_state=0).fit(*curve())
     assert len(warned) == 1 and "raise max_seconds" in str(warned[0].message)
-    assert model.fit_report_.status == status
+    assert model.fit_report_.status == "max_seconds"
     # A fit of no time makes one step.
     assert clock.now - begun <= 1.1 * model.max_seconds
     iteration = np.array([*model.history_["iteration"], 1])
@@ -79,5 +79,5 @@ def test_refits_leave_each_other_time(clock):
 def test_a_member_with_a_budget_of_its_own(clock):
     """Its own budget ends it with its own words, and does not end the stack."""
     named = [("slow", slow(max_seconds=3)), ("line", Ridge())]
-    model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock, "completed")
+    model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock)
     assert steps.tolist() == [3] and model.n_held_out_ == 100
