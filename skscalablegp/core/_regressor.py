@@ -230,9 +230,7 @@ class GPRegressorBase(TableRegressorBase):
             self._remember(None)
         return answer
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """Value and gradient of the exact likelihood; approximate models override this."""
         self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
         problem = self._trained_problem(keep=True)

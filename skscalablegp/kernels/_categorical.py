@@ -388,9 +388,7 @@ class CategoryCovariance(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return self.rank + self.variances.size + 1
 
-    def exact_features(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n q"]:
+    def exact_features(self, theta, X):
         """Rows of (W, diag(v)^1/2)."""
         codes, W, v = self._spread(theta, X)
         return torch.cat([W, torch.diag(v.sqrt())], 1)[codes]

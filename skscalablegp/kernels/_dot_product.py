@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
@@ -30,9 +29,7 @@ class Linear(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return 1 + n_columns
 
-    def exact_features(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n q"]:
+    def exact_features(self, theta, X):
         """(sigma_0, x)."""
         return torch.cat([self.sigma_0.value_like(theta, X).expand(len(X), 1), X], dim=1)
 

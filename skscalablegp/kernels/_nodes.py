@@ -221,9 +221,7 @@ class OnColumns(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return self.part.n_exact_features(len(self.columns))
 
-    def exact_features(
-        self, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "n q"]:
+    def exact_features(self, theta, X):
         return self.part.exact_features(theta, self._of(X))
 
 

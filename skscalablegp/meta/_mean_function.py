@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
-from ..core.posteriors import MeanAndVariance, Posterior
+from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, fit_below, split, told_noise
 
@@ -265,9 +265,7 @@ class ShiftedPosterior(Posterior):
         below = self._below.quantiles(self._rows(X), q, include_noise, known)
         return below + self._shift(X).numpy()[:, None, None]
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m 1 s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         drawn = self._below.sample(self._rows(X), n_samples, random_state)
         return drawn.cpu().double() + self._shift(X)[:, None, None]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._predicted import predict_std, unwrapped
 from ..core import GPPredictionBase
-from ..core.posteriors import MeanAndVariance, Posterior
+from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
 from ._noise import NoiseModel
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
@@ -169,9 +169,7 @@ class ScaledPosterior(Posterior):
         std = np.sqrt(latent + noise + (0 if known is None else known))
         return mean[..., None] + std[..., None] * self._scaled.tails(ndtri(q))
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m 1 s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draws of the regressor, scaled row by row, and transformed to the tails of quantiles."""
         mean, latent, noise, factor = (part[:, None] for part in self._moments(X))
         core, rows = self._scaled.core(X.numpy())

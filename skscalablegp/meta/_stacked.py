@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
 from ..core import SMALL_TABLE, FitRun, GPPredictionBase
-from ..core.posteriors import MeanAndVariance, Posterior
+from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
 from ._below import (
@@ -348,9 +348,7 @@ class StackedPosterior(Posterior):
             total = total + weight * (part.covariance(X) + away @ away.T)
         return total
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m 1 s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         zero = np.zeros(len(X))
         f = random_state.multivariate_normal(zero, self.covariance(X).numpy(), n_samples).T
         white = random_state.standard_normal(f.shape)

@@ -49,9 +49,7 @@ class Bernoulli(Likelihood):
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:
         return self.derivatives(y, f, noise)[0]
 
-    def derivatives(
-        self, y: Tensor, f: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def derivatives(self, y, f, noise):
         """Derivatives in closed form; the sign turns class 0 into class 1."""
         sign = 2 * y - 1
         g, none = sign * f, torch.zeros_like(f)
@@ -67,13 +65,7 @@ class Bernoulli(Likelihood):
         p = torch.sigmoid(f) if self.link == "logit" else torch.special.ndtr(f)
         return p, p * (1 - p)
 
-    def probabilities(
-        self,
-        mean: Float[Tensor, "b 1"],
-        variance: Float[Tensor, "b 1"],
-        n_classes: int = 2,
-        draws: Tensor | None = None,
-    ) -> Float[Tensor, "b 2"]:
+    def probabilities(self, mean, variance, n_classes=2, draws=None):
         """Probabilities of both classes, in closed form for probit, else by quadrature."""
         if self.link == "probit":
             p = torch.special.ndtr(mean / torch.sqrt(1 + variance))

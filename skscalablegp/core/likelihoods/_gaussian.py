@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ._base import Likelihood, LikelihoodTerms
 
@@ -26,22 +25,13 @@ class Gaussian(Likelihood):
     def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         return f, noise
 
-    def draw(
-        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
-    ) -> np.ndarray:
+    def draw(self, f, noise, random_state):
         return f + np.sqrt(noise) * random_state.standard_normal(f.shape)
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
         return np.ones(1), np.ones(1)
 
-    def expected(
-        self,
-        Y: Float[Tensor, "b t"],
-        mean: Float[Tensor, "b t"],
-        variance: Float[Tensor, "b 1"],
-        noise: Float[Tensor, " b"],
-        generator: Generator | None = None,
-    ) -> LikelihoodTerms:
+    def expected(self, Y, mean, variance, noise, generator=None):
         t, noise = Y.shape[1], noise.to(mean)
         residual = Y - mean
         second = residual.square().sum(1) + t * variance[:, 0]

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ._base import Likelihood, LikelihoodTerms, gamma_rule, shared_sum
 
@@ -27,23 +26,14 @@ class Laplace(Likelihood):
     def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         return f, noise
 
-    def draw(
-        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
-    ) -> np.ndarray:
+    def draw(self, f, noise, random_state):
         return f + np.sqrt(noise / 2) * random_state.laplace(size=f.shape)
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:
         """Laplace noise is normal noise with an exponentially distributed variance."""
         return gamma_rule(1.0)
 
-    def expected(
-        self,
-        Y: Float[Tensor, "b t"],
-        mean: Float[Tensor, "b t"],
-        variance: Float[Tensor, "b s"],
-        noise: Float[Tensor, " b"],
-        generator: Generator | None = None,
-    ) -> LikelihoodTerms:
+    def expected(self, Y, mean, variance, noise, generator=None):
         scale = (noise / 2).sqrt().to(mean)[:, None]
         std = torch.maximum(variance.clamp_min(0).sqrt(), 1e-6 * scale)
         u = (mean - Y) / std

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..._validation import check_integer
 from ._base import Likelihood, LikelihoodTerms
@@ -36,14 +35,7 @@ class Softmax(Likelihood):
         """log p(y | f); the latent functions are along the second axis."""
         return torch.log_softmax(f, 1).gather(1, y.long())
 
-    def expected(
-        self,
-        Y: Float[Tensor, "b 1"],
-        mean: Float[Tensor, "b c"],
-        variance: Float[Tensor, "b c"],
-        noise: Float[Tensor, " b"],
-        generator: Generator | None = None,
-    ) -> LikelihoodTerms:
+    def expected(self, Y, mean, variance, noise, generator=None):
         half = max(check_integer("n_samples", self.n_samples) // 2, 1)
         eps = torch.randn(half, *mean.shape, generator=generator, dtype=torch.float64)
         eps = torch.cat([eps, -eps]).to(mean)
@@ -59,13 +51,7 @@ class Softmax(Likelihood):
             torch.zeros_like(noise),
         )
 
-    def probabilities(
-        self,
-        mean: Float[Tensor, "b c"],
-        variance: Float[Tensor, "b c"],
-        n_classes: int,
-        draws: Float[Tensor, "k c"] | None = None,
-    ) -> Float[Tensor, "b c"]:
+    def probabilities(self, mean, variance, n_classes, draws=None):
         """Mean of the softmax over the given standard normal draws."""
         f = mean[:, None] + variance.clamp_min(0).sqrt()[:, None] * draws
         return torch.softmax(f, 2).mean(1)

@@ -47,9 +47,7 @@ class StudentT(Likelihood):
     def moments(self, f: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         return f, noise * (self.df / (self.df - 2))
 
-    def draw(
-        self, f: np.ndarray, noise: np.ndarray, random_state: np.random.RandomState
-    ) -> np.ndarray:
+    def draw(self, f, noise, random_state):
         return f + np.sqrt(noise) * random_state.standard_t(self.df, f.shape)
 
     def noise_scales(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,11 @@
 """Frozen objects that answer predictions."""
 
 from ._base import (
+    Draws,
     KernelPosterior,
     MeanAndVariance,
     Posterior,
-    joint_normal,
+    Rows,
     reported_variance,
     without_own,
 )

@@ -19,6 +19,7 @@ from ._weights import WeightForm
 if TYPE_CHECKING:
     from ._low_rank import LowRankForm
 
+Rows, Draws = Float[Tensor, "m d"], Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
 
 
@@ -60,14 +61,18 @@ class Posterior(ABC):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         """The latent posterior covariance of the rows of X."""
 
-    @abstractmethod
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the latent functions plus the kernel's own white noise at X.
 
-        A new tensor, which the caller may overwrite.
+        Here from the mean and the covariance of all rows; O(m^3). A new tensor, which the caller
+        may overwrite.
         """
+        covariance = self.covariance(X).cpu().double().numpy()
+        covariance[np.diag_indices_from(covariance)] += self.noise(X).cpu().double().numpy()
+        means = self.mean(X).cpu().double().numpy()
+        # The same call as in scikit-learn, so that equal seeds give equal draws.
+        draws = [random_state.multivariate_normal(one, covariance, n_samples).T for one in means.T]
+        return torch.as_tensor(np.stack(draws, 1))
 
     @abstractmethod
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
@@ -247,18 +252,3 @@ def reported_variance(variance: Tensor, scale: Tensor) -> Float[Tensor, " m"]:
             "not explain. Raise the noise (alpha or a WhiteKernel) or use dtype='float64'."
         )
     return variance.clamp_min(0)
-
-
-def joint_normal(
-    posterior: Posterior,
-    X: Float[Tensor, "m d"],
-    n_samples: int,
-    random_state: np.random.RandomState,
-) -> Float[Tensor, "m t s"]:
-    """Draws of new observations from the mean and covariance of the posterior; O(m^3)."""
-    covariance = posterior.covariance(X).cpu().double().numpy()
-    covariance[np.diag_indices_from(covariance)] += posterior.noise(X).cpu().double().numpy()
-    means = posterior.mean(X).cpu().double().numpy()
-    # The same call as in scikit-learn, so that equal seeds give equal draws.
-    draws = [random_state.multivariate_normal(mean, covariance, n_samples).T for mean in means.T]
-    return torch.as_tensor(np.stack(draws, 1))

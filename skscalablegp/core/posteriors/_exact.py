@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from ...linalg.blocks import solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
-from ._base import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
+from ._base import KernelPosterior, MeanAndVariance, reported_variance
 
 # Number of columns of the inverse factor in one block.
 _COLUMNS = 500
@@ -78,8 +77,3 @@ class ExactPosterior(KernelPosterior):
             solved = torch.linalg.solve_triangular(below, units, upper=False)
             inverse[part] = solved.square().sum(0)
         return Y - self.weights[rows] / inverse[:, None], 1 / inverse
-
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
-        return joint_normal(self, X, n_samples, random_state)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import MeanAndVariance, Posterior, without_own
+from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
 from ._weights import WeightForm
 
 
@@ -106,9 +106,7 @@ class FeaturePosterior(Posterior):
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._noise(X.double())
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draw weights, and thereby whole functions: O(q^2) a draw, and O(q) for each row."""
         (q, t), device = self.weights.shape, self.device
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))

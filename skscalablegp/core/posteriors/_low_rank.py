@@ -13,13 +13,7 @@ from torch import Tensor
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator
-from ._base import (
-    KernelPosterior,
-    MeanAndVariance,
-    Posterior,
-    joint_normal,
-    reported_variance,
-)
+from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
 from ._krylov import explained_weights, krylov_basis, whitened
 from ._weights import WeightForm
 
@@ -194,12 +188,10 @@ class LOVEWeights(Posterior):
         explained = self._form.features(X) @ self.explained
         return self._form.prior_covariance(X) - explained @ explained.T
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the weights, O(q k) each; from the covariance where f has a rest."""
         if self._form.has_rest:
-            return joint_normal(self, X, n_samples, random_state)
+            return super().sample(X, n_samples, random_state)
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         phi, mean = self._form.features(X), self.mean(X)
         (q, t), kind = (phi.shape[1], mean.shape[1]), {"dtype": phi.dtype}
@@ -288,16 +280,14 @@ class LOVEPosterior(KernelPosterior):
         explained = cross.matmul(self.basis)
         return cross.prior_covariance().addmm_(explained, explained.T, alpha=-1)
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws: from the covariance up to 1,000 rows, then by Matheron's rule.
 
         A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose
         covariance is the one above: O((n k + (n + m) q) s) for q features, linear in the rows.
         """
         if len(X) <= _JOINT_ROWS:
-            return joint_normal(self, X, n_samples, random_state)
+            return super().sample(X, n_samples, random_state)
         op, t = self.operator, self.weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         try:
@@ -305,7 +295,7 @@ class LOVEPosterior(KernelPosterior):
                 op.kernel, op.kernel.n_features, _SAMPLE_PAIRS, generator, device=op.device
             )
         except NoSpectralDensity:
-            return joint_normal(self, X, n_samples, random_state)
+            return super().sample(X, n_samples, random_state)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=op.dtype).to(op.device)

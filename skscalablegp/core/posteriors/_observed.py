@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
-from ._base import MeanAndVariance, Posterior
+from ._base import Draws, MeanAndVariance, Posterior, Rows
 from ._quantiles import observed_quantiles
 
 
@@ -70,13 +70,7 @@ class ObservedPosterior(Posterior):
             "use return_std=True, or the covariance of draws of sample_y."
         )
 
-    def quantiles(
-        self,
-        X: Float[Tensor, "m d"],
-        q: Float[np.ndarray, " k"],
-        include_noise: bool,
-        known: Float[np.ndarray, "m t"] | None,
-    ) -> Float[np.ndarray, "m 1 k"]:
+    def quantiles(self, X, q, include_noise, known):
         """Quantiles of y; without noise those of the mean of y given f, which is monotone in f."""
         mean, variance = self.latent.mean_and_variance(X)
         variance = (variance + self.latent.noise(X)).cpu().double().numpy()[:, None]
@@ -92,18 +86,10 @@ class ObservedPosterior(Posterior):
         turned = (rising - falling) * (q - 0.5) < 0
         return np.where(turned, falling, rising)
 
-    def sample_noisy(
-        self,
-        X: Float[Tensor, "m d"],
-        known: Float[np.ndarray, "m t"] | None,
-        n_samples: int,
-        random_state: np.random.RandomState,
-    ) -> Float[Tensor, "m 1 s"]:
+    def sample_noisy(self, X, known, n_samples, random_state):
         return self.sample(X, n_samples, random_state)
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m 1 s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         f = self.latent.sample(X, n_samples, random_state).cpu().double().numpy()
         y = self.likelihood.draw(f, np.zeros(1), random_state)
         return torch.as_tensor(np.asarray(y, dtype=np.float64))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from sklearn.base import BaseEstimator
 
@@ -55,14 +53,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
     def __init__(self, gain_tol: float = 0.5, *, n_rows: int = 300):
         keep_settings(self, locals())
 
-    def maximize(
-        self,
-        evaluate: Any,
-        theta: np.ndarray,
-        bounds: np.ndarray,
-        max_iter: int,
-        metric: np.ndarray | None = None,
-    ) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("gain_tol", self.gain_tol, positive=True)
         check_integer("n_rows", self.n_rows)
         information, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0

@@ -93,14 +93,7 @@ class Adam(BaseEstimator, Optimizer):
     def __init__(self, learning_rate: float = 0.1, *, decay: float = 1.0, transform: str = "log"):
         keep_settings(self, locals())
 
-    def maximize(
-        self,
-        evaluate: Evaluate,
-        theta: np.ndarray,
-        bounds: np.ndarray,
-        max_iter: int,
-        metric: np.ndarray | None = None,
-    ) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("learning_rate", self.learning_rate, positive=True)
         check_number("decay", self.decay, positive=True)
         if self.transform not in list(TRANSFORMS):
@@ -165,14 +158,7 @@ class LBFGS(BaseEstimator, Optimizer):
         self.tol = tol
         self.scaled = scaled
 
-    def maximize(
-        self,
-        evaluate: Evaluate,
-        theta: np.ndarray,
-        bounds: np.ndarray,
-        max_iter: int,
-        metric: np.ndarray | None = None,
-    ) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("tol", self.tol)
         first_value, first_grad = evaluate(theta)
         size = max(abs(first_value), 1.0)
@@ -219,14 +205,7 @@ class CallableOptimizer(Optimizer):
             )
         self.function = function
 
-    def maximize(
-        self,
-        evaluate: Evaluate,
-        theta: np.ndarray,
-        bounds: np.ndarray,
-        max_iter: int,
-        metric: np.ndarray | None = None,
-    ) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         def objective(theta: np.ndarray, eval_gradient: bool = True) -> Any:
             value, grad = evaluate(np.asarray(theta, dtype=float))
             return (-value, -grad) if eval_gradient else -value

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from ..._validation import check_number
-from ._optimizers import Evaluate, Optimizer, Optimum
+from ._optimizers import Optimizer, Optimum
 
 # Longest step of a log hyperparameter, and the length of the first step.
 _LONGEST_STEP = 1.0
@@ -56,14 +56,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         self.tol = tol
         self.gain_tol = gain_tol
 
-    def maximize(
-        self,
-        evaluate: Evaluate,
-        theta: np.ndarray,
-        bounds: np.ndarray,
-        max_iter: int,
-        metric: np.ndarray | None = None,
-    ) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("tol", self.tol)
         check_number("gain_tol", self.gain_tol)
         value, grad = evaluate(theta)

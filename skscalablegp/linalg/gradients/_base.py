@@ -83,10 +83,7 @@ class GradientEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
+        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
     ) -> tuple[GradientEstimate, GradientState]:
         """The estimate at theta, and the state for the next step."""
 

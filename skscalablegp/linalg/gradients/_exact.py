@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
-
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._base import GradientEstimate, GradientEstimator
 from ._marginal_likelihood import exact_marginal_likelihood
-from ._problem import GPProblem
 
 
 class ExactGradient(GradientEstimator):
@@ -28,12 +24,7 @@ class ExactGradient(GradientEstimator):
     def __init__(self, max_jitter: float = 1e-3):
         self.max_jitter = max_jitter
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         result = exact_marginal_likelihood(problem, theta, max_jitter=self.max_jitter)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
 

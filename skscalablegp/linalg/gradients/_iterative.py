@@ -23,7 +23,7 @@ from ..solvers import (
     resolve_solver,
     solve,
 )
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._base import GradientEstimate, GradientEstimator
 from ._problem import GPProblem
 
 # Adam moves log hyperparameters by up to 0.1 a step, so that it builds a preconditioner at every
@@ -57,12 +57,7 @@ class _IterativeGradient(GradientEstimator):
         """The probes, if predictions can use them."""
         return None
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         operator = problem.operator(theta)
         solver = resolve_solver(self.solver)
         before = operator.epochs

@@ -20,7 +20,7 @@ from ..truncation import (
     roulette_cg,
     roulette_weights,
 )
-from ._base import GradientEstimate, GradientEstimator, GradientState
+from ._base import GradientEstimate, GradientEstimator
 from ._iterative import REFRESH, refreshed
 from ._problem import GPProblem
 
@@ -112,12 +112,7 @@ class TruncatedGradient(GradientEstimator):
         z = z.to(problem.X)
         return z, z
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         n, t = problem.Y.shape
         start = state.extra.get("first_cut", 1)
         truncation = self.bound(n, start)

@@ -180,9 +180,7 @@ class StationaryKernel(BoundKernel):
         slope.div_(a).masked_fill_(a < torch.finfo(a.dtype).eps ** 0.5, 0.0)
         return k, slope, by_shape
 
-    def tile_grad(
-        self, left: StationaryRows, right: StationaryRows, W: Float[Tensor, "a b"]
-    ) -> Float[Tensor, " p"]:
+    def tile_grad(self, left, right, W):
         grad = torch.zeros(len(self.theta), dtype=torch.float64, device=W.device)
         for constants, amplitude, places in self.terms:
             parts = [self._value_and_slope(i, left, right) for i in places]

@@ -48,9 +48,7 @@ class DenseOperator(LinearOperator):
     def diag(self) -> Float[Tensor, " n"]:
         return self.H.diagonal().clone()
 
-    def bilinear_grad(
-        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
-    ) -> Float[Tensor, " p"]:
+    def bilinear_grad(self, left, right=None):
         self._count(self.H.numel())
         if right is None:
             return torch.einsum("ij,pij->p", left, self.derivatives).double()

@@ -198,9 +198,7 @@ class KernelOperator(LinearOperator):
     def diag(self) -> Float[Tensor, " n"]:
         return self._diag + self.noise
 
-    def bilinear_grad(
-        self, left: Float[Tensor, "n s"], right: Float[Tensor, "n s"] | None = None
-    ) -> Float[Tensor, " p"]:
+    def bilinear_grad(self, left, right=None):
         """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, or of ``sum(left * H)``.
 
         Parameters

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..blocks import addmm_, matmul
-from ..operators import LinearOperator
 from ._base import Preconditioner, randn
 
 
@@ -95,9 +94,7 @@ class LowRankPreconditioner(Preconditioner):
         lower = _bound(noise, sqrt_noise)
         return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype), lower)
 
-    def build(
-        self, operator: LinearOperator, generator: torch.Generator | None = None
-    ) -> LowRankPreconditioner:
+    def build(self, operator, generator=None):
         """The same P, without the bound, which belongs to the operator that it was built from."""
         return replace(self, lower=None)
 

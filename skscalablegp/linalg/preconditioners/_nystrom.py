@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..._validation import check_integer
-from ..operators import LinearOperator
 from ._base import PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner
 from ._pivoted_cholesky import _small_cholesky, smooth_rows
@@ -31,9 +30,7 @@ class Nystrom(PreconditionerConfig):
         self.rank = rank
         self.random_state = random_state
 
-    def build(
-        self, operator: LinearOperator, generator: torch.Generator | None = None
-    ) -> LowRankPreconditioner:
+    def build(self, operator, generator=None):
         n = operator.shape[0]
         rank = min(check_integer("rank", self.rank, example=100), n)
         generator = pick_generator(self.random_state, generator)

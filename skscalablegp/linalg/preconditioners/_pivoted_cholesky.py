@@ -38,9 +38,7 @@ class PivotedCholesky(PreconditionerConfig):
     def __init__(self, rank=100, randomized=False, random_state=None):
         keep_settings(self, locals())
 
-    def build(
-        self, operator: LinearOperator, generator: torch.Generator | None = None
-    ) -> LowRankPreconditioner:
+    def build(self, operator, generator=None):
         rank = min(check_integer("rank", self.rank, example=100), operator.shape[0])
         if rank == operator.shape[0]:
             return LowRankPreconditioner.from_matrix(operator.to_dense(), operator.noise)

@@ -17,7 +17,6 @@ from ._batch import (
     steps_between,
     weight_space_loss,
 )
-from ._objective import FeatureMoments
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +71,7 @@ class CompositionalGradient(BatchGradient):
         self.averaging = averaging
         self.decay = decay
 
-    def start(
-        self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any
-    ) -> RunningGram:
+    def start(self, moments, noise, batch_size, dtype):
         rate = averaging_rate(self.averaging, batch_size, len(moments.gram))
         gram = moments.gram / moments.n
         P = _inverse(gram, moments.n, noise).to(dtype)
@@ -83,9 +80,7 @@ class CompositionalGradient(BatchGradient):
     def inverse(self, state: RunningGram) -> Tensor:
         return state.inverse
 
-    def estimate(
-        self, batch: FeatureBatch, state: RunningGram
-    ) -> tuple[Float[Tensor, ""], RunningGram]:
+    def estimate(self, batch, state):
         loss = weight_space_loss(batch, state.inverse, state.trace)
         return loss, self._follow(batch, state)
 

@@ -5,13 +5,9 @@ Longer than most files here: nearly all of it documents the parameters, class by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from ...core import FitRun
-from ...core.data import RowSource
 from ._base import DeepKernelRegressorBase
 from ._batch import BatchGradient, MinibatchGradient, automatic_rate
 from ._compositional import CompositionalGradient
@@ -601,9 +597,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
         return MinibatchGradient()
 
-    def _batches(
-        self, source: RowSource, size: int, generator: torch.Generator
-    ) -> Callable[[], Iterator[torch.Tensor]]:
+    def _batches(self, source, size, generator):
         if self.batches == "neighbours":
             return lambda: neighbour_batches(source, size, generator)
         return super()._batches(source, size, generator)

@@ -20,7 +20,6 @@ from ...linalg.gradients import (
     GPProblem,
     GradientEstimate,
     GradientEstimator,
-    GradientState,
     exact_marginal_likelihood,
 )
 from ...linalg.parallel import run
@@ -95,12 +94,7 @@ class ExpertsGradient(GradientEstimator):
         self.parts = parts
         self.n_jobs = n_jobs
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         if "tables" not in state.extra:
             tables = [ExpertTable.of(problem, rows) for rows in self.parts]
             state = replace(state, extra=state.extra | {"tables": tables})

@@ -432,9 +432,7 @@ class PoERegressor(GPRegressorBase):
     def _build_posterior(self) -> Posterior:
         return self._built()[0]
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """The sum of the experts' likelihoods over disjoint parts."""
         parts = self.experts_
         if self._rule == "grbcm":

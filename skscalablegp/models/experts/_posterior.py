@@ -16,7 +16,6 @@ from ...core.posteriors import (
     ExactPosterior,
     MeanAndVariance,
     Posterior,
-    joint_normal,
 )
 from ...linalg.parallel import run
 
@@ -364,8 +363,3 @@ class ExpertsPosterior(Posterior):
             c = beta.sqrt() * combined.variance / variance
             total += c[:, None] * own * c
         return total
-
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
-        return joint_normal(self, X, n_samples, random_state)

@@ -6,13 +6,10 @@ import math
 import time
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from ..._named import keep_settings
 from ...core.training import StopTraining
 from ...features import PriorFeatures
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.truncation import resolve_truncation
 from ._collapsed import collapsed_marginal_likelihood
 from ._single_sample import FeatureLevels, single_sample_terms
@@ -35,12 +32,7 @@ class FeatureGradient(GradientEstimator):
     def __init__(self, features: PriorFeatures):
         self.features = features
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         result = collapsed_marginal_likelihood(problem, theta, self.features)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
 
@@ -77,12 +69,7 @@ class SingleSampleGradient(GradientEstimator):
         truncation = resolve_truncation(self.truncation)
         return FeatureLevels.of(n, self.min_components, self.component_step, truncation)
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         levels = self.levels(len(problem.X))
         left = math.inf if state.seconds_left is None else state.seconds_left
         deadline = time.perf_counter() + left

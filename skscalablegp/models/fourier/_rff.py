@@ -288,9 +288,7 @@ class RFFRegressor(GPRegressorBase):
             FeatureWeights.of(self, self._fit_device()),
         )
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """The likelihood of the model with these features."""
         if self._features is None:
             return super()._likelihood_at(theta, eval_gradient)

@@ -589,9 +589,7 @@ class KISSGPRegressor(GPRegressorBase):
             remedy,
         )
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """The likelihood of the interpolated model."""
         if self.grid_ is None:
             return super()._likelihood_at(theta, eval_gradient)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
 from ._grid import Grid
@@ -351,9 +351,7 @@ class GridGradient(GradientEstimator):
 
     exact = True
 
-    def estimate(
-        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         result = grid_marginal_likelihood(problem, theta)
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
 

@@ -10,13 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import (
-    LowRankForm,
-    MeanAndVariance,
-    Posterior,
-    joint_normal,
-    reported_variance,
-)
+from ...core.posteriors import LowRankForm, MeanAndVariance, Posterior, reported_variance
 from ._grid_kernel import GridKernel
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
@@ -202,9 +196,7 @@ class GridPosterior(Posterior):
         covariance[outer[:, None], outer] = exact @ exact.T + (left + left.T) / 2
         return covariance + missed
 
-    def sample(
-        self, X: Float[Tensor, "n d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "n t s"]:
+    def sample(self, X, n_samples, random_state):
         """Joint draws mean + W_x S z, O(n k s) for k columns of S; O(n^3) outside the grid.
 
         Deviations are drawn in single precision, block by block within the cache of a core, and
@@ -212,7 +204,7 @@ class GridPosterior(Posterior):
         """
         rows, inside = self._split(X)
         if not inside.all():
-            return joint_normal(self, X, n_samples, random_state)
+            return super().sample(X, n_samples, random_state)
         n, t = len(rows), self.weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         S, scale = self._sampling_root

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.posteriors import LowRank, LowRankForm
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.operators import slope
 from ...linalg.solvers import (
     Lanczos,
@@ -227,9 +227,7 @@ def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> Produ
 class ProductGradient(GradientEstimator):
     """Gradients by conjugate gradients on the grid, with traces from frozen probes; no values."""
 
-    def estimate(
-        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         kernel, theta = problem.grid_kernel, theta.detach().double()
         noise, jitter, moments = raised_noise(problem, theta)
         first, second = moments.first, moments.second

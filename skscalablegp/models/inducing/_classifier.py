@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.utils import check_random_state
 
 from ..._compat import fit_context, sobol
@@ -320,9 +320,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             return run.chose("likelihood", Bernoulli() if c == 2 else Softmax(), f"{c} classes")
         return resolve_likelihood(self.likelihood, c, classes=True)
 
-    def _default_kernel(
-        self, width: int, spread: Any, unit: float, likelihood: Likelihood
-    ) -> Kernel:
+    def _default_kernel(self, width, spread, unit, likelihood):
         """Columns with little variation, such as rare words, get the median length scale."""
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1

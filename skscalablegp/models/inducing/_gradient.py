@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ._collapsed import collapsed_bound, problem_blocks
 
 
@@ -45,12 +45,7 @@ class InducingGradient(GradientEstimator):
         """The initial points in their units, which follow the hyperparameters in theta."""
         return np.zeros(0) if self.scale is None else (self.Z / self.scale).cpu().numpy().ravel()
 
-    def estimate(
-        self,
-        problem: GPProblem,
-        theta: Float[Tensor, " p"],
-        state: GradientState,
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         kernel = problem.kernel
         p, Z = kernel.n_params, self.points(theta, kernel.n_params)
         bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -14,7 +13,6 @@ from ...core.posteriors import (
     MeanAndVariance,
     Posterior,
     WeightForm,
-    joint_normal,
     reported_variance,
     without_own,
 )
@@ -127,8 +125,3 @@ class InducingPosterior(Posterior):
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         scale = self._scale(self._seen(X))
         return scale * self.likelihood.variance_factor()
-
-    def sample(
-        self, X: Float[Tensor, "b d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "b t s"]:
-        return joint_normal(self, X, n_samples, random_state)

@@ -450,9 +450,7 @@ class SGPRRegressor(TableRegressorBase):
         """
         return self._value_at(theta, eval_gradient, "lower_bound_")
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """The collapsed bound and its gradient, for the fitted inducing points."""
         problem = self._trained_problem()
         Z = torch.tensor(self.inducing_points_, device=problem.X.device)

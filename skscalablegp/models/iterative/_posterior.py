@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import KernelPosterior, MeanAndVariance, joint_normal, reported_variance
+from ...core.posteriors import Draws, KernelPosterior, MeanAndVariance, Rows, reported_variance
 from ...features import PriorFeatures
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -146,12 +146,10 @@ class IterativePosterior(KernelPosterior):
         inverse = self.samples.representer_weights[rows].square().mean(1).to(noise)
         return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
 
-    def sample(
-        self, X: Float[Tensor, "m d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "m t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         if self.samples is None:
             # The joint covariance needs no spectral density.
-            return joint_normal(self, X, n_samples, random_state)
+            return super().sample(X, n_samples, random_state)
         stored = self.samples.prior_weights.shape[1]
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         t = self.weights.shape[1]

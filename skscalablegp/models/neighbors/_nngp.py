@@ -439,9 +439,7 @@ class NNGPRegressor(GPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return False
 
-    def _likelihood_at(
-        self, theta: torch.Tensor, eval_gradient: bool
-    ) -> tuple[float, torch.Tensor | None]:
+    def _likelihood_at(self, theta, eval_gradient):
         """Value and gradient of the training objective, without priors."""
         if self._kind == "subset" and len(self._seen) == len(self.X_train_):
             return super()._likelihood_at(theta, eval_gradient)

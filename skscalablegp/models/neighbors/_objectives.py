@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import TorchKernel
-from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator, GradientState
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._local import blocks, left_out
 from ._metric import Index, Metric, others_near
 
@@ -48,9 +48,7 @@ class LocalGradient(GradientEstimator):
         self.centres, self.n_neighbors = centres, n_neighbors
         self.objective, self.chosen = objective, chosen
 
-    def estimate(
-        self, problem: GPProblem, theta: Float[Tensor, " p"], state: GradientState
-    ) -> tuple[GradientEstimate, GradientState]:
+    def estimate(self, problem, theta, state):
         if "near" not in state.extra:
             near = neighbours_of(problem, theta, self.centres, self.n_neighbors)
             state = replace(state, extra=state.extra | {"near": near})

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...core.posteriors import MeanAndVariance, Posterior, reported_variance
+from ...core.posteriors import Draws, MeanAndVariance, Posterior, Rows, reported_variance
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
 from ._metric import Index, Metric, others_near
@@ -115,9 +115,7 @@ class NeighborPosterior(Posterior):
         found = away.topk(min(self._m, len(X)), largest=False)
         return tuple(a.to(X.device) for a in (order, found.indices, found.values.isfinite()))
 
-    def sample(
-        self, X: Float[Tensor, "b d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "b t s"]:
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         mean, half = self._mean_and_half(X)
         t = mean.shape[1]
         white = torch.as_tensor(random_state.standard_normal((2, len(X), t * n_samples)))

@@ -60,9 +60,7 @@ class SparseOptimizer(ABC):
 class SparseSGD(SparseOptimizer):
     """Minus the learning rate times the gradient."""
 
-    def change(
-        self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
-    ) -> Float[Tensor, "q u k"]:
+    def change(self, index, gradient, n_units):
         return -self.rate() * gradient
 
 
@@ -75,9 +73,7 @@ class SparseAdaGrad(SparseOptimizer):
 
     squares: Tensor | None = None
 
-    def change(
-        self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
-    ) -> Float[Tensor, "q u k"]:
+    def change(self, index, gradient, n_units):
         if self.squares is None:
             self.squares = _state(gradient, n_units)
         seen = self.squares[:, index] + gradient.square()
@@ -93,9 +89,7 @@ class SparseAdam(SparseOptimizer):
     second: Tensor | None = None
     seen: Tensor | None = None
 
-    def change(
-        self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
-    ) -> Float[Tensor, "q u k"]:
+    def change(self, index, gradient, n_units):
         if self.first is None:
             self.first, self.second = (_state(gradient, n_units) for _ in range(2))
             self.seen = _state(gradient[:1], n_units)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ...core.posteriors import Posterior, joint_normal, reported_variance
+from ...core.posteriors import Posterior, reported_variance
 from ...kernels import TorchKernel
 from ._basis import SampledBasis
 
@@ -135,9 +134,7 @@ class ChevronPosterior(Posterior):
             out += phi @ self.weights.mean[:, index].flatten(0, 1)
         return out
 
-    def mean_and_variance(
-        self, X: Float[Tensor, "r d"]
-    ) -> tuple[Float[Tensor, "r t"], Float[Tensor, " r"]]:
+    def mean_and_variance(self, X):
         return self._chevron(X) if self.support is None else (self.mean(X), self.variance(X))
 
     def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
@@ -184,8 +181,3 @@ class ChevronPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         return X.new_full((len(X),), self.noise_variance)
-
-    def sample(
-        self, X: Float[Tensor, "r d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "r t s"]:
-        return joint_normal(self, X, n_samples, random_state)

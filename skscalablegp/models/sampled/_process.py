@@ -16,7 +16,6 @@ from ...core.posteriors import (
     MeanAndVariance,
     Posterior,
     WeightForm,
-    joint_normal,
     reported_variance,
 )
 from ...kernels import TorchKernel
@@ -152,10 +151,7 @@ class ProcessPosterior(FeaturePosterior):
             has_rest=True,
         )
 
-    def sample(
-        self, X: Float[Tensor, "r d"], n_samples: int, random_state: np.random.RandomState
-    ) -> Float[Tensor, "r t s"]:
-        return joint_normal(self, X, n_samples, random_state)
+    sample = Posterior.sample
 
 
 def full_map(functions: Functions, d: int, noise: float, device: torch.device) -> FullMap:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..._compat import fit_context
 from ...core import FitRun, MinibatchGPRegressorBase
-from ...core.data import Scaling
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
 from ._base import QSGPMixin
@@ -321,9 +318,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             self._train(run, X, Y, self.likelihood_, False, *rows, noise_variance=noise_variance)
         return self
 
-    def _noise_of(
-        self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
-    ) -> np.ndarray | None:
+    def _noise_of(self, noise_variance, n, scaling, likelihood, reset):
         known = self._known_noise(noise_variance, n, scaling, likelihood, reset)
         return known if known.any() else None
 
