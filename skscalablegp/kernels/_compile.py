@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     ConstantKernel,
@@ -88,6 +88,13 @@ class TorchKernel:
     def bounds(self) -> Float64[Tensor, "p 2"]:
         """Lower and upper bounds of theta, logarithms as in scikit-learn."""
         return torch.tensor(_log_bounds(self.kernel), dtype=torch.float64)
+
+    @property
+    def variances(self) -> Bool[np.ndarray, " p"]:
+        """Marks the entries of theta that are variances: amplitudes and noise levels."""
+        free = [part for part in self.kernel.hyperparameters if not part.fixed]
+        marks = [part.name.endswith(("constant_value", "noise_level")) for part in free]
+        return np.repeat(np.array(marks, dtype=bool), [part.n_elements for part in free])
 
     def to_sklearn(self, theta: Float[Tensor, " p"]) -> Kernel:
         """The scikit-learn kernel at theta."""

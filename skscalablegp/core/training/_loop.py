@@ -83,7 +83,11 @@ class _Run:
         self.values: list[float] = []
 
     def redraw(self) -> None:
-        """Make the next evaluation draw new random numbers instead of the frozen ones."""
+        """Make the next evaluation draw new random numbers instead of the frozen ones.
+
+        The targets' solution is dropped, too: the new probes' solves take as many steps from zero,
+        and a solve that begins elsewhere needs one more product.
+        """
         self.state = replace(self.state, probes=None, samples=None, previous=None)
 
     def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
@@ -280,9 +284,7 @@ def _of_deviations(
     optimizer: Optimizer, run: _Run, start: np.ndarray, bounds: np.ndarray, max_iter: int
 ) -> Optimum:
     """Maximise over the logarithms of standard deviations, half those of the variances."""
-    free = [part for part in run.problem.kernel.kernel.hyperparameters if not part.fixed]
-    variances = [part.name.endswith(("constant_value", "noise_level")) for part in free]
-    units = np.repeat(np.where(variances, 0.5, 1.0), [part.n_elements for part in free])
+    units = np.where(run.problem.kernel.variances, 0.5, 1.0)
 
     def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
         value, grad = run(at / units)

@@ -30,7 +30,7 @@ from ...core.training import TrainingResult
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientEstimator, GradientState
 from ._metric import Metric
-from ._objectives import LocalGradient, neighbours_of, variances
+from ._objectives import LocalGradient, neighbours_of
 from ._posterior import NeighborPosterior
 
 # Value of n_neighbors="auto" on tables that are not small.
@@ -341,7 +341,7 @@ class NNGPRegressor(GPRegressorBase):
         self, problem: GPProblem, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
         """The result after variances have maximised the leave-one-out score, where that is due."""
-        free = torch.as_tensor(variances(problem.kernel))
+        free = torch.as_tensor(problem.kernel.variances)
         if not self.calibrate or run.stopped or not free.any():
             return result
         # The rows that training has predicted are predicted too well.

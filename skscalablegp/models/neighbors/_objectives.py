@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._local import blocks, left_out
 from ._metric import Index, Metric, others_near
@@ -57,13 +55,3 @@ class LocalGradient(GradientEstimator):
             grad = torch.where(self.chosen, grad, 0.0)
         n = len(problem.X)
         return GradientEstimate(n * grad, n * value), state
-
-
-def variances(kernel: TorchKernel) -> np.ndarray:
-    """Marks the entries of theta that are variances: amplitudes and noise levels."""
-    kinds = [
-        np.full(h.n_elements, h.name.endswith(("constant_value", "noise_level")))
-        for h in kernel.kernel.hyperparameters
-        if not h.fixed
-    ]
-    return np.concatenate(kinds) if kinds else np.zeros(0, dtype=bool)
