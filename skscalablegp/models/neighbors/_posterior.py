@@ -72,8 +72,8 @@ class NeighborPosterior(Posterior):
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
         near = others_near(self._index, self._metric(X), rows, self._m)
-        mean, variance = predict(self._problem, self._theta, X, near, self._precision)
-        return mean, variance.clamp_min(0) + noise
+        mean, variance = self._alone(X, near)
+        return mean, variance + noise
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self._problem.kernel.noise(self._theta, X)
