@@ -158,11 +158,7 @@ class StandardGradient(_IterativeGradient):
     def draw(self, problem, generator, preconditioner=None):
         if self.probes not in ("normal", "preconditioned"):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
-        if self.probes == "preconditioned":
-            z = preconditioner.sample(self.n_probes, generator)
-            return z, preconditioner.solve(z)
-        z = _normal(problem, (len(problem.X), self.n_probes), generator)
-        return z, z
+        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner)
 
     def right_hand_sides(self, problem, operator, probes):
         return probes[0]
@@ -269,6 +265,38 @@ def refreshed(
             return kept
     built = build_preconditioner(preconditioner, operator, generator)
     return built, operator.theta.detach().clone()
+
+
+def draw_probes(
+    kind: str,
+    problem: GPProblem,
+    s: int,
+    generator: Generator,
+    preconditioner: Preconditioner | None,
+) -> tuple[Float[Tensor, "n s"], Float[Tensor, "n s"]]:
+    """Probes z, and u with E[z u'] = I: z itself, or P^-1 z where z has the covariance P.
+
+    Parameters
+    ----------
+    kind : {"rademacher", "normal", "preconditioned"}
+        Random signs, standard normal numbers, or normal numbers with the covariance P.
+    problem : GPProblem
+    s : int
+        Number of probes.
+    generator : torch.Generator
+    preconditioner : Preconditioner, optional
+        P.
+    """
+    if kind == "preconditioned":
+        z = preconditioner.sample(s, generator)
+        return z, preconditioner.solve(z)
+    shape = (len(problem.X), s)
+    if kind == "normal":
+        z = _normal(problem, shape, generator)
+    else:
+        signs = torch.randint(0, 2, shape, generator=generator, device=generator.device)
+        z = (2.0 * signs - 1).to(problem.X)
+    return z, z
 
 
 def _normal(problem: GPProblem, shape: tuple[int, int], generator: Generator) -> Tensor:

@@ -21,7 +21,7 @@ from ..truncation import (
     roulette_weights,
 )
 from ._base import GradientEstimate, GradientEstimator
-from ._iterative import REFRESH, refreshed
+from ._iterative import REFRESH, draw_probes, refreshed
 from ._problem import GPProblem
 
 PROBES = ("rademacher", "normal", "preconditioned")
@@ -100,17 +100,8 @@ class TruncatedGradient(GradientEstimator):
     def draw(
         self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
     ) -> tuple[Float[Tensor, "n s"], Float[Tensor, "n s"]]:
-        """Probes z, and u with E[z u'] = I: z itself, or P^-1 z where z has the covariance P."""
-        if self.probes == "preconditioned":
-            z = preconditioner.sample(self.n_probes, generator)
-            return z, preconditioner.solve(z)
-        shape = (len(problem.X), self.n_probes)
-        if self.probes == "normal":
-            z = torch.randn(shape, generator=generator, dtype=torch.float64)
-        else:
-            z = 2.0 * torch.randint(0, 2, shape, generator=generator) - 1
-        z = z.to(problem.X)
-        return z, z
+        """Probes and their duals, as `draw_probes` gives them."""
+        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner)
 
     def estimate(self, problem, theta, state):
         n, t = problem.Y.shape
