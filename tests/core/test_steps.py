@@ -88,6 +88,21 @@ def test_steps_that_only_lead_away_have_diverged(scores, reason, keep_best):
     assert run(Walk(scores), keep_best=keep_best).stop_reason == reason
 
 
+@pytest.mark.parametrize("last", [6.0, np.nan])
+def test_after_divergence_the_best_stay_even_where_scores_are_not_comparable(last):
+    walk = Walk([1.0, 6.0, 3.0, last])
+    result = run(walk, keep_best=False)
+    assert (walk.at, result.score, result.stop_reason) == (0, 1.0, "diverged")
+
+
+def test_parameters_that_have_a_score_are_not_scored_again():
+    walk, scored = Walk([5.0, 4.0, 4.5, 3.0]), []
+    walk.score = lambda: scored.append(walk.at) or walk.scores[walk.at]
+    stop = Monitor([lambda step: step.iteration == 3 and setattr(stop, "max_seconds", 0.0)])
+    result = run(walk, stop)
+    assert (walk.at, result.stop_reason, scored) == (1, "max_seconds", [0, 1, 2])
+
+
 class Slowing(Walk):
     """Steps of a length that `slow_down` halves, twice at most; the score is the distance to 1."""
 

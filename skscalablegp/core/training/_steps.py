@@ -114,7 +114,8 @@ def train_steps(
     epochs_per_step : float, default=0.0
         Passes over the data in one step, for the history.
     keep_best : bool, default=True
-        Whether to keep the parameters of the best score; otherwise the last finite ones are kept.
+        Whether to keep the parameters of the best score; otherwise the last scored ones are kept,
+        unless training diverges.
     retreat : float, optional
         If a score is worse than the best by more than this, or not finite, the best parameters are
         restored and the steps become smaller. Only for scores without noise. Without it, or if
@@ -139,7 +140,7 @@ def train_steps(
             while done < max_steps:
                 for _ in range(min(check_every, max_steps - done)):
                     stepper.step()
-                    done, run.at_best = done + 1, False
+                    done, run.moved = done + 1, True
                     monitor.check_time()
                 run.check(done * epochs_per_step)
                 if n_iter_no_change is not None and run.stale >= n_iter_no_change:
@@ -171,8 +172,9 @@ class _Run:
         self.stepper, self.monitor, self.tol = stepper, monitor, tol
         self.keep_best, self.retreat = keep_best, retreat
         self.best, self.kept, self.stale = np.inf, None, 0
+        self.last: tuple[float, Any] | None = None
         self.scores: list[float] = []
-        self.at_best = False
+        self.moved = False
 
     @property
     def lost(self) -> bool:
@@ -184,16 +186,24 @@ class _Run:
         score = float(self.stepper.score())
         if self._retreats(score):
             self.stepper.restore(self.kept)
-            self.at_best = True
+            self.moved = False
             self.monitor.record_score(self.stepper.theta(), -score, epochs)
             return
         if not np.isfinite(score):
             raise StopTraining("diverged")
         self.scores.append(score)
         self.stale = 0 if score < self.best - self.tol else self.stale + 1
-        if score < self.best or not self.keep_best:
-            self.best, self.kept, self.at_best = score, self.stepper.snapshot(), True
+        self._keep(score)
         self.monitor.record_score(self.stepper.theta(), -score, epochs)
+
+    def _keep(self, score: float) -> None:
+        """Keep a copy of the parameters that have this score, if they may be the result."""
+        self.moved, better = False, score < self.best
+        if better or not self.keep_best:
+            state = self.stepper.snapshot()
+            self.last = score, state
+            if better:
+                self.best, self.kept = score, state
 
     def _retreats(self, score: float) -> bool:
         if self.retreat is None or self.kept is None or score <= self.best + self.retreat:
@@ -203,12 +213,12 @@ class _Run:
         return True
 
     def finish(self, reason: str) -> None:
-        """After a budget or an interrupt score the last parameters; then restore the best."""
-        if self.at_best:
-            return
-        if reason in ("max_seconds", "interrupted"):
+        """After a budget or an interrupt score the last parameters; then restore those to keep."""
+        if reason in ("max_seconds", "interrupted") and self.moved:
             score = float(self.stepper.score())
-            if np.isfinite(score) and (score < self.best or not self.keep_best):
-                self.best, self.kept = score, self.stepper.snapshot()
+            if np.isfinite(score):
+                self._keep(score)
+        if self.last is not None and not self.keep_best and reason != "diverged":
+            self.best, self.kept = self.last
         if self.kept is not None:
             self.stepper.restore(self.kept)

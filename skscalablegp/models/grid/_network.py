@@ -169,7 +169,7 @@ class NetworkTraining:
             done += result.n_steps
             if result.stop_reason == "diverged":
                 run.warn(
-                    "training of the network diverged, and its last finite weights are kept: scale "
+                    "training of the network diverged, and its best weights are kept: scale "
                     "the columns, or use a smaller network."
                 )
         return done
