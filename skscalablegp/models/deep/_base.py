@@ -428,9 +428,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         )
         if not math.isfinite(result.score):
             raise ValueError(
-                f"{type(self).__name__}: no parameters have a finite likelihood, not even the "
-                "initial ones. Look for extreme values in the columns and the target, or use "
-                "dtype='float64'."
+                "No parameters have a finite likelihood, not even the initial ones. Look for "
+                "extreme values in the columns and the target, or use dtype='float64'."
             )
         run.reports(jitter=run.finish("posterior", lambda: self._keep(stepper, **final)))
         run.reports(

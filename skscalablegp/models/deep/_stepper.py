@@ -80,12 +80,15 @@ class Settled:
         Of these features.
     evaluation : WeightSpaceEvaluation
         At this noise.
+    slope_bias : float or None
+        The error of the rule's approximate F^-1 for these features before the pass, if known.
     """
 
     tensors: list[Tensor]
     noise: float
     moments: FeatureMoments
     evaluation: WeightSpaceEvaluation
+    slope_bias: float | None = None
 
 
 class WeightSpaceStepper(Stepper):
@@ -168,7 +171,7 @@ class WeightSpaceStepper(Stepper):
         self._schedule, self._t = schedule, 0
         self._batches, self._others = batches(), batches()
         self._state: Any = None
-        self._failed, self._searches = False, 0
+        self._failed = False
         self.objective_name = (
             "log marginal likelihood a row" if held_out is None else "held-out log density a row"
         )
@@ -242,6 +245,8 @@ class WeightSpaceStepper(Stepper):
             settled = self._settle(self.tensors, self.scored_rows, self.n, self.source.dtype)
             if settled is None:
                 return math.inf
+            if settled.slope_bias is not None:
+                self.slope_bias = settled.slope_bias
             own = self.snapshot()
             self._adopt(settled.tensors, settled.noise, settled.evaluation)
             moments, density = settled.moments, None
@@ -281,9 +286,7 @@ class WeightSpaceStepper(Stepper):
         moments = self._moments(tensors, rows, n, dtype, noise)
         if not bool(moments.gram.isfinite().all()):
             return None
-        if self._state is not None and rows is self.scored_rows:
-            bias = self.rule.bias(self._state, moments, noise)
-            self.slope_bias = self.slope_bias if bias is None else bias
+        bias = None if self._state is None else self.rule.bias(self._state, moments, noise)
         if not self._frozen:
             if rows.noise is not None:
                 # Where rows are held out, these choose the noise later.
@@ -300,7 +303,7 @@ class WeightSpaceStepper(Stepper):
         if at is not None:
             tensors[k] = tensors[k].detach().clone()
             tensors[k][at] += math.log(amplitude)
-        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
+        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise), bias)
 
     def _value(
         self, tensors: list[Tensor], rows: RowSource, dtype: torch.dtype, noise: float
@@ -319,17 +322,17 @@ class WeightSpaceStepper(Stepper):
         if len(rows) > _SEARCH_ROWS:
             rows = rows.subset(np.linspace(0, len(rows) - 1, _SEARCH_ROWS).astype(int))
         low, high = (math.log(bound) for bound in self.noise_bounds)
-        if self._searches:
-            # Later searches begin where the last one ended.
+        later = bool(self.likelihoods)
+        if later:
+            # After a score, searches begin at the noise of the steps since.
             now = math.log(self.noise)
             low, high = max(low, now - _SEARCH_WIDTH), min(high, now + _SEARCH_WIDTH)
         found = minimize_scalar(
             lambda g: loss(math.exp(g), rows),
             bounds=(low, high),
             method="bounded",
-            options={"xatol": 0.02, "maxiter": 12 if self._searches else 25},
+            options={"xatol": 0.02, "maxiter": 12 if later else 25},
         )
-        self._searches += 1
         return math.exp(found.x)
 
     def _amplitude_bounds(self) -> tuple[float, float]:
@@ -344,10 +347,11 @@ class WeightSpaceStepper(Stepper):
         nearest = min(max(0.0, low - now), high - now)
         return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
-    def _unseen(self, moments: FeatureMoments) -> tuple[float, float, FeatureMoments]:
+    def _unseen(self, moments: FeatureMoments | None) -> tuple[float, float, FeatureMoments]:
         """The noise under which held-out rows are likeliest, and their mean negative log density.
 
-        Also returns the moments of the training rows at this noise.
+        Also returns the moments of the training rows at this noise. `moments` are those at the
+        steps' noise; with known noise they are needed only where the noise is not trained.
         """
         with torch.no_grad():
             blocks = [
@@ -361,17 +365,16 @@ class WeightSpaceStepper(Stepper):
         else:
             known, noise = self.held_out.known(slice(None)).double(), self.noise
 
-            def unseen(s2: float, rows: RowSource) -> float:
-                there = self._moments(self.tensors, rows, self.n, self.source.dtype, s2)
-                return held_out_noise(there, Z, Y, (s2, s2), known)[1]
+            def there(s2: float, rows: RowSource) -> FeatureMoments:
+                return self._moments(self.tensors, rows, self.n, self.source.dtype, s2)
 
             if not self._frozen:
-                noise = self._searched(self.scored_rows, unseen)
-            rows, dtype = self.scored_rows, self.source.dtype
-            moments, density = (
-                self._moments(self.tensors, rows, self.n, dtype, noise),
-                unseen(noise, rows),
-            )
+                noise = self._searched(
+                    self.scored_rows,
+                    lambda s2, few: held_out_noise(there(s2, few), Z, Y, (s2, s2), known)[1],
+                )
+                moments = there(noise, self.scored_rows)
+            density = held_out_noise(moments, Z, Y, (noise, noise), known)[1]
         return noise, density, moments
 
     def _adopt(
@@ -396,7 +399,9 @@ class WeightSpaceStepper(Stepper):
             return self._settle(tensors, rows, n, torch.float64)
         noise, dtype = self.noise, self.source.dtype
         if not (self.settles or self._frozen):
-            seen = self._moments(self.tensors, self.scored_rows, self.n, dtype, noise)
+            seen = None
+            if self.held_out.noise is None:
+                seen = self._moments(self.tensors, self.scored_rows, self.n, dtype, noise)
             noise = self._unseen(seen)[0]
         moments = self._moments(tensors, rows, n, torch.float64, noise)
         return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))

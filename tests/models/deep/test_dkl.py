@@ -581,6 +581,42 @@ def test_steps_alone_train_without_exact_passes(made):
     assert not np.allclose(alone.predict(X[400:]), settled.predict(X[400:]))
 
 
+@pytest.mark.parametrize("settings", [{}, {"exact_passes": False}], ids=str)
+def test_a_last_pass_does_not_change_the_training(settings, monkeypatch):
+    """Also where the noise beside the known one is searched for, with rows held out or not."""
+    X, y = table(100)
+    noise = np.linspace(0.01, 2.0, 100)
+    for held_out in (False, True):
+        params = dict(early_stopping=held_out, max_epochs=3, **settings)
+        alone = quick(**params).fit(X, y, noise_variance=noise)
+        with monkeypatch.context() as patched:
+            whole = WeightSpaceStepper.score
+
+            def early(self, whole=whole):
+                before, n_scores = dict(vars(self)), len(self.likelihoods)
+                self.finish(self.scored_rows, self.n)
+                assert all(vars(self)[name] is value for name, value in before.items())
+                assert len(self.likelihoods) == n_scores
+                return whole(self)
+
+            patched.setattr(WeightSpaceStepper, "score", early)
+            model = quick(**params).fit(X, y, noise_variance=noise)
+        assert_array_equal(model.predict(X), alone.predict(X))
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_score_is_one_pass_where_nothing_is_trained(held_out, monkeypatch):
+    import skscalablegp.models.deep._stepper as module
+
+    passes, whole = [], module.feature_moments
+    monkeypatch.setattr(module, "feature_moments", lambda *args: passes.append(1) or whole(*args))
+    X, y = table(100)
+    settings = dict(optimizer=None, early_stopping=held_out)
+    model = quick(**settings).fit(X, y, noise_variance=np.linspace(0.01, 2.0, 100))
+    # One of the score, and one of the posterior.
+    assert model.n_iter_ == 0 and len(passes) == 2
+
+
 def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     import skscalablegp.models.deep._stepper as module
 
