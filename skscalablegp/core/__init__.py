@@ -8,7 +8,7 @@ from ._minibatch import (
     MinibatchGPRegressorBase,
     input_scaling,
 )
-from ._model import GPModel
+from ._model import GPModel, check_categories
 from ._parameters import PARAMETERS
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase

@@ -1015,6 +1015,9 @@ class EstimatorContract:
                 assert_allclose(after, before, rtol=1e-5, atol=1e-5)
             # A category that no row has.
             assert_sane(row, model, X.assign(category=7))
+            if kinds == ("categories",) and hasattr(model, "partial_fit"):
+                with pytest.raises(ValueError, match='whole numbers|basis="rows"'):
+                    model.partial_fit(X.assign(category=0.5), row.target(y))
             trained = getattr(model, "estimator_", model).kernel_
             assert all(isinstance(c, int) for c in _columns_of(trained))
             assert clone(trained) == trained

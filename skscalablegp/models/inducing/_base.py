@@ -13,7 +13,15 @@ from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._validation import check_points, resolve_dtype, validated
-from ...core import KNOWN_NOISE, SMALL_TABLE, FitRun, exact_start, random_rows, start_rows
+from ...core import (
+    KNOWN_NOISE,
+    SMALL_TABLE,
+    FitRun,
+    check_categories,
+    exact_start,
+    random_rows,
+    start_rows,
+)
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.training import TrainingStep
@@ -414,6 +422,7 @@ class SparseMixin:
         if self.max_iter != "auto":
             passes = int(self.max_iter)
         model, fit = self._fitted(n_outputs, run.device)
+        check_categories(model.kernel, X)
         m, s = len(fit.Z), model.n_factors
         run.check_memory(
             8 * m * m * (6 + 6 * s),
