@@ -182,18 +182,15 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         posterior, t = self._posterior(), self._n_outputs()
         means, variance = np.empty((len(X), t)), np.empty(len(X))
         for part, rows in self._chunks(X):
-            mean, v = posterior.mean_and_variance(rows)
-            means[part] = mean.cpu().numpy()
-            variance[part] = (v + posterior.noise(rows)).cpu().numpy()
+            mean, v = posterior.mean_and_observed_variance(rows)
+            means[part], variance[part] = mean.cpu().numpy(), v.cpu().numpy()
         return self._own_units(means), self._deviations(variance, known)
 
     def _std(self, X: np.ndarray, include_noise: bool, known: np.ndarray | None) -> np.ndarray:
         posterior = self._posterior()
         variance = np.empty(len(X))
         for part, rows in self._chunks(X):
-            v = posterior.variance(rows)
-            if include_noise:
-                v = v + posterior.noise(rows)
+            v = posterior.observed_variance(rows) if include_noise else posterior.variance(rows)
             variance[part] = v.cpu().numpy()
         return self._deviations(variance, known)
 

@@ -78,6 +78,15 @@ class Posterior(ABC):
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variance that the kernel's white noise adds to a new observation."""
 
+    def observed_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variance of new observations without known noise."""
+        return self.variance(X) + self.noise(X)
+
+    def mean_and_observed_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+        """The mean, and `observed_variance`."""
+        mean, variance = self.mean_and_variance(X)
+        return mean, variance + self.noise(X)
+
     def sample_noisy(
         self,
         X: Float[Tensor, "m d"],

@@ -63,6 +63,14 @@ class ObservedPosterior(Posterior):
         """The mean of the variance of y given f."""
         return self._predictive(X).noise[:, 0]
 
+    def observed_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.mean_and_observed_variance(X)[1]
+
+    def mean_and_observed_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+        """From one evaluation of the latent moments, which both parts of the variance need."""
+        found = self._predictive(X)
+        return found.mean, (found.variance + found.noise)[:, 0]
+
     def covariance(self, X: Float[Tensor, "m d"]) -> NoReturn:
         """Raise a ValueError: the covariance has no closed form."""
         raise ValueError(
