@@ -170,9 +170,9 @@ class FitRun(Run):
                 f"{type(self.estimator).__name__}: {error} ended the fit before there was a model "
                 "to keep. Raise max_seconds, or let the callback stop later."
             ) from error
-        translated = ours(error, self.estimator)
-        if translated is not None:
-            raise translated from error
+        made = ours(error, self.estimator)
+        if made is not None:
+            raise made from error
         return False
 
     def _restore(self) -> None:

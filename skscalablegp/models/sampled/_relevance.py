@@ -45,6 +45,7 @@ class RelevanceStepper(Stepper):
         self.dictionary, self.noise, self.largest = dictionary, dictionary.noise, largest
         self.gram, self.projection, self.square, self.n = dictionary.moments(source, monitor)
         self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
+        self.flops = 2.0 * len(dictionary) ** 3
         self.active: Int64[Tensor, " r"] = torch.arange(len(dictionary), device=self.gram.device)
         self._solve()
 

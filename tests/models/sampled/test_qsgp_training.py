@@ -505,6 +505,7 @@ def test_relevance_steps_raise_the_evidence():
     X, Y = source.rows(slice(None))
     phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
     run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    assert run.flops == 2 * 80**3
 
     def evidence():
         a = run.active
