@@ -22,5 +22,13 @@ from ._stages import (
     train_or_report,
     well_conditioned,
 )
-from ._subset import exact_start
+from ._subset import (
+    FEW_ROWS,
+    checking,
+    exact_check,
+    exact_start,
+    left_out,
+    rows_to_check,
+    warn_if_rough,
+)
 from .data import random_rows

@@ -69,6 +69,8 @@ class FitReport(Bunch):
         the number of the element, such as "k1__length_scale 0".
     summary : str
         The method in words.
+    remark : str
+        Why another model suits the table better, and which; empty unless a check found that.
     failures : tuple of str
         Restarts or experts whose training failed while others succeeded.
     log_prior, log_posterior : float
@@ -92,6 +94,8 @@ class FitReport(Bunch):
         lines = [f"{self.status}: {self.stop_reason}"]
         if self.get("summary"):
             lines.append(self.summary)
+        if self.get("remark"):
+            lines.append(self.remark)
         total = self.seconds.get("total", 0.0)
         stages = ", ".join(
             f"{name} {seconds:.2g} s" for name, seconds in self.seconds.items() if name != "total"

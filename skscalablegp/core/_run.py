@@ -443,6 +443,11 @@ class FitRun(Run):
         if message not in self._messages:
             self._messages.append(message)
 
+    def out_of_depth(self, message: str) -> None:
+        """Warn that another model suits the table better; the report keeps the sentence."""
+        self.warn(message)
+        self.reports(remark=message)
+
     # ------------------------------------------------------------------ its end
 
     def _settle(self) -> tuple[str, str]:
@@ -518,6 +523,7 @@ class FitRun(Run):
             "residuals": None,
             "jitter": 0.0,
             "summary": "",
+            "remark": "",
             "failures": tuple(self.monitor.failures),
         }
         facts |= self._facts | self.estimator.prior_facts(self.priors)

@@ -1,15 +1,31 @@
-"""The exact fit on a few rows, from which several models start."""
+"""Exact fits on a few rows: a start for several models, and a check of the table's roughness."""
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..kernels import TorchKernel
 from ..linalg.gradients import ExactGradient, GPProblem
-from ._run import Run
+from ._exact import SMALL_TABLE
+from ._run import FitRun, Run
 from ._stages import StageSettings, fit_hyperparameters
-from .training import QuasiNewton, TrainingResult
+from .data import random_rows
+from .posteriors import ExactPosterior
+from .training import Monitor, QuasiNewton, TrainingResult
+
+# Number of random rows of a first check, which a second one triples, and the largest number of
+# steps of an exact fit for it.
+FEW_ROWS, _CHECK_STEPS = 500, 50
+# A table is rough if the mean leverage of its rows is at least the first number, if rows left out
+# keep at least the second share of their variance, and if three times the rows leave at most the
+# third share of that. (The rows of a table with much noise are not predicted better by more rows.)
+_LEVERAGE, _UNEXPLAINED, _FALL = 0.97, 0.25, 0.95
 
 
 def exact_start(
@@ -49,3 +65,105 @@ def exact_start(
         QuasiNewton(), max_iter, n_restarts=n_restarts, subset_size=subset_size, name="start"
     )
     return fit_hyperparameters(problem, ExactGradient(), kernel.theta0.numpy(), settings, run)
+
+
+class LeftOut(NamedTuple):
+    """How much the rows of an exact process depend on their own targets.
+
+    Attributes
+    ----------
+    leverage : float
+        Mean derivative of the fitted values with respect to their own targets, between 0 and 1:
+        the effective number of parameters for each row.
+    unexplained : float
+        Mean squared error of predictions without the row's own target, relative to the variance of
+        the targets.
+    """
+
+    leverage: float
+    unexplained: float
+
+
+def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> LeftOut:
+    """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the error of rows left out.
+
+    O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6; Rasmussen and Williams (2006),
+    equation 5.12.
+    """
+    posterior = ExactPosterior.of(problem, theta)[0]
+    noise = problem.kernel.noise(theta, problem.X)
+    if problem.extra_noise is not None:
+        noise = noise + problem.extra_noise
+    Y = problem.Y
+    rows = torch.arange(len(Y), device=Y.device)
+    mean, variance = posterior.leave_one_out(rows, problem.X, Y, noise)
+    error = (Y - mean).square().mean() / Y.var(0, correction=0).mean()
+    return LeftOut(1 - float((noise / variance).mean()), float(error))
+
+
+def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:
+    """m random rows for a check, in increasing order; the generator's state does not change."""
+    state = run.generator.get_state()
+    rows = random_rows(n, m, run.generator)
+    run.generator.set_state(state)
+    return rows
+
+
+@contextmanager
+def checking(run: FitRun) -> Iterator[None]:
+    """A stage that may add a warning; a budget, an interrupt or failed arithmetic end only it."""
+    with run.stage("check", optional=True):
+        try:
+            yield
+        except torch.linalg.LinAlgError:
+            pass
+
+
+def exact_check(problem: GPProblem, run: FitRun) -> Float[Tensor, " p"] | None:
+    """Hyperparameters of an exact fit that is no part of training, in what is left of the budget.
+
+    Callbacks do not see its steps. None if a budget or an interrupt ended it.
+    """
+    silent = Run(Monitor(max_seconds=run.monitor.seconds_left), run.generator, run.random_state)
+    X, Y, noise = problem.X, problem.Y, problem.extra_noise
+    noise = Y.new_zeros(len(Y)) if noise is None else noise
+    result = exact_start(problem.kernel, X, Y, noise, silent, max_iter=_CHECK_STEPS)
+    if silent.monitor.stopped == "interrupted":
+        run.monitor.end("interrupted")
+    return None if silent.monitor.stopped else torch.as_tensor(result.theta)
+
+
+def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
+    """Warn if the target is too rough for a subset or a low rank to stand for the table.
+
+    If nearly every row of a subset is a parameter of its own, although noise does not explain the
+    errors of rows left out, the exact process gains from each further row. An approximation by
+    fewer functions than rows, or by parts of the table, loses that.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        The rows of `rows_to_check`, in float64.
+    theta : array-like of shape (p,)
+        Hyperparameters from an exact fit on some hundred rows.
+    n : int
+        Number of rows of the table. Nothing is checked where the exact process replaces
+        approximations.
+    run : FitRun
+    """
+    if n <= SMALL_TABLE or run.stopped:
+        return
+    theta = torch.as_tensor(theta)
+    some = problem.subset(torch.arange(0, len(problem.X), 3, device=problem.X.device))
+    with checking(run):
+        few = left_out(some, theta)
+        if few.leverage < _LEVERAGE or few.unexplained < _UNEXPLAINED:
+            return
+        if left_out(problem, theta).unexplained > _FALL * few.unexplained:
+            return
+        run.out_of_depth(
+            f"the target is too rough for an approximation. Of {len(some.X)} random rows nearly "
+            f"every one is a parameter of its own (mean leverage {few.leverage:.2f}), and together "
+            f"they explain only {1 - few.unexplained:.0%} of the variance of a row that is left "
+            "out. Use IterativeGPRegressor, which is exact."
+        )

@@ -21,8 +21,10 @@ from ...core import (
     StageSettings,
     fit_hyperparameters,
     report_training,
+    rows_to_check,
     start_rows,
     train_or_report,
+    warn_if_rough,
 )
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
@@ -269,6 +271,9 @@ class PoERegressor(GPRegressorBase):
                 lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
             )
             thetas, result = self._train(problem, parts, run)
+            if self.share_hyperparameters:
+                check = problem.subset(rows_to_check(len(problem.X), run).to(run.device))
+                warn_if_rough(check.to(torch.float64), thetas[0], len(problem.X), run)
             self._finish(kernel, thetas, result.value)
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             posterior, jitter = run.finish("factors", self._built)

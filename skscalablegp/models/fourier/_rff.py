@@ -9,15 +9,20 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ...core import (
+    FEW_ROWS,
     LARGEST_FEATURE_SIGNAL,
     SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
+    checking,
     data_scaled_kernel,
+    exact_check,
+    rows_to_check,
     to_numpy,
     to_torch,
     train_or_report,
+    warn_if_rough,
 )
 from ...core.data import Table
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
@@ -240,6 +245,8 @@ class RFFRegressor(GPRegressorBase):
                 len(problem.X) / len(few.X),
             )
             result = train_or_report(problem, FeatureGradient(features), settings, run)
+            if self.kernel is None and self.optimizer is not None:
+                self._check_roughness(problem, run)
             jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(
@@ -247,6 +254,21 @@ class RFFRegressor(GPRegressorBase):
                 summary=f"{features.n_features} features in float64 on {run.device}",
             )
         return self
+
+    def _check_roughness(self, problem: GPProblem, run: FitRun) -> None:
+        """Features hide how rough the target is: the check needs an exact fit on some rows."""
+        n = len(problem.X)
+        if n <= SMALL_TABLE or run.stopped:
+            return
+        few, check = (
+            problem.subset(rows_to_check(n, run, m).to(problem.X.device))
+            for m in (FEW_ROWS, 3 * FEW_ROWS)
+        )
+        theta = None
+        with checking(run):
+            theta = exact_check(few, run)
+        if theta is not None:
+            warn_if_rough(check, theta, n, run)
 
     def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""

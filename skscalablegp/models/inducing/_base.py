@@ -20,13 +20,16 @@ from ...core import (
     check_categories,
     exact_start,
     random_rows,
+    rows_to_check,
     start_rows,
+    warn_if_rough,
 )
 from ...core.data import RowSource, Scaling
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.training import TrainingStep
 from ...features import Network, make_network, network_from_numpy, network_to_numpy
 from ...kernels import TorchKernel, compile_kernel, default_kernel
+from ...linalg.gradients import GPProblem
 from ._bound import WhitenedBelief
 from ._posterior import InducingPosterior
 from ._selection import INDUCING_METHODS
@@ -324,6 +327,9 @@ class SparseMixin:
         run.preview = preview
         first = start_rows(n) if plan.whole else None
         result = exact_start(kernel, X, Y, noise, run, max_iter=steps, subset_size=first)
+        if model.likelihood.conjugate and model.likelihood.additive:
+            check = [a.double() for a in plan.rows.take(rows_to_check(n, run))]
+            warn_if_rough(GPProblem(kernel, *check), result.theta, n, run)
         return to_theta(torch.as_tensor(result.theta)), result.n_iter, result.stop_reason
 
     def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:

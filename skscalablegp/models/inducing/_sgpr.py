@@ -18,7 +18,9 @@ from ...core import (
     TableRegressorBase,
     exact_start,
     random_rows,
+    rows_to_check,
     start_rows,
+    warn_if_rough,
 )
 from ...core.training import (
     Optimizer,
@@ -321,7 +323,10 @@ class SGPRRegressor(TableRegressorBase):
         run.preview = preview
         data = (kernel, some.X, some.Y, some.extra_noise, run)
         if not whole:
-            return exact_start(*data, max_iter=START_STEPS)
+            result = exact_start(*data, max_iter=START_STEPS)
+            check = problem.subset(rows_to_check(n, run).to(problem.X.device))
+            warn_if_rough(check, result.theta, n, run)
+            return result
         steps = _WHOLE_STEPS if self.max_iter == "auto" else int(self.max_iter)
         restarts = self.n_restarts_optimizer
         return exact_start(*data, max_iter=steps, n_restarts=restarts, subset_size=start_rows(n))
