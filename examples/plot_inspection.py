@@ -3,17 +3,17 @@
 Looking into a fitted model
 ===========================
 
-The displays of `skscalablegp.inspection` answer five questions about a fitted model: whether its
-intervals hold what they promise, what they look like row by row, which columns matter, what the
-function looks like, and how training went. They take any regressor of this package, alone, in a
-pipeline or in a search. The data are scikit-learn's 442 diabetes patients.
+The displays of `skscalablegp.inspection` show five aspects of a fitted model: the calibration of
+its intervals, the intervals row by row, the relevance of columns, the shape of the function, and
+the course of training. They take any regressor of this package, alone, in a pipeline or in a
+search. The data are scikit-learn's 442 diabetes patients.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_inspection.png"
 
 # %%
-# A model of patients that it has not all seen
-# --------------------------------------------
+# A model and held-out patients
+# -----------------------------
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,18 +38,18 @@ model = make_pipeline(StandardScaler(), IterativeGPRegressor(random_state=0))
 model.fit(X_train, y_train)
 
 # %%
-# Do intervals hold what they promise?
-# ------------------------------------
+# Are the intervals calibrated?
+# -----------------------------
 #
 # Left: the share of held-out patients inside intervals of each level; a calibrated model stays on
-# the diagonal. Right: the probability that the model gave to values below the observed one; it is
-# uniform for a calibrated model. Chance alone moves a calibrated model within the grey bands.
+# the diagonal. Right: the histogram of the predicted probability of values below the observed one,
+# which is uniform for a calibrated model. The grey bands show the variation by chance.
 
 IntervalCalibrationDisplay.from_estimator(model, X_test, y_test, n_bins=10)
 
 # %%
-# Any model's quantiles can be drawn into the same axes. Gradient boosting, fitted to a quantile at
-# a time, is overconfident here: rows left out show what rows that it has seen do not.
+# Quantiles of any model can be drawn on the same axes. Gradient boosting, with one model for each
+# quantile, is overconfident on held-out rows.
 
 q = np.array([0.025, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8, 0.9, 0.95, 0.975])
 boosted = [
@@ -61,7 +61,7 @@ boosted = [
 _, ax = plt.subplots(figsize=(5, 4), layout="constrained")
 IntervalCalibrationDisplay.from_estimator(model, X_test, y_test, kind="coverage", ax=ax)
 IntervalCalibrationDisplay.from_predictions(
-    # Quantiles of separate models cross now and then.
+    # Quantiles of separate models can cross.
     y_test,
     np.sort(np.column_stack(boosted), axis=-1),
     q=q,
@@ -81,14 +81,14 @@ PredictionIntervalDisplay.from_estimator(model, X_test, y_test, random_state=0, 
 # Which columns matter?
 # ---------------------
 #
-# The length scales say how far a column reaches in the kernel. Permutation measures what the
-# predictive distribution loses once the column is shuffled.
+# Left: the standard deviation of each column divided by its length scale. Right: the loss of
+# predictive log density after the column has been shuffled.
 
 RelevanceDisplay.from_estimator(model, X_test, y_test, random_state=0)
 
 # %%
-# What the function looks like
-# ----------------------------
+# The shape of the function
+# -------------------------
 #
 # Along one column, with joint samples from the posterior, and along two. The other columns stay at
 # their medians.
@@ -97,8 +97,8 @@ PosteriorDisplay.from_estimator(model, X_train, "bmi", y=y_train, n_samples=5)
 PosteriorDisplay.from_estimator(model, X_train, ["bmi", "s5"])
 
 # %%
-# How training went
-# -----------------
+# The course of training
+# ----------------------
 
 TrainingDisplay.from_estimator(model)
 plt.show()

@@ -2,10 +2,10 @@
 Intervals that fit, beside those of boosting
 ============================================
 
-A prediction interval should be as wide as the data leave the target uncertain: narrow where many
-rows agree, wide where the noise is large, and wider still where there are no rows at all. Gradient
-boosting learns intervals as two quantiles. It knows the noise, but where there are no rows it goes
-on as if the nearest ones were there. A Gaussian process knows both.
+A prediction interval should be narrow where many rows agree, wide where the noise is large, and
+wider still where there are no rows at all. Gradient boosting learns the two ends of an interval as
+quantiles. It adapts to the noise, but where there are no rows, it repeats the interval of the
+nearest ones. A Gaussian process adapts to both.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_intervals.png"
@@ -43,8 +43,8 @@ X_new, y_new = draw(4000, rng, everywhere=True)
 # %%
 # Both models, with default settings
 # ----------------------------------
-# :class:`~skscalablegp.HeteroscedasticRegressor` lets the noise of a Gaussian process depend on the
-# row. For boosting, two models learn the quantiles that bound 95 % of the targets.
+# :class:`~skscalablegp.HeteroscedasticRegressor` makes the noise of a Gaussian process depend on
+# the row. Two boosting models learn the quantiles that bound 95 % of the targets.
 process = HeteroscedasticRegressor(IterativeGPRegressor(random_state=0), random_state=0).fit(X, y)
 boosting = [
     HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=0).fit(X, y)
@@ -59,9 +59,9 @@ def intervals(name, rows):
 
 
 # %%
-# How many new targets are inside
-# -------------------------------
-# The interval score charges for width and for every target outside; lower is better.
+# Coverage of new targets
+# -----------------------
+# The interval score penalises width and targets outside the interval; lower is better.
 line = np.linspace(0, 6, 400)[:, None]
 figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
 names = ["Gaussian process", "Gradient boosting"]

@@ -4,9 +4,9 @@ Known noise, intervals and a target that is transformed
 =======================================================
 
 Measurements often come with error bars. Here each row is the mean of between one and thirty
-measurements of a positive quantity, so that its noise variance is known up to the number of them.
-The model is told, in ``fit`` and where it predicts; cross-validation splits the noise with the rows
-and asks whether 95 % intervals hold 95 % of the rows left out.
+measurements of a positive quantity, whose number determines its noise variance. The variances are
+passed to ``fit`` and to predictions. Cross-validation splits them with the rows, and shows whether
+95 % intervals contain 95 % of the rows left out.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_known_noise.png"
@@ -15,8 +15,8 @@ and asks whether 95 % intervals hold 95 % of the rows left out.
 # The data, on a logarithmic scale
 # --------------------------------
 #
-# On that scale a single measurement has a variance of 0.25, the mean of k of them 0.25 / k. The
-# kernel has no ``WhiteKernel``: there is no other noise.
+# On a logarithmic scale, a single measurement has a variance of 0.25 and the mean of k measurements
+# 0.25 / k. The kernel has no ``WhiteKernel``, because there is no other noise.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,11 +38,11 @@ kernel = ConstantKernel(1.0) * RBF(1.0)
 gp = SGPRRegressor(kernel, normalize_y=True, random_state=0)
 
 # %%
-# Does an interval hold what it promises?
-# ---------------------------------------
+# The coverage of intervals
+# -------------------------
 #
-# Metadata routing hands each fold its own part of the noise: to ``fit``, and to the scorer, which
-# passes it on to the predictions.
+# Metadata routing passes the noise variances of each fold to ``fit``, and to the scorer, which uses
+# them in predictions.
 
 with sklearn.config_context(enable_metadata_routing=True):
     coverage = cross_val_score(
@@ -59,10 +59,10 @@ print(f"share of the rows left out inside their 95 % intervals: {coverage.mean()
 # In the units of the target
 # --------------------------
 #
-# ``TransformedTargetRegressor`` takes the logarithm itself. Its own ``predict`` has no intervals,
-# and a standard deviation would not survive the exponential; quantiles do.
-# `~skscalablegp.metrics.predict_interval` reaches the model inside. The noise stays in the units
-# that the model sees.
+# ``TransformedTargetRegressor`` takes the logarithm itself. Its ``predict`` returns no intervals.
+# `~skscalablegp.metrics.predict_interval` computes quantiles of the inner model and transforms them
+# back, which is exact, in contrast to standard deviations. The noise variances are in the units of
+# the inner model.
 
 model = TransformedTargetRegressor(gp, func=np.log, inverse_func=np.exp)
 model.fit(X, y, noise_variance=variance)

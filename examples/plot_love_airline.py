@@ -2,10 +2,10 @@
 Airline passengers: extrapolating a spectral mixture
 ====================================================
 
-Monthly totals of airline passengers, 1949 to 1960. A spectral mixture kernel with ten components
-learns trend and seasons from the first 96 months and goes on for the last 48. An exact Gaussian
-process, its interpolation from a grid (KISS-GP), and the same with low-rank variances (LOVE) should
-say the same.
+The data are monthly totals of airline passengers, 1949 to 1960. A spectral mixture kernel with ten
+components learns trend and seasons from the first 96 months and extrapolates to the last 48. An
+exact Gaussian process, its interpolation from a grid (KISS-GP), and the latter with low-rank
+variances (LOVE) should agree.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_love_airline.png"
@@ -20,7 +20,8 @@ from skscalablegp import KISSGPRegressor, LOVEPredictor
 from skscalablegp.kernels import SpectralMixture
 
 # %%
-# Box and Jenkins' series, in thousands of passengers; growth by factors asks for logarithms.
+# The series of Box and Jenkins, in thousands of passengers. Growth is multiplicative, so take
+# logarithms.
 passengers = np.array(
     """112 118 132 129 121 135 148 148 136 119 104 118 115 126 141 135 125 149 170 170 158 133 114
     140 145 150 178 163 172 178 199 199 184 162 146 166 171 180 193 181 183 218 230 242 209 191 172
@@ -37,9 +38,10 @@ y = (y - y[:96].mean()) / y[:96].std()
 train, test = slice(0, 96), slice(96, 144)
 
 # %%
-# Train on a grid from the periodogram's peaks, and give the same kernel to all three, so that only
-# the approximation differs. The grid reaches over the months to come, which are added as rows so
-# noisy that they say nothing; products in the place of a factor are what low rank is for.
+# Train on a grid, starting from the peaks of the periodogram, and use the trained kernel for all
+# three models, so that only the approximation differs. The grid has to include the test months,
+# which are added as rows with so much noise that they carry no information. ``solver="cg"``
+# computes with products only, the case for which low-rank variances are intended.
 start = SpectralMixture.from_data(months[train], y[train], n_components=10)
 kernel = start + WhiteKernel(0.03, (1e-2, 1.0))
 kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, max_iter=60)
@@ -51,8 +53,8 @@ exact.fit(months[train], y[train])
 love = LOVEPredictor(FrozenEstimator(kiss), variance_rank=50).fit(months[train], y[train])
 
 # %%
-# The log likelihood of the test months, and the variance's error (SMAE, in units of the target's
-# variance).
+# The log likelihood of the test months, and the mean absolute error of the variances (SMAE, in
+# units of the target's variance).
 exact_mean, exact_std = exact.predict(months[test], return_std=True)
 unit = y.var()
 for name, model in [("exact", exact), ("KISS-GP", kiss), ("KISS-GP with LOVE", love)]:

@@ -3,8 +3,8 @@ Odd or even: digits with sampled basis functions
 ================================================
 
 :class:`~skscalablegp.QSGPClassifier` approximates a kernel by thousands to millions of random
-features. Each training step draws some rows and some features, so its cost depends on neither
-number. Here it tells odd from even digits and says how sure it is.
+features. Each training step draws some rows and some features, so that its cost depends on neither
+number. Here it classifies digits as odd or even, with probabilities.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_qsgp_digits.png"
@@ -37,8 +37,8 @@ split = train_test_split(images, labels, digit, test_size=0.1, random_state=0, s
 X_train, X_test, y_train, y_test, _, digit_test = split
 
 # %%
-# Pixels share one length scale, and stay in their own unit. ``inference="stochastic"`` asks for
-# steps also where the table is so small that linear algebra would be cheaper.
+# Pixels share one length scale and are not standardised. ``inference="stochastic"`` requests
+# stochastic steps, although linear algebra would be cheaper for so small a table.
 model = QSGPClassifier(
     ConstantKernel() * RBF(0.1 * side**2 / 8, (0.1, 100)) + WhiteKernel(0.1),
     n_components=10_000,
@@ -54,7 +54,7 @@ print(f"mean negative log probability {log_loss(y_test, probability):.3f}")
 print(model.fit_report_.summary)
 
 # %%
-# The evidence lower bound rises as steps go on.
+# The evidence lower bound during training.
 fig, axes = plt.subplots(1, 2, figsize=(9, 3))
 history = model.history_
 steps = np.array(history["stage"]) == "batches"
@@ -67,7 +67,7 @@ axes[1].legend()
 fig.tight_layout()
 
 # %%
-# The digits that the model is least sure of.
+# The digits with the least certain predictions.
 hardest = np.argsort(np.abs(probability[:, 1] - 0.5))[:8]
 fig, axes = plt.subplots(1, 8, figsize=(9, 1.6))
 for axis, i in zip(axes, hardest, strict=True):

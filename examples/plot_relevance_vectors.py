@@ -2,9 +2,9 @@
 Relevance vectors of a noisy sinc
 =================================
 
-A relevance vector machine starts with a kernel function at every row, each with a prior precision
-of its own, and maximises the evidence: most precisions go to infinity and their functions drop out.
-What remains predicts as well as all functions together, at the cost of a few.
+A relevance vector machine starts with a kernel function at every row, each with its own prior
+precision, and maximises the evidence. Most precisions then go to infinity, and their functions are
+removed. The remaining few predict as well as all functions together, at a fraction of the cost.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_relevance_vectors.png"
@@ -35,8 +35,9 @@ for name, model, m in (("all rows", full, len(X)), ("relevance", sparse, len(spa
     print(f"{name:10s} {m:4d} functions   RMSE to the true function {error:.4f}")
 
 # %%
-# Away from the data the deviations grow: predictive variances are augmented by a kernel function at
-# the point that is predicted, or else the sparse model would be certain where it knows nothing.
+# Standard deviations grow away from the data, because predictive variances are augmented by a
+# kernel function at the predicted row. Without it, the sparse model would be certain far from the
+# data.
 mean, std = sparse.predict(grid, return_std=True)
 plt.figure(figsize=(8, 4))
 plt.plot(X[:, 0], y, ".", color="0.7", markersize=3, label="rows")

@@ -1,13 +1,13 @@
 """
-Which linear solver, and how much of it?
-========================================
+Which linear solver, and how many epochs?
+=========================================
 
-Training a Gaussian process by gradients solves, at every step, one batch of linear systems with the
-kernel matrix: one for the target and one for each probe of the trace. What a training costs is the
-number of epochs of its solver; one epoch evaluates every entry of the kernel matrix once.
+Gradient-based training of a Gaussian process solves a batch of linear systems with the kernel
+matrix at every step: one for the target and one for each probe of the trace. The cost of training
+is the number of solver epochs; one epoch evaluates every entry of the kernel matrix once.
 
-Three choices decide that number (Lin et al., 2024): the solver, the gradient estimator, and whether
-a solve starts from the last one's solution. Here every combination trains the same model.
+Three choices determine that number (Lin et al., 2024): the solver, the gradient estimator, and
+whether a solve starts from the previous solution. Here every combination trains the same model.
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_solvers.png"
@@ -62,7 +62,7 @@ def train(solver, gradient="pathwise", warm=True, max_epochs=200, n_probes=16):
         random_state=0,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # budgets are the point here
+        warnings.simplefilter("ignore", ConvergenceWarning)  # solves end at their budgets on purpose
         return model.fit(X_train, y_train)
 
 
@@ -73,10 +73,10 @@ def test_nll(model):
 # %%
 # To tolerance, and with ten epochs a step
 # ----------------------------------------
-# Above, every solve ends at a relative residual of 1%, or after 200 epochs, and the hyperparameters
-# of each fifth step are judged by exact predictions: only the epochs differ. Below, a step gets no
-# more than ten epochs. Warm starts let the next step go on with what this one left undone, and the
-# pathwise estimator's systems are closer to their solutions from the start.
+# In the upper row, every solve ends at a relative residual of 1% or after 200 epochs, and the
+# hyperparameters of every fifth step are evaluated by exact predictions, so that only the epochs
+# differ. In the lower row, a step has at most ten epochs. With warm starts, the next step continues
+# the unfinished solve, and the systems of the pathwise estimator start closer to their solutions.
 
 
 def nll_along(model):
@@ -113,10 +113,10 @@ axes[1, 0].set_ylabel("largest relative residual")
 figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
 
 # %%
-# What ten epochs do to predictions
-# ---------------------------------
-# Now means and variances come from the solver's own last solutions, as they would in practice, with
-# 64 pathwise samples. The dashed line is the same with every solve taken to tolerance.
+# The effect of ten epochs on predictions
+# ---------------------------------------
+# Here, means and variances are computed from the last solutions of the solver, as in practice, with
+# 64 pathwise samples. The dashed line shows the same with every solve run to tolerance.
 reference = test_nll(train(SOLVERS["block CG"], n_probes=64))
 print(f"\n{'ten epochs a step':25s}{'residual':>10s}{'test NLL':>10s}{'seconds':>9s}")
 figure, right = plt.subplots(figsize=(6, 3.5), layout="constrained")

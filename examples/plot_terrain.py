@@ -4,9 +4,9 @@ A terrain from 10,000 heights
 ==============================
 
 A survey measures the height of a mountain range at 10,000 random places, each with an error of a
-few metres, and leaves out one rectangle. What is the height elsewhere, and how sure is the map?
-This is what a Gaussian process is for: few columns, a smooth function, and decisions that depend on
-the uncertainty. Beside it stands gradient boosting with quantiles, which gives intervals too.
+few metres, and leaves out one rectangle. What is the height elsewhere, and how certain is the map?
+Gaussian processes are made for such problems: few columns, a smooth function, and decisions that
+depend on the uncertainty. For comparison, gradient boosting predicts quantiles, and thus intervals.
 
 The heights are a real elevation model, which comes with matplotlib. ``make demo`` runs this page.
 """
@@ -48,8 +48,8 @@ print(f"{len(train):,} places to learn from, {len(test):,} to judge by")
 # Two models
 # ----------
 #
-# Nearest neighbours make the Gaussian process fast: each place is predicted by the exact process of
-# the measurements around it. Boosting fits one model for each quantile.
+# Nearest neighbours make the Gaussian process fast: the prediction at each place is that of the
+# exact process of the measurements around it. Boosting fits one model for each quantile.
 
 start = time.perf_counter()
 gp = NNGPRegressor(random_state=0).fit(places[train], measured[train])
@@ -69,9 +69,9 @@ seconds["boosted quantiles"] = time.perf_counter() - start
 # The score
 # ---------
 #
-# At 4,000 other places, and in the rectangle that nobody measured. Coverage is the share of
-# measurements inside their 95 % intervals. The rest is in metres: the error of the median, the mean
-# pinball loss of nine quantiles, and the width of the intervals.
+# The models predict 4,000 other places, and the rectangle without measurements. Coverage is the
+# share of new measurements inside their 95 % intervals. The other scores are in metres: the error
+# of the median, the mean pinball loss of nine quantiles, and the width of the intervals.
 
 
 def score(name, at, quantiles):
@@ -84,7 +84,7 @@ def score(name, at, quantiles):
 
 
 def boosted_quantiles(at):
-    # Quantiles of separate models cross now and then.
+    # Quantiles of separate models can cross.
     return np.sort(np.column_stack([one.predict(places[at]) for one in boosting]), axis=1)
 
 
@@ -101,10 +101,10 @@ print("\nseconds: " + ", ".join(f"{name} {passed:.1f}" for name, passed in secon
 # The picture
 # -----------
 #
-# Above: the heights, and two maps made of the measurements. Below: how many of the new measurements
-# lie inside intervals of each level, where a calibrated model stays on the diagonal; and how wide
-# the 95 % intervals are. Those of the process depend on how near the measurements are, and are wide
-# in the dashed rectangle, which has none.
+# Above: the heights, and two maps predicted from the measurements. Below: the share of new
+# measurements inside intervals of each level, where a calibrated model stays on the diagonal, and
+# the width of the 95 % intervals. Intervals of the process depend on the distance to the
+# measurements, and are wide in the dashed rectangle, which has none.
 
 shown = np.flatnonzero(((rows % 2 == 0) & (columns % 2 == 0)).ravel())
 mean, std = gp.predict(places[shown], return_std=True)

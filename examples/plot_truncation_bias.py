@@ -1,11 +1,11 @@
 """
-What truncation does to a likelihood, and how to cut without a bias
-===================================================================
+The bias of truncation, and truncation without a bias
+=====================================================
 
 A Gaussian process is trained by its log marginal likelihood, whose two terms, :math:`y^\\top H^{-1}
-y` and :math:`\\log|H|`, are dear. Conjugate gradients stopped early and a few random features are
-cheap and wrong, each in its own direction; randomised truncation is cheap and right on average.
-This page shows both, after the figures of Potapczynski et al. (2021).
+y` and :math:`\\log|H|`, are expensive. Conjugate gradients that are stopped early and small numbers
+of random features are cheap, but biased in opposite directions; randomised truncation is cheap and
+unbiased. This page shows both, after the figures of Potapczynski et al. (2021).
 """
 
 # sphinx_gallery_thumbnail_path = "_static/thumbs/plot_truncation_bias.png"
@@ -15,7 +15,7 @@ This page shows both, after the figures of Potapczynski et al. (2021).
 # ----------------------------
 # Stopped after J iterations, conjugate gradients underestimate the quadratic term and overestimate
 # the determinant; random features do the opposite. Dots with bars are the randomly truncated
-# versions, whose mean does not depend on the number of iterations or features spent.
+# versions, whose mean does not depend on the number of iterations or features.
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -134,10 +134,10 @@ axes[1, 1].set_xlabel("(least) features")
 fig.suptitle("The two terms of the likelihood, bars of two standard errors")
 
 # %%
-# What the biases teach
-# ---------------------
-# The quadratic term rewards fit and the determinant punishes flexibility. Conjugate gradients
-# therefore learn too long a length scale, random features too short a one.
+# The effect on hyperparameters
+# -----------------------------
+# The quadratic term rewards a good fit, and the determinant penalises flexibility. Conjugate
+# gradients therefore learn a length scale that is too long, random features one that is too short.
 
 
 def learn(problem, estimator, steps, rate=0.05, decay=0.02, seed=0):
@@ -202,8 +202,8 @@ axes[0].set_ylabel("log(learned / exact length scale)")
 # %%
 # Paths on the surface of the likelihood
 # --------------------------------------
-# With two hyperparameters the whole surface can be seen. The unbiased paths are noisy and end where
-# the exact one does; the biased ones are smooth and end elsewhere.
+# With two hyperparameters, the whole surface can be drawn. The unbiased paths are noisy and end
+# near the exact optimum; the biased ones are smooth and end elsewhere.
 
 two = make_problem(x[:, None], y, fixed * RBF(0.3, (1e-2, 10)) + WhiteKernel(0.1, (1e-3, 1)))
 length_scales, noises = np.linspace(-3.2, -0.4, 25), np.linspace(-6.5, -1.5, 25)
@@ -234,10 +234,10 @@ for ax, (name, estimator) in zip(axes, methods.items(), strict=True):
 axes[0].set_ylabel("log noise variance")
 
 # %%
-# The exact objective along training
-# ----------------------------------
-# On a smooth function of five columns with little noise, 20 plain iterations are not enough.
-# Twenty on average, at random, are.
+# The exact objective during training
+# -----------------------------------
+# On a smooth function of five columns with little noise, a fixed number of 20 iterations is not
+# enough. A random number with a mean of 20 is.
 
 X, z = make_friedman1(400, n_features=5, noise=0.6, random_state=0)
 X, z = (X - X.mean(0)) / X.std(0), (z - z.mean()) / z.std()
