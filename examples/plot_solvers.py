@@ -62,7 +62,7 @@ def train(solver, gradient="pathwise", warm=True, max_epochs=200, n_probes=16):
         random_state=0,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # solves end at their budgets on purpose
+        warnings.simplefilter("ignore", ConvergenceWarning)  # solves may end at their budget
         return model.fit(X_train, y_train)
 
 
