@@ -31,6 +31,7 @@ processes a turn as well: 100 steps of Adam on the exact likelihood, and steps o
 import argparse
 import json
 import os
+import pickle
 import platform
 import shlex
 import statistics
@@ -45,8 +46,9 @@ from pathlib import Path
 
 import numpy as np
 
-PARTS = ("product", "exact", "cg", "svgp", "scgd", "threads")
+PARTS = ("product", "exact", "cg", "svgp", "scgd", "threads", "small")
 SPIN = "import os, numpy as np\nA = np.ones((300, 300))\nwhile os.getppid() != 1:\n    A @ A"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -184,11 +186,64 @@ def clocked(function):
     return time.perf_counter() - clock, time.process_time() - processor
 
 
+def small(args):
+    """Prints a line for each number of rows."""
+    import skscalablegp as package
+
+    spent, inside = [0.0], [False]
+
+    def counted(fit):
+        def inner(*args, **kwargs):
+            if inside[0]:
+                return fit(*args, **kwargs)
+            inside[0], begun = True, time.process_time()
+            try:
+                return fit(*args, **kwargs)
+            finally:
+                inside[0], spent[0] = False, spent[0] + time.process_time() - begun
+
+        return inner
+
+    name = args.estimator[0]
+    if name in META:
+        for other in set(estimators()) - set(META):
+            cls = getattr(package, other)
+            cls.fit = counted(cls.fit)
+    for n in args.small_rows:
+        X, y = table(n)
+        y = (y > np.median(y)).astype(int) if name.endswith("Classifier") else y
+        took, members = [], []
+        for _ in range(1 + args.small_repeats):
+            spent[0], model = 0.0, getattr(package, name)(random_state=0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                took.append(clocked(lambda model=model, X=X, y=y: model.fit(X, y))[1])
+            members.append(spent[0])
+        # The first fit in a process also loads libraries.
+        found = {"first": took[0]} if n == args.small_rows[0] else {}
+        found |= {"seconds": statistics.median(took[1:])}
+        found |= {"members": statistics.median(members[1:])} if name in META else {}
+        found = {key: round(value, 3) for key, value in found.items()}
+        print(json.dumps({"n": n, **found, "bytes": len(pickle.dumps(model))}), flush=True)
+
+
+META = ("HeteroscedasticRegressor", "LOVEPredictor", "MeanFunctionRegressor", "StackedGPRegressor")
+
+
+def estimators():
+    import skscalablegp
+
+    names = skscalablegp.__all__
+    return [name for name in names if name.endswith(("Regressor", "Classifier", "Predictor"))]
+
+
 def child(args):
     import torch
 
     torch.set_num_threads(args.workers[0])
     found = globals()[args.child](args)
+    if args.child == "small":
+        return
     print(json.dumps([statistics.median(column) for column in zip(*found, strict=True)]))
 
 
@@ -255,6 +310,10 @@ def main():
     conditions = ("quiet", "busy", "three")
     parser.add_argument("--condition", nargs="+", default=list(conditions), choices=conditions)
     sizes = {"product-rows": 8192, "exact-rows": 4000, "cg-rows": 13_500, "steps": 200}
+    sizes |= {"small-repeats": 2}
+    parser.add_argument("--estimator", nargs="+", help="of part small; all by default")
+    small_rows = [100, 199, 200, 201, 202]
+    parser.add_argument("--small-rows", nargs="+", type=int, default=small_rows)
     for size, default in (sizes | {"repeats": 7}).items():
         parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=1, help="turns of every side")
@@ -272,6 +331,15 @@ def main():
                 for line in threads(max(args.workers)) if condition != "three" else ():
                     line = dict(part="threads", condition=condition) | line | about(args)
                     print(json.dumps(line), flush=True)
+    if "small" in args.part:
+        args.part.remove("small")
+        for name in args.estimator or estimators():
+            command = [sys.executable, __file__, "--child", "small", "--estimator", name, *words]
+            command += ["--small-rows", *map(str, args.small_rows), "--workers", "1"]
+            said = subprocess.check_output(command, text=True, env=os.environ | ONE_THREAD)
+            for line in map(json.loads, said.splitlines()):
+                line = dict(part="small", estimator=name) | line | about(args)
+                print(json.dumps(line), flush=True)
     for part in args.part:
         sides = {"skscalablegp": (part, ROOT)}
         if args.before:

@@ -36,7 +36,7 @@ X, y = make_friedman1(n_samples=250, n_features=8, noise=1.0, random_state=0)
 
 settings = dict(normalize_y=True, random_state=0)
 models = {
-    "RRCG": RRCGRegressor(**settings),
+    "RRCG": RRCGRegressor(truncation="exponential", **settings),
     "iterative": IterativeGPRegressor(solver="block_cg", **settings),
     "deep kernel": MinimaxDKLRegressor(**settings),
     "QSGP": QSGPRegressor(inference="stochastic", **settings),

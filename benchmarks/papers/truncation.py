@@ -146,7 +146,7 @@ def optimum(data, name, **settings):
     X, y = repeated() if data == "repeated" else load(data, 0, N, 0)[::2]
     model = {
         "exact": IterativeGPRegressor(solver="cholesky", subset_size=None),
-        "rrcg": RRCGRegressor(subset_size=None),
+        "rrcg": RRCGRegressor(truncation="exponential", subset_size=None),
         "cg": IterativeGPRegressor(solver="cg", subset_size=None),
     }[name].set_params(random_state=0, **settings)
     line = measured(model, X, y, None, None, predict=False)

@@ -94,13 +94,14 @@ class NoiseModel:
 
 @dataclass(frozen=True)
 class _Left:
-    """A candidate: an unfitted regressor, its target, and its predictions of left-out rows."""
+    """A candidate: a regressor, its target, and its predictions of left-out rows."""
 
     name: str
     regressor: Any
     target: np.ndarray
     log_link: bool
     logs: np.ndarray
+    fitted: bool = False
 
 
 class _Score(NamedTuple):
@@ -189,9 +190,9 @@ def best_noise(
     parts = []
     for left, power in best.chosen:
         check_time()
-        fitted = left.regressor.fit(F, left.target)
+        regressor = left.regressor if left.fitted else left.regressor.fit(F, left.target)
         ends = float(left.logs.min()), float(left.logs.max())
-        parts.append(NoisePart(fitted, left.log_link, power, ends))
+        parts.append(NoisePart(regressor, left.log_link, power, ends))
     own = plain.level + best.level
     name = " and ".join(left.name for left, _ in best.chosen)
     return NoiseModel(own, tuple(parts), name, best.gain), own + best.logs
@@ -216,10 +217,10 @@ def _candidates(F, squares, given, random_state, check_time):
         name = f"trees on squares above {floor:g}, gamma loss"
         yield from _staged(name, gamma, F, target, True, folds, check_time)
     if n <= _FEW_ROWS:
-        process = RFFRegressor(random_state=seed)
         check_time()
-        mean = clone(process).fit(F, logs)._left_out(F, logs, None, np.arange(n))[1]
-        yield _Left("a Gaussian process of log squares", process, logs, False, mean)
+        process = RFFRegressor(random_state=seed).fit(F, logs)
+        mean = process._left_out(F, logs, None, np.arange(n))[1]
+        yield _Left("a Gaussian process of log squares", process, logs, False, mean, fitted=True)
 
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):

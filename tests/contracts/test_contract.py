@@ -168,7 +168,7 @@ ROWS = [
         prior=True,
         any_kernel=True,
     ),
-    Row("rrcg", RRCGRegressor(max_iter=10), any_kernel=True, search={"n_probes": [2, 4]}),
+    Row("rrcg", RRCGRegressor(), any_kernel=True, search={"alpha": [1e-6, 1e-2]}),
     Row(
         "rrcg-truncated",
         RRCGRegressor(

@@ -48,7 +48,7 @@ ESTIMATORS: dict[str, Callable[[], Any]] = {
     "iterative-pathwise": lambda: sk.IterativeGPRegressor(
         solver="block_cg", posterior="pathwise", max_iter=2, n_probes=8
     ),
-    "rrcg": lambda: sk.RRCGRegressor(max_iter=3, n_probes=2),
+    "rrcg": lambda: sk.RRCGRegressor(truncation="exponential", max_iter=3, n_probes=2),
     "rff": lambda: sk.RFFRegressor(n_components=12, max_iter=4),
     "ssrff": lambda: sk.SSRFFRegressor(min_components=8, component_step=4, max_iter=3),
     "kissgp": lambda: sk.KISSGPRegressor(grid_size=10, max_iter=4),

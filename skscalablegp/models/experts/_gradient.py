@@ -11,10 +11,9 @@ import joblib
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from ...kernels import compile_kernel
+from ...kernels import TorchKernel
 from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     GPProblem,
@@ -34,23 +33,19 @@ class ExpertTable:
 
     Attributes
     ----------
-    kernel : Kernel
-        scikit-learn's object.
+    kernel : TorchKernel
     X : ndarray of shape (b, d)
     Y : ndarray of shape (b, t)
     noise : ndarray of shape (b,) or None
         Known noise variances.
     device : str
-    priors : mapping or None
-        Of hyperparameters.
     """
 
-    kernel: Kernel
+    kernel: TorchKernel
     X: np.ndarray
     Y: np.ndarray
     noise: np.ndarray | None
     device: str
-    priors: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, problem: GPProblem, rows: np.ndarray) -> ExpertTable:
@@ -58,8 +53,7 @@ class ExpertTable:
         part = problem.subset(torch.as_tensor(rows, device=problem.X.device))
         noise = None if part.extra_noise is None else part.extra_noise.cpu().numpy()
         X, Y = part.X.cpu().numpy(), part.Y.cpu().numpy()
-        kernel = problem.kernel
-        return cls(kernel.kernel, X, Y, noise, str(problem.X.device), kernel.priors)
+        return cls(problem.kernel, X, Y, noise, str(problem.X.device))
 
     def problem(self) -> GPProblem:
         """The part as tensors."""
@@ -67,9 +61,8 @@ class ExpertTable:
         def tensor(a: np.ndarray) -> Tensor:
             return torch.tensor(a, device=self.device)
 
-        kernel = compile_kernel(self.kernel, self.X.shape[1], priors=self.priors)
         noise = None if self.noise is None else tensor(self.noise)
-        return GPProblem(kernel, tensor(self.X), tensor(self.Y), noise)
+        return GPProblem(self.kernel, tensor(self.X), tensor(self.Y), noise)
 
 
 class ExpertsGradient(GradientEstimator):

@@ -417,17 +417,9 @@ class PoERegressor(GPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return False
 
-    def _tables(self, parts: list[np.ndarray]) -> list[ExpertTable]:
-        """The parts of the training table, each with its expert's kernel."""
-        problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
-        tables = [ExpertTable.of(problem, part) for part in parts]
-        return [
-            replace(table, kernel=kernel)
-            for table, kernel in zip(tables, self.kernels_, strict=True)
-        ]
-
     def _built(self) -> tuple[ExpertsPosterior, float]:
-        tables = self._tables(self.experts_)
+        problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
+        tables = [ExpertTable.of(problem, part) for part in self.experts_]
         # On large tables, faster predictions are worth the time to compute the inverses.
         single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
         thetas = [k.theta for k in self.kernels_]

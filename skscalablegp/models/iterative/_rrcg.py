@@ -7,13 +7,13 @@ from typing import Any
 
 from sklearn.base import clone
 
-from ...core import FitRun
+from ...core import SMALL_TABLE, FitRun, StageSettings
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
-from ...linalg.gradients import TruncatedGradient
+from ...linalg.gradients import ExactGradient, TruncatedGradient
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor, has_spectral_density
-from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, decide_sizes
+from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
 from ._solves import Solves, for_variances, is_auto, named_preconditioner, preconditioned
 
 # In training the preconditioner's rank is n divided by this number, and 200 at most.
@@ -41,10 +41,12 @@ class RRCGRegressor(SolvedGPRegressor):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    truncation : {"exponential", "geometric", "reciprocal", "fixed"} or object, \
-            default="exponential"
+    truncation : {"auto", "exponential", "geometric", "reciprocal", "fixed"} or object, \
+            default="auto"
         Distribution of the term at which a series is truncated. The terms are iterations of
-        conjugate gradients. "exponential" always computes 20 iterations and on average about 20
+        conjugate gradients. "auto" is "exponential", but truncates nothing up to 2,000 rows if
+        `optimizer` is "auto", too: exact gradients cost less there, and have no noise.
+        "exponential" always computes 20 iterations and on average about 20
         more; it starts to truncate later if the two estimates of a step differ by more than a
         tenth. Objects that say where truncation starts, such as ``ExponentialTruncation(0.05,
         min_iter=20)``, are not changed. "fixed" is plain truncated conjugate gradients, for
@@ -75,11 +77,12 @@ class RRCGRegressor(SolvedGPRegressor):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : {"natural", "adam"}, object or None, default="natural"
-        Method that trains the hyperparameters; None keeps them at their initial values. "natural"
-        measures its own progress and ends when the mean gradient is within its noise, see
+    optimizer : {"auto", "natural", "adam"}, object or None, default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        "natural", or BFGS where `truncation` leaves the gradients exact. "natural" measures its own
+        progress and ends when the mean gradient is within its noise, see
         :class:`~skscalablegp.training.NaturalGradient`. "adam" is the method of the paper.
-        Optimisers that need exact gradients are refused, since those here are noisy.
+        Optimisers that need exact gradients are refused, since truncated ones are noisy.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
@@ -159,7 +162,7 @@ class RRCGRegressor(SolvedGPRegressor):
         stage, iteration, theta, objective (NaN if unknown), objective_name, residual,
         probe_residual, epochs and seconds of each evaluation.
     solver_ : str
-        "cg".
+        "cg", or "cholesky" if nothing was truncated.
     fit_report_ : FitReport
         How the fit ended, what "auto" chose and why, parameters without effect, seconds by
         stage, solver epochs, residuals and jitter. `print` shows it as text. ``cut_steps`` is the
@@ -206,14 +209,14 @@ class RRCGRegressor(SolvedGPRegressor):
         kernel: Any = None,
         *,
         priors: Any = "auto",
-        truncation: Any = "exponential",
+        truncation: Any = "auto",
         preconditioner: Any = "auto",
         n_probes: Any = 10,
         probes: Any = "preconditioned",
         n_draws: Any = 8,
         reorthogonalize: Any = "auto",
         alpha: Any = 1e-10,
-        optimizer: Any = "natural",
+        optimizer: Any = "auto",
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
@@ -237,20 +240,41 @@ class RRCGRegressor(SolvedGPRegressor):
 
     # ------------------------------------------------------------------ plan
 
-    _named = {"truncation": resolve_truncation, "preconditioner": named_preconditioner}
+    _named = {
+        "truncation": lambda name: resolve_truncation(_law(name)),
+        "preconditioner": named_preconditioner,
+    }
+
+    def _stage_settings(self, plan: Plan) -> StageSettings:
+        settings = super()._stage_settings(plan)
+        noisy = is_auto(self.optimizer) and not plan.gradient.exact
+        return replace(settings, optimizer="natural") if noisy else settings
 
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
         self._check_optimizer()
+        # Twenty iterations and the products of a gradient cost more than a small factorisation.
+        may_be_exact = (
+            is_auto(self.truncation)
+            and is_auto(self.optimizer)
+            and self.posterior in ("auto", "exact")
+            and n <= SMALL_TABLE
+        )
         sizes = decide_sizes(
             n,
             run,
             solver="auto",
             posterior=self.posterior,
             subset_size=self.subset_size if self.optimizer is not None else None,
-            exact=False,
+            exact=None if may_be_exact else False,
             has_spectral_density=has_spectral_density(kernel, self.posterior),
             dtype=self.dtype,
         )
+        # Training never factorises the matrix, however badly conditioned a larger one is.
+        sizes = replace(sizes, factor_if_ill_conditioned=False)
+        if sizes.exact:
+            return self._exact_plan(sizes, n, run)
+        if is_auto(self.truncation):
+            run.chose("truncation", "exponential", f"{n:,} rows")
         solver = preconditioned("cg", self.preconditioner)
         in_training, why = solver.preconditioner, "the default of solver='cg'"
         if is_auto(self.preconditioner):
@@ -263,7 +287,7 @@ class RRCGRegressor(SolvedGPRegressor):
         orthogonal = n <= FLOAT64_ROWS if is_auto(self.reorthogonalize) else self.reorthogonalize
         run.chose("reorthogonalize", orthogonal, f"{n:,} rows: by its cost")
         gradient = TruncatedGradient(
-            self.truncation,
+            _law(self.truncation),
             preconditioner=in_training,
             n_probes=n_probes,
             probes=self.probes,
@@ -277,8 +301,7 @@ class RRCGRegressor(SolvedGPRegressor):
                 "predictions factorise the matrix, training has no tolerance",
             )
         return Plan(
-            # Training never factorises the matrix, however badly conditioned it is.
-            replace(sizes, factor_if_ill_conditioned=False),
+            sizes,
             gradient,
             Solves(
                 solver,
@@ -290,9 +313,27 @@ class RRCGRegressor(SolvedGPRegressor):
             max(n_probes, ENOUGH_SAMPLES),
         )
 
+    def _exact_plan(self, sizes: Sizes, n: int, run: FitRun) -> Plan:
+        """The plan of a table so small that nothing is truncated."""
+        run.chose("truncation", None, f"{n:,} rows: exact gradients cost less")
+        run.ignores(
+            (
+                *("preconditioner", "n_probes", "probes", "n_draws", "reorthogonalize"),
+                *("solver_tol", "solver_max_epochs"),
+            ),
+            "training and predictions factorise the matrix",
+        )
+        solves = Solves(
+            preconditioned("cg", self.preconditioner),
+            for_variances("auto", self.preconditioner),
+            self.solver_tol,
+            self.solver_max_epochs,
+        )
+        return Plan(sizes, ExactGradient(), solves, 0).factorised(sizes.dtype)
+
     def _check_optimizer(self) -> None:
         named = isinstance(self.optimizer, str)
-        if self.optimizer is None or (named and self.optimizer in ("natural", "adam")):
+        if self.optimizer is None or (named and self.optimizer in ("auto", "natural", "adam")):
             return
         if named or resolve_optimizer(self.optimizer, informed=True).exact_only:
             raise ValueError(
@@ -300,6 +341,11 @@ class RRCGRegressor(SolvedGPRegressor):
                 "RRCGRegressor are noisy: use optimizer='natural', optimizer='adam', an object of "
                 "these classes, or None."
             )
+
+
+def _law(truncation: Any) -> Any:
+    """The distribution that "auto" stands for where terms are truncated."""
+    return "exponential" if is_auto(truncation) else truncation
 
 
 def preconditioner_of_training(chosen: Any, n: int) -> Any:

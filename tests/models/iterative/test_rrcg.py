@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skscalablegp import RRCGRegressor
+from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.training import LBFGS, Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, GeometricTruncation
 
@@ -68,7 +68,9 @@ def test_other_posteriors(posterior):
 
 def test_float32_and_orthogonality_are_reported():
     X, y = table(80)
-    model = RRCGRegressor(kernel(), dtype="float32", preconditioner=None, max_iter=2)
+    model = RRCGRegressor(
+        kernel(), truncation="exponential", dtype="float32", preconditioner=None, max_iter=2
+    )
     model.fit(X, y)
     assert model.fit_report_.orthogonality_loss > 0
     assert model.fit_report_.status == "max_iter"
@@ -76,7 +78,22 @@ def test_float32_and_orthogonality_are_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "RRCGRegressor: max_iter=2 ended")
-        RRCGRegressor(kernel(), reorthogonalize=True, max_iter=2, random_state=0).fit(X, y)
+        RRCGRegressor(
+            kernel(), truncation="exponential", reorthogonalize=True, max_iter=2, random_state=0
+        ).fit(X, y)
+
+
+def test_small_tables_are_trained_exactly_unless_a_setting_asks_for_truncation():
+    X, y = table(80)
+    model = RRCGRegressor(kernel(), random_state=0).fit(X, y)
+    exact = IterativeGPRegressor(kernel(), random_state=0).fit(X, y)
+    np.testing.assert_allclose(model.kernel_.theta, exact.kernel_.theta, rtol=1e-9)
+    assert model.solver_ == "cholesky"
+    assert {"n_probes", "n_draws"} <= set(model.fit_report_.ignored)
+    for asked in ({"truncation": "exponential"}, {"optimizer": "adam"}, {"posterior": "solve"}):
+        model = RRCGRegressor(kernel(), max_iter=2, **asked).fit(X, y)
+        assert model.solver_ == "cg"
+        assert model.fit_report_.epochs > 0
 
 
 @pytest.mark.parametrize("n_jobs", [1, 2])
