@@ -17,7 +17,6 @@ from ._shared import (
     chosen_kinds,
     chosen_target,
     core_of,
-    keep_axes,
     numbers,
     refuse_classifier,
     styled,
@@ -274,7 +273,7 @@ class IntervalCalibrationDisplay:
         name = self.name if name is None else name
         line = styled({"marker": ".", "label": name}, "line_kwargs", line_kwargs)
         bar = styled({"alpha": 0.6, "label": name}, "bar_kwargs", bar_kwargs)
-        axes = axes_for(self, ax, len(kinds))
+        axes = axes_for(self, ax, len(kinds), not isinstance(kind, str))
         self.line_ = self.bars_ = None
         for one, panel in zip(kinds, axes, strict=True):
             if one == "coverage":
@@ -283,7 +282,6 @@ class IntervalCalibrationDisplay:
                 self._plot_histogram(panel, bar)
             if name is not None:
                 panel.legend()
-        keep_axes(self, axes, not isinstance(kind, str))
         return self
 
     def _plot_coverage(self, ax: Any, style: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from ._shared import (
     axes_for,
     check_count,
     chosen_target,
-    keep_axes,
     numbers,
     refuse_classifier,
     styled,
@@ -268,5 +267,4 @@ class PredictionIntervalDisplay:
         )
         panel.set(xlabel=f"{len(place)} rows, by prediction", ylabel="target", xticks=[])
         panel.legend()
-        keep_axes(self, [panel], False)
         return self

@@ -18,7 +18,6 @@ from ._shared import (
     check_count,
     chosen_kinds,
     chosen_target,
-    keep_axes,
     numbers,
     refuse_classifier,
     styled,
@@ -271,12 +270,11 @@ class PosteriorDisplay:
                 raise ValueError(f"kind is for the maps of two columns, got {kind!r} with one.")
             (panel,) = axes_for(self, ax)
             self._plot_line(panel, line, band, drawn)
-            keep_axes(self, [panel], False)
             return self
         kinds = ("mean", "std") if kind is None else chosen_kinds(kind, _SURFACES)
         if "sample" in kinds and not self.samples.shape[-1]:
             raise ValueError("kind='sample' needs a sample: make the display with n_samples=1.")
-        axes = axes_for(self, ax, len(kinds))
+        axes = axes_for(self, ax, len(kinds), not isinstance(kind, str))
         self.maps_ = {}
         for one, panel in zip(kinds, axes, strict=True):
             values = self.samples[..., 0] if one == "sample" else getattr(self, one)
@@ -284,7 +282,6 @@ class PosteriorDisplay:
             panel.figure.colorbar(self.maps_[one], ax=panel)
             title = {"mean": "prediction", "std": "standard deviation", "sample": "sample"}[one]
             panel.set(xlabel=self.names[0], ylabel=self.names[1], title=title)
-        keep_axes(self, axes, not isinstance(kind, str))
         return self
 
     def _plot_line(
@@ -401,16 +398,15 @@ def _samples(
         raise TypeError(f"{type(core).__name__} draws no samples: use n_samples=0.")
     else:
         try:
-            draws = (_noisy if noisy else _latent)(core, rows, n_samples, random_state)
+            if noisy:
+                draws = core.sample_y(rows, n_samples, random_state=random_state)
+            else:
+                draws = _latent(core, rows, n_samples, random_state)
         except ValueError as error:
             raise ValueError(f"{error} n_samples=0 draws the posterior without samples.") from error
     for transform in reversed(transforms):
         draws = transformed_back(transform, draws)
     return draws
-
-
-def _noisy(core: Any, rows: Any, n_samples: int, random_state: Any) -> np.ndarray:
-    return core.sample_y(rows, n_samples, random_state=random_state)
 
 
 def _latent(core: Any, rows: Any, n_samples: int, random_state: Any) -> np.ndarray:

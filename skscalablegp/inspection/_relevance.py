@@ -14,7 +14,7 @@ from sklearn.inspection import permutation_importance
 
 from .._predicted import behind_transforms
 from ..metrics import neg_nlpd_scorer
-from ._shared import axes_for, check_count, check_predicts, chosen_kinds, keep_axes, styled
+from ._shared import axes_for, check_count, check_predicts, chosen_kinds, styled
 
 _KINDS = ("length_scale", "permutation")
 
@@ -197,13 +197,12 @@ class RelevanceDisplay:
                 raise ValueError(f"kind={one!r} has nothing to show: {why[one]}.")
         check_count("max_columns", max_columns, 1)
         bar = styled({}, "bar_kwargs", bar_kwargs)
-        axes = axes_for(self, ax, len(kinds))
+        axes = axes_for(self, ax, len(kinds), not isinstance(kind, str))
         self.bars_ = {}
         for one, panel in zip(kinds, axes, strict=True):
             draw = self._plot_spreads if one == "length_scale" else self._plot_importances
             self.bars_[one] = draw(panel, max_columns, bar)
             panel.invert_yaxis()
-        keep_axes(self, axes, not isinstance(kind, str))
         return self
 
     def _plot_spreads(self, ax: Any, most: int, style: dict[str, Any]) -> list[Any]:

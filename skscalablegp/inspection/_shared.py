@@ -32,8 +32,8 @@ def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
     return kinds
 
 
-def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
-    """The given axes, or those of a new figure, one for each panel.
+def axes_for(display: Any, ax: Any, n_panels: int = 1, several: bool = False) -> list[Any]:
+    """The given axes, or those of a new figure, one for each panel; sets `ax_` and `figure_`.
 
     Parameters
     ----------
@@ -41,6 +41,8 @@ def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
         The display, whose class is named in the error if matplotlib is missing.
     ax : matplotlib Axes, array-like of them, or None
     n_panels : int, default=1
+    several : bool, default=False
+        Whether `ax_` is an array of axes.
 
     Raises
     ------
@@ -57,25 +59,22 @@ def axes_for(display: Any, ax: Any, n_panels: int = 1) -> list[Any]:
         columns = min(n_panels, 2)
         rows = -(-n_panels // columns)
         size = (5.5 * columns, 4.0 * rows)
-        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained")
-        axes = np.ravel(axes)
+        figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained")
+        axes = list(np.ravel(grid))
         for empty in axes[n_panels:]:
             figure.delaxes(empty)
-        return list(axes[:n_panels])
-    given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
-    if len(given) != n_panels or not all(isinstance(one, Axes) for one in given):
+        del axes[n_panels:]
+    else:
+        axes = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
+    if len(axes) != n_panels or not all(isinstance(one, Axes) for one in axes):
         raise ValueError(
             f"ax must be {n_panels} matplotlib Axes, one for each panel, got {ax!r}."
             if n_panels > 1
             else f"ax must be a matplotlib Axes, got {ax!r}."
         )
-    return given
-
-
-def keep_axes(display: Any, axes: list[Any], several: bool) -> None:
-    """Set the display's `figure_` and `ax_`; an array of axes for several panels."""
     display.ax_ = np.array(axes, dtype=object) if several else axes[0]
     display.figure_ = axes[0].figure
+    return axes
 
 
 def styled(defaults: dict[str, Any], name: str, given: Any) -> dict[str, Any]:

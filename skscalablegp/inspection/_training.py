@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ._shared import axes_for, chosen_kinds, core_of, hyperparameter_names, keep_axes, styled
+from ._shared import axes_for, chosen_kinds, core_of, hyperparameter_names, styled
 
 _KINDS = ("objective", "hyperparameters", "residuals", "seconds")
 
@@ -172,7 +172,7 @@ class TrainingDisplay:
                 )
         line = styled({}, "line_kwargs", line_kwargs)
         bar = styled({}, "bar_kwargs", bar_kwargs)
-        axes = axes_for(self, ax, len(kinds))
+        axes = axes_for(self, ax, len(kinds), not isinstance(kind, str))
         self.lines_, self.bars_ = {}, None
         panels = {
             "objective": self._plot_objective,
@@ -189,7 +189,6 @@ class TrainingDisplay:
             self.lines_[one] = panels[one](panel, line)
             panel.set(xlabel="step")
             panel.legend(fontsize="x-small", ncols=1 + len(self.lines_[one]) // 8)
-        keep_axes(self, axes, not isinstance(kind, str))
         return self
 
     def _shown(self) -> tuple[str, ...]:

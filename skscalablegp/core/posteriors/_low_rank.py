@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator
+from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
-from ._krylov import explained_weights, krylov_basis, whitened
 from ._weights import WeightForm
 
 # Lanczos starts with the average column of K over at most so many rows.
@@ -318,3 +319,75 @@ def _average_column(op: KernelOperator) -> Float[Tensor, " n"]:
     n = op.shape[0]
     chosen = torch.arange(0, n, max(1, n // _PROBE_ROWS), device=op.device)
     return op.rows(chosen).mean(0)
+
+
+# ---------------------------------------------------------------------- Krylov spaces
+
+
+def krylov_basis(
+    operator: Any,
+    start: Float[Tensor, "n s"],
+    n_steps: int,
+    known: Float[Tensor, "n k"] | None = None,
+) -> Float[Tensor, "n k2"]:
+    """An orthonormal basis of the Krylov spaces of all start vectors and of the known columns.
+
+    Each space is fully reorthogonalised, and all are joined by a QR factorisation. Directions that
+    depend on others up to rounding are dropped. Costs n_steps epochs.
+    """
+    found = lanczos(operator, start, n_steps).basis
+    columns = found.reshape(-1, found.shape[2]).T
+    columns = columns[:, columns.norm(dim=0) > 0.5]
+    if known is not None:
+        for _ in range(2):
+            columns = columns - known @ (known.T @ columns)
+    if columns.shape[1] == 0:
+        return columns if known is None else known
+    Q, R = torch.linalg.qr(columns)
+    Q = Q[:, R.diagonal().abs() > 1e-8]
+    if known is None:
+        return Q
+    Q = Q - known @ (known.T @ Q)
+    return torch.cat([known, torch.linalg.qr(Q).Q], 1)
+
+
+def whitened(operator: Any, basis: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """B with B B' = Q (Q' H Q)^-1 Q', the Galerkin approximation of H^-1; one epoch."""
+    T = basis.T @ operator.matmul(basis)
+    L, _ = cholesky_with_jitter((T + T.T) / 2)
+    return torch.linalg.solve_triangular(L, basis.T, upper=False).T
+
+
+@dataclass(frozen=True, eq=False)
+class _Diagonal:
+    """A diagonal matrix with its product, which is all that Lanczos needs."""
+
+    values: Float[Tensor, " q"]
+
+    def matmul(self, V: Float[Tensor, "q s"]) -> Float[Tensor, "q s"]:
+        return self.values[:, None] * V
+
+
+def explained_weights(
+    inner: Float[Tensor, "q q"], start: Float[Tensor, " q"], rank: int
+) -> Float[Tensor, "q k"]:
+    """Y with I - Y Y' >= (I + A)^-1, equal at full rank: LOVE for weights with a prior N(0, I).
+
+    Lanczos on I + A in the inner product of A, which is Lanczos on D^-1/2 H D^-1/2 for
+    H = D + phi phi' and A = phi' D^-1 phi, without a vector of length n. A Galerkin projection lies
+    below the inverse, so variances err upwards only. O(q^3).
+
+    Parameters
+    ----------
+    inner : Tensor of shape (q, q)
+        A, positive semidefinite.
+    start : Tensor of shape (q,)
+        The average row of phi.
+    rank : int
+        Steps of Lanczos.
+    """
+    values, vectors = torch.linalg.eigh(inner)
+    roots = values.clamp_min(0).sqrt()
+    operator = _Diagonal(roots.square() + 1)
+    basis = krylov_basis(operator, (roots * (vectors.T @ start))[:, None], rank)
+    return vectors @ (roots[:, None] * whitened(operator, basis))

@@ -2,5 +2,4 @@
 
 from ._base import LinearOperator, slope
 from ._bound import bind
-from ._dense import DenseOperator
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from contracts.operator_contract import OperatorContract, OperatorProblem, OperatorRow
+from oracles import DenseOperator
 
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.operators import DenseOperator, KernelOperator
+from skscalablegp.linalg.operators import KernelOperator
 
 
 def dense(problem: OperatorProblem, dtype: torch.dtype) -> DenseOperator:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from contracts.preconditioner_contract import dense
-from oracles import generator, kernel_problem, normal, z_score
+from oracles import DenseOperator, generator, kernel_problem, normal, z_score
 
 from skscalablegp.linalg.preconditioners import (
     IdentityPreconditioner,
@@ -136,8 +136,6 @@ def test_names():
 
 @pytest.mark.gpu
 def test_builds_on_the_gpu_with_a_cpu_generator(gpu):
-    from skscalablegp.linalg.operators import DenseOperator
-
     problem = kernel_problem(n=100)
     operator = DenseOperator(problem.H.to(gpu), problem.noise.to(gpu))
     for config in (PivotedCholesky(20), PivotedCholesky(20, randomized=True), Nystrom(20)):

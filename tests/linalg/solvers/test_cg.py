@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from oracles import Problem, kernel_problem, normal, spectrum_problem
+from oracles import DenseOperator, Problem, kernel_problem, normal, spectrum_problem
 
-from skscalablegp.linalg.operators import DenseOperator
 from skscalablegp.linalg.solvers import Column, resolve_solver
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (

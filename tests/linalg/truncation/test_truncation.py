@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from oracles import generator, kernel_problem, normal, z_score
+from oracles import DenseOperator, generator, kernel_problem, normal, z_score
 from sklearn.base import clone
 
-from skscalablegp.linalg.operators import DenseOperator
 from skscalablegp.linalg.truncation import (
     RouletteSum,
     Truncation,
