@@ -36,16 +36,7 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
     def _read_rows(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Validated X and (n, t) targets; floating-point tables are not copied."""
-        X, y = validated(
-            self,
-            X,
-            y,
-            multi_output=True,
-            y_numeric=True,
-            dtype=_KEPT,
-            ensure_min_samples=1,
-            reset=reset,
-        )
+        X, y = validated(self, X, y, multi_output=True, y_numeric=True, dtype=_KEPT, reset=reset)
         check_n_targets(self.n_targets, y)
         return X, np.asarray(y, dtype=np.float64).reshape(len(X), -1)
 
@@ -97,7 +88,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
         ValueError
             For a single class, or for labels that `classes_` does not have.
         """
-        X, y = validated(self, X, y, dtype=_KEPT, ensure_min_samples=1, reset=reset)
+        X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
         check_classification_targets(y)
         if reset:
             known = np.unique(y if classes is None else np.asarray(classes))

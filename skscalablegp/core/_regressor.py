@@ -54,15 +54,8 @@ class TableRegressorBase(GPPredictionBase):
         `copy` says whether X is copied; the default is the parameter `copy_X_train`.
         """
         copy = self.copy_X_train if copy is None else copy
-        X, y = validated(
-            self,
-            X,
-            y,
-            multi_output=True,
-            y_numeric=True,
-            ensure_min_samples=1,
-            **self._accepted_rows(self.kernel),
-        )
+        accepted = self._accepted_rows(self.kernel)
+        X, y = validated(self, X, y, multi_output=True, y_numeric=True, **accepted)
         check_n_targets(self.n_targets, y)
         self._noise_given = noise_variance is not None
         return Table.read(

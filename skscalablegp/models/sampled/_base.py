@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ class QSGPMixin:
         noise_variance : float, array-like of shape (n,), or None
             Known noise of the rows, in squared units of the target.
         """
-        settings, (n, t) = replace(Settings.of(self), kernel=self._own_kernel(X)), Y.shape
+        settings, (n, t) = Settings.of(self, kernel=self._own_kernel(X)), Y.shape
         shared = noise_variance is not None and getattr(self, "normalize_y", None) == "auto"
         units = self.standardize, normalize_y, settings.kernel, shared
         scaling = self._scaling if past else scaling_of(X, Y, *units)

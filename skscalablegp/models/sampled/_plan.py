@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,45 +33,21 @@ _HELD_FROM = 2_000
 _HELD, _HELD_SHARE = 200, 0.1
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The parameters of an estimator that training reads, under their own names."""
-
-    kernel: Any
-    n_components: Any
-    basis: Any
-    n_dense: Any
-    covariance: str
-    batch_size: Any
-    component_batch_size: Any
-    control_variate: Any
-    control_variate_rank: Any
-    inference: str
-    variational_optimizer: str
-    variational_learning_rate: Any
-    decay: float
-    optimizer: Any
-    learning_rate: Any
-    freeze: float
-    subset_size: Any
-    n_restarts_optimizer: int
-    max_iter: Any
-    n_iter_no_change: int | None
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.variational_optimizer not in _RATES:
-            raise ValueError(
-                f"Unknown variational_optimizer={self.variational_optimizer!r}: use one of "
-                f"{sorted(_RATES)}."
-            )
-        if self.optimizer not in ("auto", "adam", None):
-            raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto', 'adam' or None.")
+class Settings(SimpleNamespace):
+    """The parameters of an estimator under their own names, and what "auto" means for some."""
 
     @classmethod
-    def of(cls, estimator: Any) -> Settings:
-        """The settings of an estimator that has all of these parameters."""
-        return cls(**{field.name: getattr(estimator, field.name) for field in fields(cls)})
+    def of(cls, estimator: Any, **changed: Any) -> Settings:
+        """The settings of an estimator, some of them changed."""
+        made = cls(**estimator.get_params(deep=False) | changed)
+        if made.variational_optimizer not in _RATES:
+            raise ValueError(
+                f"Unknown variational_optimizer={made.variational_optimizer!r}: use one of "
+                f"{sorted(_RATES)}."
+            )
+        if made.optimizer not in ("auto", "adam", None):
+            raise ValueError(f"Unknown optimizer={made.optimizer!r}: use 'auto', 'adam' or None.")
+        return made
 
     def pivots(self, likelihood: Likelihood, n: int) -> int:
         """Largest number of kernel functions in the default basis; 0 for another basis."""

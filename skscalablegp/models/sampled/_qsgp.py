@@ -264,12 +264,15 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         MemoryError
             If the weights do not fit.
         """
+        return self._fit(X, y, noise_variance, grows=False)
+
+    def _fit(self, X: Any, y: Any, noise_variance: Any, grows: bool) -> QSGPRegressor:
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
             likelihood = self._checked_likelihood(Y.shape[1])
             normalize = run.normalizes(Y, likelihood.additive)
-            past = self._past(X, Y.shape[1])
-            self._train(run, X, Y, likelihood, normalize, past, noise_variance=noise_variance)
+            past, known = self._past(X, Y.shape[1]), {"noise_variance": noise_variance}
+            self._train(run, X, Y, likelihood, normalize, past, grows=grows, **known)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -298,15 +301,10 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         ValueError
             For ``basis="rows"``, which further rows would change.
         """
-        first = "n_iter_" not in vars(self)
+        if "n_iter_" not in vars(self):
+            return self._fit(X, y, noise_variance, grows=True)
         with FitRun(self) as run:
-            X, Y = self._read_rows(X, y, reset=first)
-            if first:
-                likelihood = self._checked_likelihood(Y.shape[1])
-                normalize = run.normalizes(Y, likelihood.additive)
-                known = {"noise_variance": noise_variance}
-                self._train(run, X, Y, likelihood, normalize, grows=True, **known)
-                return self
+            X, Y = self._read_rows(X, y, reset=False)
             self._check_growing()
             past = self._state
             if Y.shape[1] != past.n_targets:

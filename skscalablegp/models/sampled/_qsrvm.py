@@ -258,7 +258,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             X, Y = self._read_rows(X, y)
             n = len(X)
             m = self._size(n, run)
-            settings = replace(self._settings(), kernel=self._own_kernel(X))
+            settings = self._settings(self._own_kernel(X))
             self._report(settings, m > _EXACT, run)
             units = self.standardize, run.normalizes(Y), settings.kernel
             self._keep_scaling(scaling_of(X, Y, *units))
@@ -302,11 +302,12 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
         return self
 
-    def _settings(self) -> Settings:
+    def _settings(self, kernel: Any) -> Settings:
         """The settings of the exact start and of the rounds of steps."""
         if self.optimizer not in ("auto", None):
             raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
         steps = QSGPRegressor(
+            kernel,
             n_components=2,
             basis="fourier",
             n_dense=0,
