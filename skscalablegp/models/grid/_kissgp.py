@@ -6,7 +6,7 @@ Longer than most files here: half of it documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,12 +33,50 @@ from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ._grid import Grid
 from ._grid_kernel import GridKernel
-from ._network import GridFeatures, NetworkTraining, grid_network, held_rows, network_steps
-from ._objective import GridEvaluation, GridGradient, GridProblem, grid_marginal_likelihood
-from ._plan import plan_grid
+from ._network import (
+    SHORTEST_FEATURE_LENGTH,
+    GridFeatures,
+    NetworkTraining,
+    grid_network,
+    held_rows,
+    network_steps,
+)
+from ._objective import (
+    GridEvaluation,
+    GridGradient,
+    GridProblem,
+    Rows,
+    check_rank,
+    grid_marginal_likelihood,
+    summed,
+)
+from ._plan import grid_default_kernel, plan_grid
 from ._posterior import GridPosterior
-from ._products import ProductEvaluation, ProductGradient, ProductPosterior, evaluate_products
-from ._training import GridFit
+from ._products import (
+    ProductEvaluation,
+    ProductGradient,
+    ProductPosterior,
+    RowProbes,
+    evaluate_products,
+)
+
+
+class GridFit(NamedTuple):
+    """A table on a grid, for training and for the fitted model.
+
+    Attributes
+    ----------
+    features : GridFeatures or None
+        The features that replace the columns.
+    problem : GridProblem
+        The rows that train the hyperparameters.
+    rows : Rows
+        All rows.
+    """
+
+    features: GridFeatures | None
+    problem: GridProblem
+    rows: Rows
 
 # A sum over columns is the wrong model if it leaves so many times the variance unexplained that an
 # exact process of a few rows leaves: a loss of a third of a nat a row.
@@ -325,7 +363,8 @@ class KISSGPRegressor(GPRegressorBase):
             report_untrained(run)
         else:
             report_training(self._settings(), not self._by_products, n, run)
-        run.priors = run.chose("priors", self._grid_priors(), "a grid takes those that are given")
+        own = None if isinstance(self.priors, str) else self.priors
+        run.priors = run.chose("priors", own, "a grid takes those that are given")
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
         if self.device not in ("auto", "cpu"):
@@ -358,36 +397,37 @@ class KISSGPRegressor(GPRegressorBase):
         return isinstance(self.solver, str) and self.solver == "cg"
 
     def _on_grid(
-        self,
-        table: Table,
-        features: GridFeatures | None,
-        held: np.ndarray | None,
-        run: FitRun,
+        self, table: Table, features: GridFeatures | None, held: np.ndarray | None, run: FitRun
     ) -> GridFit:
-        """The sums on a grid of the rows, or of their features from a network."""
-        probes = run.generator if self._by_products else None
-        budget = self._budget()
+        """The sums on a grid of the rows, or of their features from a network.
+
+        The rows that a network has not seen (`held`) alone train the hyperparameters, because the
+        network fits the others too well to show their noise.
+        """
+        extent, shortest = table.X, 0.0
         if features is None:
             kernel = self._own_kernel(table.X)
         else:
-            kernel = self._kernel_of_features()
+            kernel, shortest = self._kernel_of_features(), SHORTEST_FEATURE_LENGTH
             table = replace(table, X=features(table.X))
-        grid = self._plan_grid(table, features is not None)
-        return GridFit.make(
-            table, grid, kernel, features, held, budget, self._grid_priors(), probes
-        )
-
-    def _grid_priors(self) -> dict[str, Any] | None:
-        """The user's priors; there is no default prior on a grid."""
-        return None if isinstance(self.priors, str) else self.priors
-
-    def _plan_grid(self, table: Table, on_features: bool) -> Grid:
-        X, budget = table.X, self._budget()
-        if on_features:
             # Features lie in (-1, 1), so that no new row lies outside of this grid.
-            ends = np.ones((1, X.shape[1]))
-            X = np.vstack([X, -ends, ends])
-        return plan_grid(X, self.grid_size, self.structure, budget)
+            ends = np.ones((1, table.X.shape[1]))
+            extent = np.vstack([table.X, -ends, ends])
+        grid = plan_grid(extent, self.grid_size, self.structure, self._budget())
+        if kernel is None:
+            kernel = grid_default_kernel(table.X, table.y, grid, shortest)
+        compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
+        table.check_separable(compiled)
+        on_grid = GridKernel(compiled, grid, self._budget())
+        if not self._by_products:
+            check_rank(on_grid, compiled.theta0)
+        rows = unseen = summed(on_grid, table)
+        X, known, probes = table.X, table.noise, None
+        if held is not None and held.any():
+            unseen, X, known = summed(on_grid, table, held), X[held], known[held]
+        if self._by_products:
+            probes = RowProbes(grid, X, known, run.generator)
+        return GridFit(features, GridProblem.make(on_grid, unseen, len(X), probes), rows)
 
     def _report_grid(self, grid: Grid, run: FitRun) -> None:
         axes = [axis for component in grid.components for axis in component]

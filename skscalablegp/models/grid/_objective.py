@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core.data import Table
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ...linalg.operators import slope
 from ...linalg.solvers import cholesky_with_jitter
@@ -208,6 +209,16 @@ class FixedNoise(KeptRows):
         moments = self.moments + grid_moments(self.grid, X, Y, 1 / D)
         log_det = self.log_det + float(np.log(D).sum())
         return FixedNoise(moments, self.grid, log_det, max(self.added, new))
+
+
+def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> Rows:
+    """The moments of all or of chosen rows. Rows of unequal noise are kept during training."""
+    X, Y, known = table.X, table.targets, table.noise
+    if chosen is not None:
+        X, Y, known = X[chosen], Y[chosen], known[chosen]
+    if table.noise.min() < table.noise.max():
+        return NoiseByRow(kernel.grid, X, Y, known)
+    return CommonNoise(grid_moments(kernel.grid, X, Y), kernel.grid, float(known[0]))
 
 
 def _component_sums(moments: GridMoments, grid: Grid) -> list[np.ndarray]:

@@ -201,7 +201,7 @@ def test_few_rows_do_without_what_many_share(monkeypatch):
 
 def test_budget_counts_the_rank_before_rows_are_read(monkeypatch):
     X, y, _ = table(1)
-    monkeypatch.setattr("skscalablegp.models.grid._training.summed", None)
+    monkeypatch.setattr("skscalablegp.models.grid._kissgp.summed", None)
     model = KISSGPRegressor(C(1.0) * RBF(0.01) + W(0.01), grid_size=400, memory_budget=2**20)
     with pytest.raises(MemoryError, match="400 points whose covariance has rank.*budget is 1.0 M"):
         model.fit(X, y)
