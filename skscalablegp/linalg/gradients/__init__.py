@@ -1,10 +1,9 @@
 """The log marginal likelihood, and exact and stochastic estimators of its gradient."""
 
 from ._base import GradientEstimate, GradientEstimator, GradientState
-from ._exact import ExactGradient
 from ._fisher import fisher_information
 from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient
-from ._marginal_likelihood import ExactEvaluation, exact_marginal_likelihood
+from ._marginal_likelihood import ExactEvaluation, ExactGradient, exact_marginal_likelihood
 from ._problem import GPProblem
 from ._resolve import resolve_gradient
 from ._truncated import TruncatedGradient

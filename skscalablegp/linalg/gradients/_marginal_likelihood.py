@@ -12,6 +12,7 @@ from torch import Tensor
 from ..blocks import cholesky_inverse
 from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
+from ._base import GradientEstimate, GradientEstimator
 from ._problem import GPProblem
 
 # Up to this number of rows operations run in one thread. A factorisation then takes about 10 ms.
@@ -89,3 +90,29 @@ def exact_marginal_likelihood(
             W = cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
             grad = 0.5 * operator.bilinear_grad(W)
     return ExactEvaluation(value, grad, L, V, jitter)
+
+
+class ExactGradient(GradientEstimator):
+    """The exact value and gradient, from one Cholesky factorisation.
+
+    Parameters
+    ----------
+    max_jitter : float, default=1e-3
+        Largest multiple of H's mean diagonal entry that may be added to its diagonal.
+
+    Notes
+    -----
+    O(n^3) time and two n x n matrices.
+    """
+
+    exact = True
+
+    def __init__(self, max_jitter: float = 1e-3):
+        self.max_jitter = max_jitter
+
+    def estimate(self, problem, theta, state):
+        result = exact_marginal_likelihood(problem, theta, max_jitter=self.max_jitter)
+        return GradientEstimate(result.grad, result.value, None, result.jitter), state
+
+    def on_subset(self) -> GradientEstimator:
+        return self

@@ -9,8 +9,8 @@ from typing import Any
 from ..._named import named
 from ..._validation import check_integer, check_number
 from ._base import GradientEstimator
-from ._exact import ExactGradient
 from ._iterative import PathwiseGradient, StandardGradient
+from ._marginal_likelihood import ExactGradient
 
 GRADIENTS: dict[str, type[GradientEstimator]] = {
     "exact": ExactGradient,

@@ -8,6 +8,6 @@ from ._distributions import (
     ReciprocalTruncation,
     Truncation,
     TruncationDistribution,
+    resolve_truncation,
 )
-from ._resolve import resolve_truncation
 from ._roulette import RouletteSum, roulette_weights, single_sample

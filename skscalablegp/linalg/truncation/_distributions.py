@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from ..._named import keep_settings
+from ..._named import keep_settings, named
 from ..._validation import check_integer, check_number
 
 # With min_iter="auto" this many terms always get weight 1, because early terms are the largest.
@@ -295,3 +295,31 @@ def _lowest(min_iter: Any, auto: int, high: int) -> int:
             f"rows, or max_iter): use at most min_iter={high}, or min_iter='auto'."
         )
     return low
+
+
+# The names of the distributions.
+TRUNCATIONS = {
+    "exponential": ExponentialTruncation,
+    "geometric": GeometricTruncation,
+    "reciprocal": ReciprocalTruncation,
+    "fixed": FixedTruncation,
+}
+
+
+def resolve_truncation(truncation: Any) -> TruncationDistribution:
+    """Return the distribution that a name stands for; objects are returned unchanged.
+
+    Parameters
+    ----------
+    truncation : str or TruncationDistribution
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or an object of another class; the message lists the known ones.
+    """
+    others = (
+        "or an object such as ExponentialTruncation(rate=0.1); a distribution of your own is a "
+        "subclass of skscalablegp.truncation.TruncationDistribution"
+    )
+    return named("truncation", truncation, TRUNCATIONS, others, kinds=TruncationDistribution)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...core.likelihoods import Gaussian
 from ...kernels import TorchKernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, inducing_gradient
 
 # Rows whose k(Z, X) is held in memory at a time.
@@ -172,3 +174,45 @@ def check_noise(noise: Tensor) -> None:
             "A bound with inducing points needs noise in every row: set alpha to a positive "
             "value (alpha=1e-6), or add a WhiteKernel() to the kernel."
         )
+
+
+class InducingGradient(GradientEstimator):
+    """Value and gradient of the collapsed bound of Titsias (2009), both exact.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (m, d)
+        Inducing points.
+    scale : Tensor of shape (d,) or None, default=None
+        Units in which the points are trained. The points' coordinates in these units, row by row,
+        then follow the hyperparameters in theta and in the gradient. None keeps the points.
+
+    Notes
+    -----
+    It costs O(n m^2) time, and O(m^2) memory in addition to a block of rows.
+    """
+
+    exact = True
+
+    def __init__(self, Z: Any, *, scale: Any = None):
+        self.Z = Z
+        self.scale = scale
+
+    def points(self, theta: Float[Tensor, " p"], n_params: int) -> Tensor:
+        """The inducing points that belong to theta."""
+        if self.scale is None:
+            return self.Z
+        return theta[n_params:].reshape(self.Z.shape).to(self.Z) * self.scale
+
+    def moving(self) -> np.ndarray:
+        """The initial points in their units, which follow the hyperparameters in theta."""
+        return np.zeros(0) if self.scale is None else (self.Z / self.scale).cpu().numpy().ravel()
+
+    def estimate(self, problem, theta, state):
+        kernel = problem.kernel
+        p, Z = kernel.n_params, self.points(theta, kernel.n_params)
+        bound = collapsed_bound(kernel, theta[:p], Z, problem_blocks(problem), eval_gradient=True)
+        grad = bound.grad
+        if self.scale is not None:
+            grad = torch.cat([grad, (bound.grad_inducing * self.scale).flatten().to(grad)])
+        return GradientEstimate(grad, bound.value, None, bound.white.jitter), state

@@ -33,8 +33,13 @@ from ...core.training import (
 from ...linalg.gradients import GPProblem
 from ._base import planned_points
 from ._bound import NaturalBelief
-from ._collapsed import BLOCK_ROWS, check_noise, collapsed_bound, problem_blocks
-from ._gradient import InducingGradient
+from ._collapsed import (
+    BLOCK_ROWS,
+    InducingGradient,
+    check_noise,
+    collapsed_bound,
+    problem_blocks,
+)
 from ._posterior import InducingPosterior
 from ._selection import select_inducing
 from ._training import CANDIDATES, START_ROWS, START_STEPS, point_units
