@@ -16,6 +16,7 @@ from ._report import STATUSES, FitReport
 from ._run import FitRun, Run, warn_once
 from ._stages import (
     StageSettings,
+    best_of,
     fit_hyperparameters,
     report_training,
     report_untrained,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -149,11 +151,11 @@ def fit_hyperparameters(
         any work is done.
     """
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
-    n_iter, metric, start = 0, None, None
+    metric, start = None, None
     if settings.subset_size is not None:
         exact = estimator.on_subset() or ExactGradient()
         start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
-        theta, metric, n_iter = start.theta, start.metric, start.n_iter
+        theta, metric = start.theta, start.metric
         # These fields describe training on all rows.
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
@@ -167,11 +169,37 @@ def fit_hyperparameters(
         ways.append(
             replace(settings, optimizer=LBFGS(_SCIPYS_TOL, scaled=False), learning_rate="auto")
         )
-    best = start
-    for k, (point, way) in enumerate(product(starts, ways)):
+    attempts = (
+        partial(_train_all_rows, problem, estimator, point, way, run, None if k else metric)
+        for k, (point, way) in enumerate(product(starts, ways))
+    )
+    return best_of(attempts, start, run, len(ways))
+
+
+def best_of(
+    attempts: Iterable[Callable[[], TrainingResult]],
+    best: TrainingResult | None,
+    run: Run,
+    ways: int = 1,
+) -> TrainingResult:
+    """The best result of several attempts, with the steps of all.
+
+    An interrupt ends them, and restarts that fail are listed in the failures of the monitor.
+
+    Parameters
+    ----------
+    attempts : iterable of callable
+        Trainings, the first from the given hyperparameters, the others from other starts.
+    best : TrainingResult or None
+        What an interrupt of the first attempt leaves; its steps count. None raises.
+    run : Run
+    ways : int
+        Number of attempts from each start.
+    """
+    n_iter = 0 if best is None else best.n_iter
+    for k, attempt in enumerate(attempts):
         try:
-            at = metric if k == 0 else None
-            result = _train_all_rows(problem, estimator, point, way, run, at)
+            result = attempt()
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -180,13 +208,13 @@ def fit_hyperparameters(
             if k == 0:
                 raise
             failure = "no Cholesky factor at its start"
-            run.monitor.failures.append(f"restart {k // len(ways)}: {failure}")
+            run.monitor.failures.append(f"restart {k // ways}: {failure}")
             continue
         n_iter += result.n_iter
         if k == 0 or result.value > best.value:
             best = result
         if result.stop_reason == "diverged" and k > 0:
-            run.monitor.failures.append(f"restart {k // len(ways)}: training diverged")
+            run.monitor.failures.append(f"restart {k // ways}: training diverged")
         elif result.stop_reason not in _DONE:
             break
     return replace(best, n_iter=n_iter)
@@ -263,7 +291,7 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
             return QuasiNewton(tol, gain_tol=_worthwhile(n))
     if settings.natural and isinstance(choice, str) and choice == "natural":
         return NaturalGradient(_worthwhile(n))
-    rate = _rate(settings, n)
+    rate = adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
     optimizer = resolve_optimizer(choice, rate, ("auto",), informed=settings.natural)
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
     if settings.learning_rate not in ("auto", own):
@@ -282,10 +310,6 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
 def adam_rate(n: int) -> float:
     """The learning rate that "auto" stands for on n rows."""
     return 0.1 if n <= _LARGE_ROWS else 0.03
-
-
-def _rate(settings: StageSettings, n: int) -> float:
-    return adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
 
 
 def train_or_report(
@@ -411,7 +435,10 @@ def _initialise(
         optimizer = QuasiNewton(tol, gain_tol=_worthwhile(size))
         try:
             part = problem.subset(order[:size].sort().values)
-            part = part.to(torch.float64) if metric is None else _adapted(part, theta, settings)
+            if metric is None:
+                part = part.to(torch.float64)
+            elif settings.adapt_dtype:
+                part = well_conditioned(part, theta)
             result = _stage(f"{size}", part, exact, optimizer, theta, settings, run, steps, metric)
         except KeyboardInterrupt:
             if result is None:
@@ -458,10 +485,6 @@ def _average_neighbourhoods(
     mean = np.mean([r.theta for r in results], axis=0)
     n_iter = sum(r.n_iter for r in results)
     return replace(results[-1], theta=mean, value=float("nan"), n_iter=n_iter, metric=None)
-
-
-def _adapted(problem: GPProblem, theta: np.ndarray, settings: StageSettings) -> GPProblem:
-    return well_conditioned(problem, theta) if settings.adapt_dtype else problem
 
 
 def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:

@@ -6,6 +6,7 @@ Half of this file documents the parameters.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...core import (
     SMALL_TABLE,
     FitRun,
     TableRegressorBase,
+    best_of,
     exact_start,
     random_rows,
     rows_to_check,
@@ -371,44 +373,30 @@ class SGPRRegressor(TableRegressorBase):
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([theta.numpy(), moving])
-        best, n_iter = TrainingResult.untrained(first), 0
+        best = TrainingResult.untrained(first)
         if optimizer is None or not len(first):
             return best
         patient = optimizer.patient
         free = np.full((len(moving), 2), [-np.inf, np.inf])
         starts = restart_points(bounds, self.n_restarts_optimizer, run.restarts)
-        for k, start in enumerate([first, *(np.concatenate([s, moving]) for s in starts)]):
+
+        def attempt(start: np.ndarray) -> TrainingResult:
             run.monitor.begin("full", 2 * steps, "lower bound")
-            try:
-                result = train(
-                    problem,
-                    gradient,
-                    optimizer,
-                    start,
-                    np.concatenate([bounds, free]),
-                    max_iter=steps,
-                    monitor=run.monitor,
-                    generator=run.generator,
-                    n_iter_no_change=self.n_iter_no_change if patient else None,
-                )
-            except KeyboardInterrupt:
-                if run.stopped:
-                    raise
-                run.monitor.end("interrupted")
-                break
-            except torch.linalg.LinAlgError:
-                if k == 0:
-                    raise
-                run.monitor.failures.append(f"restart {k}: no Cholesky factor at its start")
-                continue
-            n_iter += result.n_iter
-            if k > 0 and result.stop_reason == "diverged":
-                run.monitor.failures.append(f"restart {k}: training diverged")
-            if k == 0 or np.nan_to_num(result.value, nan=-np.inf) > best.value:
-                best = result
-            if run.stopped:
-                break
-        return replace(best, n_iter=n_iter, planned=patient and self.max_iter == "auto")
+            return train(
+                problem,
+                gradient,
+                optimizer,
+                start,
+                np.concatenate([bounds, free]),
+                max_iter=steps,
+                monitor=run.monitor,
+                generator=run.generator,
+                n_iter_no_change=self.n_iter_no_change if patient else None,
+            )
+
+        points = [first, *(np.concatenate([start, moving]) for start in starts)]
+        best = best_of((partial(attempt, point) for point in points), best, run)
+        return replace(best, planned=patient and self.max_iter == "auto")
 
     def _finish(self, problem: GPProblem, gradient: InducingGradient, theta: np.ndarray) -> float:
         """Set the fitted attributes at theta, which may include inducing points; the jitter."""
