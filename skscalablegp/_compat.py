@@ -56,11 +56,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from scipy.stats import qmc
 from sklearn.utils._optional_dependencies import check_matplotlib_support
-from sklearn.utils._param_validation import (
-    HasMethods,
-    Interval,
-    StrOptions,
-)
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import _BaseComposition
 
 if TYPE_CHECKING:  # scikit-learn has no types, and an untyped decorator would hide those of fit

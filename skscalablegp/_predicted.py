@@ -24,12 +24,7 @@ _NODES = 64
 
 
 def predict_quantiles(
-    estimator: Any,
-    X: Any,
-    q: Any,
-    *,
-    include_noise: bool = True,
-    noise_variance: Any = None,
+    estimator: Any, X: Any, q: Any, *, include_noise: bool = True, noise_variance: Any = None
 ) -> np.ndarray:
     """Quantiles of the predictions of a fitted estimator, pipeline, search or transformed target.
 

@@ -3,11 +3,7 @@
 from ._arrays import to_numpy, to_torch
 from ._defaults import KNOWN_NOISE, LARGEST_FEATURE_SIGNAL, data_scaled_kernel
 from ._exact import SMALL_TABLE, FactorBudget, start_rows, train_exactly
-from ._minibatch import (
-    GPClassifierBase,
-    MinibatchGPRegressorBase,
-    input_scaling,
-)
+from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
 from ._parameters import PARAMETERS
 from ._prediction import GPPredictionBase

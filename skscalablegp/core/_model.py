@@ -16,13 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import CallbackMixin
 from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
-from ..kernels import (
-    ThetaPrior,
-    TorchKernel,
-    check_no_columns,
-    compile_kernel,
-    with_column_numbers,
-)
+from ..kernels import ThetaPrior, TorchKernel, check_no_columns, compile_kernel, with_column_numbers
 from ._defaults import default_priors
 from ._parameters import PARAMETERS
 from .data import n_columns

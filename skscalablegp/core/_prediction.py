@@ -228,11 +228,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     @answers
     def predict(
-        self,
-        X: Any,
-        return_std: bool = False,
-        return_cov: bool = False,
-        noise_variance: Any = None,
+        self, X: Any, return_std: bool = False, return_cov: bool = False, noise_variance: Any = None
     ):
         """Predict the mean of y, and on request its standard deviation or covariance.
 
@@ -363,11 +359,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     @answers
     def predict_interval(
-        self,
-        X: Any,
-        coverage: Any = 0.95,
-        include_noise: bool = True,
-        noise_variance: Any = None,
+        self, X: Any, coverage: Any = 0.95, include_noise: bool = True, noise_variance: Any = None
     ) -> np.ndarray:
         """Predict central intervals for new observations.
 
@@ -427,11 +419,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     @answers
     def sample_y(
-        self,
-        X: Any,
-        n_samples: int = 1,
-        random_state: Any = 0,
-        noise_variance: Any = None,
+        self, X: Any, n_samples: int = 1, random_state: Any = 0, noise_variance: Any = None
     ) -> np.ndarray:
         """Draw joint samples of y from the posterior.
 

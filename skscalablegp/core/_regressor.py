@@ -236,12 +236,7 @@ class GPRegressorBase(TableRegressorBase):
         return ExactPosterior.of(problem, problem.kernel.theta0, self._max_jitter())
 
     def _fit_exactly(
-        self,
-        table: Table,
-        kernel: TorchKernel,
-        settings: StageSettings,
-        remedy: str,
-        run: FitRun,
+        self, table: Table, kernel: TorchKernel, settings: StageSettings, remedy: str, run: FitRun
     ) -> None:
         """Fit the exact process of a small table in place of the approximation; O(n^3)."""
         n = len(table.X)

@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.gaussian_process.kernels import (
-    Hyperparameter,
-    Kernel,
-    StationaryKernelMixin,
-)
+from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, StationaryKernelMixin
 from sklearn.utils.validation import check_X_y
 from torch import Tensor
 

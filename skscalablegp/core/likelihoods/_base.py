@@ -276,10 +276,7 @@ class Likelihood(BaseEstimator, ABC):
         )
 
     def predictive(
-        self,
-        mean: Float[Tensor, "b q"],
-        variance: Float[Tensor, "b s"],
-        noise: Float[Tensor, " b"],
+        self, mean: Float[Tensor, "b q"], variance: Float[Tensor, "b s"], noise: Float[Tensor, " b"]
     ) -> Predictive:
         """Moments of a new observation whose latent value is N(mean, variance).
 

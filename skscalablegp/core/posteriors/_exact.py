@@ -33,10 +33,7 @@ class ExactPosterior(KernelPosterior):
     """
 
     def __init__(
-        self,
-        operator: KernelOperator,
-        weights: Float[Tensor, "n t"],
-        factor: Float[Tensor, "n n"],
+        self, operator: KernelOperator, weights: Float[Tensor, "n t"], factor: Float[Tensor, "n n"]
     ):
         super().__init__(operator, weights)
         # The factor is in the memory of H, which products of the operator must not overwrite.

@@ -262,10 +262,7 @@ class LOVEPosterior(KernelPosterior):
     """
 
     def __init__(
-        self,
-        operator: KernelOperator,
-        weights: Float[Tensor, "n t"],
-        basis: Float[Tensor, "n k"],
+        self, operator: KernelOperator, weights: Float[Tensor, "n t"], basis: Float[Tensor, "n k"]
     ):
         super().__init__(operator, weights)
         self.basis = basis

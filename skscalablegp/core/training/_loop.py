@@ -245,13 +245,7 @@ def train(
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
     run = _Run(
-        problem,
-        estimator,
-        GradientState(generator),
-        monitor,
-        n_iter_no_change,
-        tol,
-        max_epochs,
+        problem, estimator, GradientState(generator), monitor, n_iter_no_change, tol, max_epochs
     )
     if problem.kernel.log_prior:
         monitor.adds("log prior")

@@ -79,10 +79,7 @@ def matmul(A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> Float[Tensor, "n
 
 
 def addmm_(
-    S: Float[Tensor, "n m"],
-    A: Float[Tensor, "n k"],
-    B: Float[Tensor, "k m"],
-    alpha: float = 1.0,
+    S: Float[Tensor, "n m"], A: Float[Tensor, "n k"], B: Float[Tensor, "k m"], alpha: float = 1.0
 ) -> None:
     """Add alpha A B to S in place; large products are shared among the workers by rows of A."""
     rows = _rows_of_a_task(B)

@@ -82,10 +82,7 @@ class IdentityPreconditioner(Preconditioner):
     rank = 0
 
     def __init__(
-        self,
-        n: int,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
+        self, n: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ):
         self.n = n
         self.dtype = dtype
@@ -102,11 +99,7 @@ class IdentityPreconditioner(Preconditioner):
 
 
 def randn(
-    n: int,
-    s: int,
-    generator: torch.Generator | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    n: int, s: int, generator: torch.Generator | None, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "n s"]:
     """Standard normal numbers, drawn on the generator's device and moved to the given one."""
     source = device if generator is None else generator.device

@@ -186,10 +186,7 @@ def replace_residual(
 
 
 def record(
-    state: UpdatedState,
-    norms: Float[Tensor, " s"],
-    stuck: Bool[Tensor, " *s"],
-    exact: bool = False,
+    state: UpdatedState, norms: Float[Tensor, " s"], stuck: Bool[Tensor, " *s"], exact: bool = False
 ) -> None:
     """Store residual norms and the condition of each column; broken columns stay as they are."""
     broken = state.columns == Column.BROKEN

@@ -44,11 +44,7 @@ class Lanczos:
 
 
 def lanczos(
-    operator: Any,
-    V: Float[Tensor, "n s"],
-    n_steps: int,
-    *,
-    preconditioner: Any = None,
+    operator: Any, V: Float[Tensor, "n s"], n_steps: int, *, preconditioner: Any = None
 ) -> Lanczos:
     """Tridiagonalise H from every column of V, with one product a step for all columns.
 

@@ -108,10 +108,7 @@ def check_descent(solver: RowSolver) -> None:
 
 
 def first_step(
-    step_size: float | str,
-    operator: LinearOperator,
-    state: RowState,
-    momentum: float = 0.0,
+    step_size: float | str, operator: LinearOperator, state: RowState, momentum: float = 0.0
 ) -> float:
     """The given step size, or one from the largest eigenvalue of a random block of H.
 

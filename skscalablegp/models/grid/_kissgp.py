@@ -78,6 +78,7 @@ class GridFit(NamedTuple):
     problem: GridProblem
     rows: Rows
 
+
 # A sum over columns is the wrong model if it leaves so many times the variance unexplained that an
 # exact process of a few rows leaves: a loss of a third of a nat a row.
 _INTERACTIONS = 2.0

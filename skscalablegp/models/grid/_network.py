@@ -12,13 +12,7 @@ from torch import Tensor
 
 from ...core import FitRun
 from ...core.training import Stepper, StopTraining, train_steps
-from ...features import (
-    Network,
-    check_features,
-    make_network,
-    network_from_numpy,
-    network_to_numpy,
-)
+from ...features import Network, check_features, make_network, network_from_numpy, network_to_numpy
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)

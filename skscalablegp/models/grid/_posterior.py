@@ -53,12 +53,7 @@ class GridPosterior(Posterior):
 
     dtype, device = torch.float64, torch.device("cpu")
 
-    def __init__(
-        self,
-        grid_kernel: GridKernel,
-        theta: Float[Tensor, " p"],
-        evaluation: Any,
-    ):
+    def __init__(self, grid_kernel: GridKernel, theta: Float[Tensor, " p"], evaluation: Any):
         self.grid_kernel, self.theta, self.evaluation = grid_kernel, theta, evaluation
         self.weights = evaluation.weights
         components = grid_kernel.grid.components

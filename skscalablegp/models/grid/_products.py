@@ -15,14 +15,7 @@ from torch import Tensor
 from ...core.posteriors import LowRank, LowRankForm
 from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.operators import slope
-from ...linalg.solvers import (
-    Lanczos,
-    SolveSummary,
-    Status,
-    cholesky_with_jitter,
-    lanczos,
-    radau,
-)
+from ...linalg.solvers import Lanczos, SolveSummary, Status, cholesky_with_jitter, lanczos, radau
 from ._grid import Grid
 from ._grid_kernel import GridKernel, apply_columns
 from ._moments import misfit

@@ -34,15 +34,7 @@ from ._bound import WhitenedBelief
 from ._posterior import InducingPosterior
 from ._selection import INDUCING_METHODS
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings
-from ._training import (
-    START_ROWS,
-    START_STEPS,
-    SparsePlan,
-    absorb,
-    begin,
-    finished,
-    train_batches,
-)
+from ._training import START_ROWS, START_STEPS, SparsePlan, absorb, begin, finished, train_batches
 
 # Rows up to which products are in float64.
 _FLOAT64_ROWS = 3000
@@ -416,12 +408,7 @@ class SparseMixin:
             return self._network(network_from_numpy(self._weights), rows).numpy()
 
     def _absorb(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        noise: np.ndarray,
-        n_outputs: int,
-        run: FitRun,
+        self, X: np.ndarray, Y: np.ndarray, noise: np.ndarray, n_outputs: int, run: FitRun
     ) -> None:
         """Update the belief with further rows; keeps hyperparameters and inducing points."""
         seen, passes = self.n_samples_seen_, _PASSES

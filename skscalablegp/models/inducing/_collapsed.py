@@ -138,10 +138,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     excess = whitened.covariance[0] - eye
     for X, Y, extra in blocks():
         K = KernelValues(
-            None,
-            kernel.cross(theta, Z, X),
-            kernel.diag(theta, X),
-            kernel.noise(theta, X) + extra,
+            None, kernel.cross(theta, Z, X), kernel.diag(theta, X), kernel.noise(theta, X) + extra
         )
         with torch.no_grad():
             # A rather than k(Z, Z)^-1, whose rounding errors grow with the condition number and

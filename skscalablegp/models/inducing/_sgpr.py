@@ -35,13 +35,7 @@ from ...core.training import (
 from ...linalg.gradients import GPProblem
 from ._base import planned_points
 from ._bound import NaturalBelief
-from ._collapsed import (
-    BLOCK_ROWS,
-    InducingGradient,
-    check_noise,
-    collapsed_bound,
-    problem_blocks,
-)
+from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
 from ._posterior import InducingPosterior
 from ._selection import select_inducing
 from ._training import CANDIDATES, START_ROWS, START_STEPS, point_units
@@ -274,10 +268,7 @@ class SGPRRegressor(TableRegressorBase):
                 n_iter=start.n_iter + (0 if whole else result.n_iter),
                 planned=result.planned,
             )
-            run.reports(
-                jitter=jitter,
-                summary=f"{m} inducing points in float64 on {run.device}",
-            )
+            run.reports(jitter=jitter, summary=f"{m} inducing points in float64 on {run.device}")
         return self
 
     _objective = "lower_bound_"
