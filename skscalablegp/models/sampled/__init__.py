@@ -7,18 +7,3 @@ from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
 from ._site import Site
 from ._support import SupportRows
-
-__all__ = [
-    "BasisDraw",
-    "Control",
-    "Projection",
-    "QSGPClassifier",
-    "QSGPRegressor",
-    "QSRVMRegressor",
-    "SeededFourier",
-    "Site",
-    "Squares",
-    "SupportRows",
-    "sampled_gradient",
-    "sampled_loss",
-]
