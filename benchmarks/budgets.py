@@ -6,7 +6,7 @@
 
 Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
 SIGINT after each of so many seconds and reports those that the process went on for. Run it on a
-quiet machine: the load stands in every line. On a busy one ``--clock cpu`` has one thread, whose
+quiet machine: every line has the load. On a busy one ``--clock cpu`` has one thread, whose
 processor seconds are the clock of budgets, too. ``--memory 3`` limits the addresses of the process
 to 3 GiB.
 """

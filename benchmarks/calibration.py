@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask whether default intervals hold what they say: one line of JSON an estimator and problem.
+"""Measure the calibration of default intervals: one line of JSON for each estimator and problem.
 
     python benchmarks/calibration.py --quick                       # problems of up to 500 rows
     python benchmarks/calibration.py --estimator QSGPRegressor     # all 40 problems

@@ -1,4 +1,4 @@
-"""What compare.py measures the package against: three regressors with a time budget and a seed.
+"""Baselines of compare.py: three regressors with a time budget and a seed.
 
 `budget` is a callable: true when the time is up.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cholesky factors and inverses: LAPACK's own against tiles over workers; one JSON line a case.
+"""Time Cholesky factors and inverses by LAPACK and in tiles over workers: one JSON line a case.
 
     python benchmarks/factors.py --rows 2000 4000 8000 --workers 1 2 --busy 0 2
 

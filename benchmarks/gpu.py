@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a GPU does with today's operators, in parts of less than eight minutes, as lines of JSON.
+"""Measure the operators on a GPU, in parts of less than eight minutes, as lines of JSON.
 
     python benchmarks/gpu.py --part entries
     python benchmarks/gpu.py --part exact

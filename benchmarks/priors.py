@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask whether small tables should have priors by default: a line of JSON a set, size and prior.
+"""Measure default priors of small tables: a line of JSON for each set, size and prior.
 
     python benchmarks/priors.py                          # all, about twenty minutes on one core
     python benchmarks/priors.py --sets friedman --rows 60 --prior none lengths

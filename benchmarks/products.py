@@ -8,7 +8,7 @@
 The ways take turns, so that whatever else the machine does falls on all of them:
 
 whole           distances of all pairs by torch.cdist, the Matern-3/2 function of the whole matrix,
-                one product: what one writes first
+                one product: the straightforward implementation
 whole_in_place  the same without temporary copies
 tiled           KernelOperator, tiles that fit the cache, each pair of rows evaluated once
 kept            KernelOperator that keeps H: the product alone

@@ -1,4 +1,4 @@
-"""What rivals.py races: each is a class with ``fit`` and ``distribution`` or ``predict``.
+"""Rivals of rivals.py: classes with ``fit`` and ``distribution`` or ``predict``.
 
 `budget` is not used: rivals end by themselves, and what they took is in the line.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Race the rivals that users of tables know against what the guide recommends: one line a cell.
+"""Compare well-known rivals with the recommended estimators: one line of JSON a cell.
 
     pip install -e ".[rivals]"
     python benchmarks/rivals.py                                   # all, on the six larger sets

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What randomised truncation costs, and what a search over its laws finds, as lines of JSON.
+"""The cost of randomised truncation, and a search over its distributions, as lines of JSON.
 
     python benchmarks/truncation.py cost --dataset bike
     python benchmarks/truncation.py search --dataset pol --n 3000
     python benchmarks/truncation.py search --n 1500 --methods exponential:20 exponential:40
 
 cost   seconds, variance, epochs and peak memory of a gradient at the starting hyperparameters
-search the search of the README over the four laws of truncation: mean score on three folds,
+search a search over the four distributions of truncation: mean score on three folds,
        hyperparameters after a refit on all rows, and the share of steps that did cut a series
 
 Methods of a search are the laws' names, with LAW:K for a preconditioner whose rank is the rows of

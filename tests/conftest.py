@@ -1,4 +1,4 @@
-"""What every test shares: checked shapes, repeatable examples, the folder of data sets."""
+"""Setup of all tests: checked shapes, repeatable examples, the folder of data sets."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def data_folder():
 
 @pytest.fixture
 def set_workers(monkeypatch):
-    """A function that sets the number of workers, whatever the machine has."""
+    """A function that sets the number of workers, regardless of the machine."""
     from skscalablegp.linalg.parallel import _pool
 
     before, counted = torch.get_num_threads(), joblib.cpu_count

@@ -1,4 +1,4 @@
-"""What holds of the repository as a whole: layers, names, version, configuration, benchmarks."""
+"""Tests of the whole repository: layers, names, version, configuration, benchmarks."""
 
 import ast
 import configparser

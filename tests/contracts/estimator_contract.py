@@ -1,4 +1,4 @@
-"""What every public estimator keeps: one table, one suite.
+"""The contract of all public estimators: one table and one suite.
 
 A new estimator joins with one `Row` in ``ROWS`` of ``tests/contracts/test_contract.py``; what it
 cannot do is said in the row, never in a test. scikit-learn's own checks run over the same table.
@@ -180,7 +180,7 @@ def fitted(row: Row, **params: Any) -> tuple[BaseEstimator, np.ndarray]:
 
 
 def _columns_of(kernel: Any) -> list[Any]:
-    """What the kernels on columns in an expression see."""
+    """The columns on which the kernels of an expression depend."""
     parts = [kernel, *kernel.get_params().values()]
     return [c for p in parts if isinstance(p, Columns) for c in np.atleast_1d(p.columns).tolist()]
 

@@ -1,4 +1,4 @@
-"""One fit: what every estimator keeps at every stage, on the path that larger tables take.
+"""The contract of fits: the promises of every estimator, with the methods of large tables.
 
 Each row is an estimator whose settings reach its real path on a small table.
 """

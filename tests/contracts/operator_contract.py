@@ -1,4 +1,4 @@
-"""What every operator must do, whatever it stores.
+"""The contract of linear operators.
 
 A new one is one `OperatorRow` in ``tests/operators/test_operator_contract.py``. The oracle is
 scikit-learn: H and its noise from the kernel's values, dH from ``eval_gradient=True``, float64.

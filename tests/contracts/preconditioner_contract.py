@@ -1,4 +1,4 @@
-"""What every preconditioner must do.
+"""The contract of preconditioners.
 
 A new one is one row in ``tests/preconditioners/test_preconditioner_contract.py``.
 """

@@ -1,4 +1,4 @@
-"""What every solver must do, whatever its method.
+"""The contract of solvers.
 
 A new solver is one `SolverRow` in ``tests/solvers/test_solver_contract.py``.
 """

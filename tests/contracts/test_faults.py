@@ -1,4 +1,4 @@
-"""Refits that fail anywhere: the estimator then is what it was, or the new model, never a mixture.
+"""Refits that fail anywhere leave the old model or the new one, never a mixture.
 
 The fast profile injects one fault and one signal into every estimator; ``make faults`` many.
 """

@@ -1,4 +1,4 @@
-"""Time budgets: what training leaves to the parts of a fit that follow it."""
+"""Time budgets: the part that is reserved for the computations after training."""
 
 import warnings
 

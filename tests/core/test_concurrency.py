@@ -1,4 +1,4 @@
-"""Fits in several threads and processes at once: what each of them finds is what it finds alone."""
+"""Fits in several threads and processes at once have the same results as alone."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Defaults on small tables: what approximates the exact process on large ones is it on these."""
+"""Default settings on small tables: approximate estimators compute the exact process."""
 
 import pickle
 

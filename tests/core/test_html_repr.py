@@ -1,4 +1,4 @@
-"""What notebooks show of a fitted estimator."""
+"""The HTML representation of fitted estimators."""
 
 from html import escape, unescape
 

@@ -1,4 +1,4 @@
-"""Kernels that leave nothing to learn, and variances that a precision cannot hold."""
+"""Kernels of noise alone, and variances out of the range of the precision."""
 
 import numpy as np
 import pytest

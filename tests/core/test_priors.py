@@ -1,4 +1,4 @@
-"""Priors of hyperparameters: densities, and their place in what training maximises."""
+"""Priors of hyperparameters: densities, and their effect on the objective of training."""
 
 import numpy as np
 import pytest

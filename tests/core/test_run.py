@@ -1,4 +1,4 @@
-"""One fit: its commit, what it undoes, what it reports and warns of."""
+"""FitRun: commit and restoration, the report and the warnings."""
 
 import pickle
 import warnings

@@ -1,4 +1,4 @@
-"""The stages of training: settings that fail before them, and what an interrupt leaves."""
+"""The stages of training: early errors, and the state after an interrupt."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The outer loop: what it returns however it ends."""
+"""The outer loop of training: its result for every way of ending."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Checked input: what passes, and that each error names the value and the way out."""
+"""Validation of input: accepted values, and errors that name the value and the remedy."""
 
 import numpy as np
 import pytest

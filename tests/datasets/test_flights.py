@@ -1,4 +1,4 @@
-"""fetch_flights: joins that lose nothing, and no predictor from after departure."""
+"""fetch_flights: joins without lost rows, and no predictors from after departure."""
 
 import builtins
 import importlib.util

@@ -1,4 +1,4 @@
-"""fetch_uci: the offline folder, the cache and downloads, with nothing taken on trust."""
+"""fetch_uci: the offline folder, the cache and downloads, with verified checksums."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""What scikit-learn's regressor does, and its own tests do not ask: with the import exchanged."""
+"""Behaviour of scikit-learn's regressor beyond its own tests, with the import exchanged."""
 
 import pickle
 import warnings

@@ -1,4 +1,4 @@
-"""Networks as pure functions of their tensors, and what is refused."""
+"""Networks as pure functions of their tensors, and the errors for unsuitable ones."""
 
 import pickle
 

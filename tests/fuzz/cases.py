@@ -1,4 +1,4 @@
-"""Cases of the fuzz suite: an estimator, a kernel, a table in some container, and what must hold.
+"""Cases of the fuzz suite: an estimator, a kernel, a table in some container, and the assertions.
 
 Every case ends in finite predictions with positive standard deviations, or in an error of this
 package or of scikit-learn's validation that says what to do. Afterwards the same estimator fits a
@@ -304,7 +304,7 @@ def contained(X: np.ndarray, container: str) -> Any:
 
 
 def check_answers(model: Any, X_new: Any, m: int, positive: bool) -> None:
-    """All that a fitted model says about rows is finite."""
+    """All predictions of a fitted model are finite."""
     if hasattr(model, "predict_proba"):
         P = model.predict_proba(X_new)
         assert np.isfinite(P).all() and (P >= 0).all(), P
@@ -382,7 +382,7 @@ def is_ours(error: BaseException, model: Any) -> bool:
 
 
 def outcome(case: Case) -> str:
-    """What a case ends in, "predicts" or an error of ours; AssertionError for anything else."""
+    """The result of a case: "predicts", or an error of this package; else an AssertionError."""
     model = ESTIMATORS[case.name]()
     classes = hasattr(model, "predict_proba")
     plain = model.get_params(deep=False)

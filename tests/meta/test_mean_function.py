@@ -1,4 +1,4 @@
-"""A process on what another regressor leaves."""
+"""MeanFunctionRegressor: a Gaussian process of the residuals of another regressor."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the contract does not ask: two ways of multiplying, closed forms, new rows, memory."""
+"""Kernel operators beyond the contract: ways of multiplying, closed forms, new rows, memory."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What is particular to conjugate gradients."""
+"""Properties of conjugate gradients beyond the contract."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is particular to the direct method."""
+"""Properties of the Cholesky solver beyond the contract."""
 
 import pytest
 import torch

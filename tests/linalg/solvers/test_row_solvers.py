@@ -1,4 +1,4 @@
-"""What is particular to the solvers that read rows, and to block conjugate gradients."""
+"""Properties of row-based solvers and of block conjugate gradients beyond the contract."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Truncation distributions, and the unbiasedness of what they weight: z-scores, no tolerances."""
+"""Truncation distributions, and the unbiasedness of weighted series by z-scores."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Deep kernels: what the fit leaves is an exact Gaussian process on the trained features."""
+"""Deep kernels: the fitted model is the exact Gaussian process on the trained features."""
 
 import pickle
 import time

@@ -1,4 +1,4 @@
-"""How fits and streams of rows end, and what they leave and report."""
+"""How fits and streams end: the state, the report and the warnings."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Sparse variational estimators: their limits, their options, and what they say of themselves."""
+"""Sparse variational estimators: limiting cases, options and reports."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What the solve at the trained hyperparameters leaves behind: likelihoods and samples."""
+"""Results of the final solve: likelihoods and samples."""
 
 import numpy as np
 import pytest

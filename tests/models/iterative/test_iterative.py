@@ -1,4 +1,4 @@
-"""IterativeGPRegressor against scikit-learn's GaussianProcessRegressor, and what only it does."""
+"""IterativeGPRegressor against scikit-learn's GaussianProcessRegressor, and its own features."""
 
 import inspect
 import re

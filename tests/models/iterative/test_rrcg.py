@@ -1,4 +1,4 @@
-"""RRCGRegressor: settings that reach the training, searches over them, and what it learns."""
+"""RRCGRegressor: settings of training, searches over them, and the trained hyperparameters."""
 
 import pickle
 import warnings

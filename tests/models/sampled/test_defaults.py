@@ -1,4 +1,4 @@
-"""What sampled models choose by default, and whether their intervals hold what they say."""
+"""Sampled models: default choices, and the coverage of their intervals."""
 
 import numpy as np
 import pytest
