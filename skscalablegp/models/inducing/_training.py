@@ -27,7 +27,7 @@ START_STEPS = 50
 # Starting values of the noise, relative to the target's mean square, and rows that decide.
 _NOISE = (1e-4, 5e-4, 2e-3, 5e-3, 0.015)
 # If the first number is the best noise, training starts at the second.
-_MUCH_NOISE = ((0.3, 0.03), (1.0, 0.06))
+_MUCH_NOISE = ((0.06, 0.015), (0.1, 0.015), (0.3, 0.03), (1.0, 0.06))
 _NOISE_ROWS = 4096
 _CHECKS = 20
 # Largest change of a belief that counts as converged, when rows are added.
@@ -76,10 +76,10 @@ def best_noise(
     """The default kernel's theta with a noise, its last entry, that suits the inducing points.
 
     The exact likelihood of a few rows chooses less noise than inducing points need. The noise is
-    therefore the best on a grid, by the collapsed bound of some thousand rows plus the prior. The
-    grid is low, since the points explain more once training has moved them, which high noise would
-    prevent. If much more noise is even better, training starts at a higher value, since its steps
-    could not raise the noise that far.
+    therefore the best on a grid, by the collapsed bound of some thousand rows plus the prior.
+    Training starts below the larger values of the grid, since the points explain more once it has
+    moved them, which high noise would prevent, but not so far below that its steps could not
+    return.
     """
     chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))

@@ -1,6 +1,8 @@
 """Sparse variational estimators: limiting cases, options and reports."""
 
+import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, StudentT
-from skscalablegp.models.inducing import _sgpr
+from skscalablegp.models.inducing import _sgpr, _training
 from skscalablegp.models.inducing._stepper import (
     SparseModel,
     SparseRows,
@@ -369,3 +371,25 @@ def test_inducing_points_are_finite_and_at_least_one(Model, inducing, message):
     X, y = table(40)
     with pytest.raises(ValueError, match=message):
         Model(inducing=inducing).fit(X, y > 0)
+
+
+@pytest.mark.parametrize(
+    "best, start",
+    [(0.002, 0.002), (0.05, 0.015), (0.1, 0.015), (0.3, 0.03), (0.9, 0.06)],
+)
+def test_training_starts_at_a_noise_that_its_steps_can_leave(monkeypatch, best, start):
+    # A start at .03 where the bound is best at .06 cost 4,000 rows of pol .145 nats a test row.
+    unit = 2.5
+
+    def bound(kernel, theta, Z, blocks):
+        return SimpleNamespace(value=-((float(theta[-1]) - math.log(best * unit)) ** 2))
+
+    monkeypatch.setattr(_training, "collapsed_bound", bound)
+    train = stepper({})
+    theta = train.model.kernel.theta0.clone()
+    theta[-1] = math.log(1e-4 * unit)
+    chosen = _training.best_noise(
+        train.model, theta, torch.zeros(1, 2), train.rows, unit, torch.Generator().manual_seed(0)
+    )
+    assert_allclose(chosen[:-1], theta[:-1])
+    assert_allclose(chosen[-1], math.log(start * unit))
