@@ -2,6 +2,7 @@
 """Every combination rule and partition of PoERegressor under one kernel: a line of JSON each.
 
     python benchmarks/experts.py --datasets pol protein --n-train 6000
+    python benchmarks/experts.py --datasets kin40k --n-train 0 --rules gpoe --nearest 1 2 4 8 0
 
 The kernel is trained once, on random parts; rules then differ in nothing else. Seconds are of the
 processor: factorising the parts, and means with deviations of all test rows.
@@ -15,6 +16,7 @@ import platform
 import shlex
 import sys
 import time
+from itertools import product
 
 
 def main(argv=None):
@@ -34,9 +36,10 @@ def main(argv=None):
         X, X_test, y, y_test = load(dataset, args.split, args.n_train, args.seed)
         shared = dict(expert_size=args.expert_size, random_state=args.seed)
         kernel = PoERegressor(**shared, max_iter=args.max_iter).fit(X, y).kernel_
-        for combination in COMBINATIONS:
-            for partition in ("random", "kmeans"):
+        for combination, nearest in product(args.rules or COMBINATIONS, args.nearest):
+            for partition in ("random", "kmeans") if nearest == 0 else ("kmeans",):
                 rule = dict(combination=combination, partition=partition)
+                rule["n_experts"] = nearest or len(X)
                 start = time.process_time()
                 model = PoERegressor(kernel, optimizer=None, **shared, **rule).fit(X, y)
                 fitted = time.process_time()
@@ -47,8 +50,8 @@ def main(argv=None):
                     split=args.split,
                     n_train=len(X),
                     n_test=len(X_test),
-                    **rule,
-                    n_experts=len(model.experts_),
+                    **rule | dict(n_experts=model.n_experts_),
+                    n_parts=len(model.experts_),
                     **scores(y_test, dict(mean=mean, std=std)),
                     factor_cpu_seconds=round(fitted - start, 2),
                     predict_cpu_seconds=round(time.process_time() - fitted, 2),
@@ -70,6 +73,10 @@ def parse_args(argv):
     parser.add_argument("--datasets", nargs="+", default=["pol", "protein"], metavar="NAME")
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--n-train", type=int, default=6000, metavar="N", help="rows (0: all)")
+    parser.add_argument("--rules", nargs="+", help="all by default")
+    parser.add_argument(
+        "--nearest", nargs="+", type=int, default=[0], help="experts that predict a row (0: all)"
+    )
     parser.add_argument("--expert-size", type=int, default=1024)
     parser.add_argument("--max-iter", type=int, default=8, help="steps that train the kernel")
     parser.add_argument("--seed", type=int, default=0)

@@ -184,6 +184,8 @@ combination
     Rule that combines the predictions of the experts.
 expert_size
     Number of training rows of an expert.
+n_experts
+    Number of experts that predict a row, those nearest to it.
 partition
     Method that divides the rows among the experts.
 share_hyperparameters
@@ -332,6 +334,7 @@ PARAMETERS: dict[str, list[Any]] = {
     # Experts.
     "combination": [StrOptions({"poe", "gpoe", "bcm", "rbcm", "grbcm"})],
     "expert_size": [_COUNT, _AUTO],
+    "n_experts": [_COUNT, _AUTO],
     "partition": [StrOptions({"random", "kmeans"})],
     "share_hyperparameters": ["boolean"],
     "n_jobs": [Integral, None],

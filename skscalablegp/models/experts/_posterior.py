@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.posteriors import (
@@ -17,11 +16,14 @@ from ...core.posteriors import (
     MeanAndVariance,
     Posterior,
 )
+from ...linalg.operators import KernelOperator
 from ...linalg.parallel import run
 
 # New rows that an expert predicts at a time, and rows of the inverse factor in one product.
 _ROWS = 1024
 _BLOCK = 128
+# Rows of an expert whose distances from a new row say how near the expert is.
+_SHOWN = 64
 # Training rows at which single precision is checked, and its largest relative error there.
 _CHECKED_ROWS, _RELATIVE_ERROR = 32, 1e-3
 
@@ -35,7 +37,7 @@ class Combination(NamedTuple):
     variance : Tensor of shape (m,)
         Latent.
     beta : Tensor of shape (k, m)
-        The power to which each expert's density was raised.
+        The power to which the density of each of a row's experts was raised.
     """
 
     mean: Float[Tensor, "m t"]
@@ -235,6 +237,16 @@ class ExpertPosterior(ExactPosterior):
         if not bool((error <= _RELATIVE_ERROR * exact).all()):
             self.inverse = None
 
+    def similarity(self, X: Float[Tensor, "m d"], n_common: int) -> Float[Tensor, " m"]:
+        """The largest prior correlation with one of a few rows of the part's own."""
+        rows = self.operator.X[n_common:]
+        shown = KernelOperator(
+            self.operator.kernel, self.operator.theta, rows[:: max(1, len(rows) // _SHOWN)]
+        )
+        cross, own = shown.cross(X), shown.cross(shown.X).prior_diag()
+        found = (cross.to_dense() / own.sqrt()).amax(1) / cross.prior_diag().sqrt()
+        return found.nan_to_num()
+
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         if self.inverse is None:
             return super().mean_and_variance(X)
@@ -267,42 +279,76 @@ class ExpertsPosterior(Posterior):
         A name of `COMBINATIONS`.
     parts : sequence of ndarray
         The rows of the table that each expert has.
+    n_experts : int
+        Number of experts that predict a row: those nearest to it, by the kernel. With "grbcm", the
+        global one is always one of them.
 
     Notes
     -----
-    The mean of a row needs every expert's variance, so that a row costs sum_k n_k^2 operations with
-    or without variances.
+    The mean of a row needs the variances of its experts, so that a row costs sum_k n_k^2 operations
+    over them with or without variances.
     """
 
     def __init__(
-        self, experts: Sequence[ExpertPosterior], combination: str, parts: Sequence[np.ndarray]
+        self,
+        experts: Sequence[ExpertPosterior],
+        combination: str,
+        parts: Sequence[np.ndarray],
+        n_experts: int,
     ):
         self.experts, self.combination, self.parts = list(experts), combination, parts
+        self._q = min(n_experts, len(self.experts))
         first = self.experts[0]
         self.dtype, self.device = first.dtype, first.device
         # Two blocks of the largest expert, and the moments of all experts.
-        widest = max(expert.width for expert in self.experts)
+        widest = max(max(expert.width for expert in self.experts), _SHOWN)
         self.width = 2 * widest + len(self.experts) * (first.weights.shape[1] + 2)
 
     def combine(self, X: Float[Tensor, "m d"]) -> Combination:
         """The combined mean and latent variance."""
-        return self._combined(X, *self._each(X))
+        chosen = self._nearest(X)
+        return self._combined(X, chosen, *self._each(X, chosen))
 
-    def _each(self, X: Float[Tensor, "m d"]) -> tuple[Float[Tensor, "k m t"], Float[Tensor, "k m"]]:
-        """The means and latent variances of all experts."""
-        parts = [slice(i, i + _ROWS) for i in range(0, max(len(X), 1), _ROWS)]
-        cells = list(product(self.experts, parts))
-        both = run([partial(e.mean_and_variance, X[part]) for e, part in cells], self.device)
-        means, variances = (
-            torch.cat(part).unflatten(0, (len(self.experts), len(X)))
-            for part in zip(*both, strict=True)
-        )
+    def _nearest(self, X: Float[Tensor, "m d"]) -> Int[Tensor, "q m"]:
+        """The numbers of each row's experts, in ascending order."""
+        k = len(self.experts)
+        if self._q == k:
+            return torch.arange(k, device=self.device)[:, None].expand(k, len(X))
+        common = len(self.parts[0]) if self.combination == "grbcm" else 0
+        tasks = [
+            partial(expert.similarity, X, common if number else 0)
+            for number, expert in enumerate(self.experts)
+        ]
+        near = torch.stack(run(tasks, self.device))
+        if common:
+            near[0] = torch.inf
+        return near.topk(self._q, dim=0).indices.sort(dim=0).values
+
+    def _each(
+        self, X: Float[Tensor, "m d"], chosen: Int[Tensor, "q m"]
+    ) -> tuple[Float[Tensor, "q m t"], Float[Tensor, "q m"]]:
+        """The means and latent variances of each row's experts."""
+        cells = [
+            (expert, places)
+            for k, expert in enumerate(self.experts)
+            for places in (chosen == k).nonzero().split(_ROWS)
+            if len(places)
+        ]
+        found = run([partial(e.mean_and_variance, X[at[:, 1]]) for e, at in cells], self.device)
+        variances = X.new_empty(chosen.shape, dtype=self.dtype)
+        means = variances.new_empty(*chosen.shape, self.experts[0].weights.shape[1])
+        for (_, places), (mean, variance) in zip(cells, found, strict=True):
+            at = tuple(places.T)
+            means[at], variances[at] = mean, variance
         return means, variances
 
-    def _combined(self, X: Float[Tensor, "m d"], means: Tensor, variances: Tensor) -> Combination:
-        if len(self.experts) == 1:
+    def _combined(
+        self, X: Float[Tensor, "m d"], chosen: Tensor, means: Tensor, variances: Tensor
+    ) -> Combination:
+        if len(chosen) == 1:
             return Combination(means[0], variances[0], torch.ones_like(variances))
         priors = torch.stack([expert.cross(X).prior_diag() for expert in self.experts])
+        priors = priors.gather(0, chosen)
         # At training rows without noise the variance is zero, and its inverse infinite.
         variances = variances.clamp_min(torch.finfo(variances.dtype).eps * priors)
         return COMBINATIONS[self.combination](means, variances, priors)
@@ -316,17 +362,20 @@ class ExpertsPosterior(Posterior):
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
         """Experts that have a row leave it out; the others predict it as usual."""
-        means, variances = self._each(X)
+        chosen = self._nearest(X)
+        means, variances = self._each(X, chosen)
         for k, (part, expert) in enumerate(zip(self.parts, self.experts, strict=True)):
             order = np.argsort(part)
             places = np.searchsorted(part, rows.cpu().numpy(), sorter=order).clip(max=len(part) - 1)
             places = torch.as_tensor(order[places], device=rows.device)
-            inside = (torch.as_tensor(part, device=rows.device)[places] == rows).nonzero()[:, 0]
+            inside = torch.as_tensor(part, device=rows.device)[places] == rows
+            inside = (inside & (chosen == k).any(0)).nonzero()[:, 0]
             inside = inside[places[inside].argsort()]
             own = places[inside], X[inside], Y[inside], noise[inside]
-            means[k, inside], total = expert.leave_one_out(*own)
-            variances[k, inside] = (total - noise[inside]).clamp_min(0)
-        combined = self._combined(X, means, variances)
+            slots = (chosen[:, inside] == k).byte().argmax(0)
+            means[slots, inside], total = expert.leave_one_out(*own)
+            variances[slots, inside] = (total - noise[inside]).clamp_min(0)
+        combined = self._combined(X, chosen, means, variances)
         return combined.mean, combined.variance + noise
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
@@ -353,9 +402,11 @@ class ExpertsPosterior(Posterior):
                 f"defines no joint distribution of {len(self.experts)} experts: use "
                 "return_std=True, or combination='gpoe'."
             )
-        combined = self.combine(X)
+        chosen = self._nearest(X)
+        combined = self._combined(X, chosen, *self._each(X, chosen))
+        betas = X.new_zeros(len(self.experts), len(X)).scatter_(0, chosen, combined.beta)
         total = X.new_zeros(len(X), len(X))
-        for expert, beta in zip(self.experts, combined.beta, strict=True):
+        for expert, beta in zip(self.experts, betas, strict=True):
             own = expert.covariance(X)
             variance = own.diagonal().clamp_min(
                 torch.finfo(own.dtype).eps * expert.cross(X).prior_diag()

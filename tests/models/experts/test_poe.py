@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import joblib
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -246,6 +247,60 @@ def test_equal_columns_can_be_cut():
 
 
 # ------------------------------------------------------------------ joint predictions
+
+
+def combined_by_hand(rule, x, parts, X, y):
+    """Mean and latent variance at a row from exact processes of some parts."""
+    models = [GaussianProcessRegressor(KERNEL, optimizer=None).fit(X[p], y[p]) for p in parts]
+    found = [model.predict(x[None], return_std=True) for model in models]
+    means = torch.tensor(np.array([mean for mean, _ in found]))[:, :, None]
+    latent = torch.tensor(np.array([std**2 for _, std in found])) - 0.05
+    combined = COMBINATIONS[rule](means, latent, torch.full_like(latent, 1.5))
+    return float(combined.mean), float(combined.variance)
+
+
+@pytest.mark.parametrize("rule", ["gpoe", "rbcm", "grbcm"])
+def test_a_row_is_predicted_by_its_nearest_experts(rule):
+    X, y, X_new = table()
+    model = poe(combination=rule, expert_size=15, n_experts=3, optimizer=None).fit(X, y)
+    scaled, scaled_new = X / [0.8, 1.2], X_new / [0.8, 1.2]
+    own = list(model.experts_)
+    if rule == "grbcm":
+        own[1:] = [part[15:] for part in own[1:]]
+    for x, near, mean, std in zip(
+        X_new, scaled_new, *model.predict(X_new, return_std=True), strict=True
+    ):
+        apart = np.array([np.linalg.norm(scaled[part] - near, axis=1).min() for part in own])
+        if rule == "grbcm":
+            apart[0] = 0  # the global expert
+        parts = [model.experts_[k] for k in np.sort(np.argsort(apart)[:3])]
+        expected = combined_by_hand(rule, x, parts, X, y)
+        assert (mean, std**2 - 0.05) == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_left_out_are_predicted_by_their_nearest_experts():
+    X, y, _ = table()
+    model = poe(expert_size=15, n_experts=2, optimizer=None, normalize_y=False).fit(X, y)
+    rows, mean, std = model._left_out(X, y, None, np.arange(len(X)))
+    scaled = X / [0.8, 1.2]
+    for i in (0, 40, 77):
+        apart = [np.linalg.norm(scaled[part] - scaled[i], axis=1).min() for part in model.experts_]
+        parts = [np.setdiff1d(model.experts_[k], i) for k in np.sort(np.argsort(apart)[:2])]
+        expected = combined_by_hand("gpoe", X[i], parts, X, y)
+        assert (mean[i], std[i] ** 2 - 0.05) == pytest.approx(expected, rel=1e-4)
+
+
+def test_auto_predicts_with_a_few_experts_where_the_paper_does_not_say_all():
+    X, y, X_new = table()
+    settings = dict(expert_size=15, optimizer=None)
+    few, every = poe(**settings).fit(X, y), poe(**settings, n_experts=100).fit(X, y)
+    assert (few.n_experts_, every.n_experts_, len(every.experts_)) == (4, 8, 8)
+    assert few.fit_report_.choices["n_experts"].value == 4
+    for other in (dict(combination="rbcm"), dict(partition="random")):
+        assert poe(**settings, **other).fit(X, y).n_experts_ == 8
+    cov = few.predict(X_new, return_cov=True)[1]
+    assert_allclose(np.sqrt(np.diag(cov)), few.predict(X_new, return_std=True)[1], rtol=1e-6)
+    assert np.linalg.eigvalsh(cov).min() > 0
 
 
 @pytest.mark.parametrize("combination", ["poe", "gpoe"])
