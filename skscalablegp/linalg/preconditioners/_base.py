@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -66,6 +67,7 @@ class PreconditionerConfig(BaseEstimator, ABC):
         """
 
 
+@dataclass(frozen=True, eq=False)
 class IdentityPreconditioner(Preconditioner):
     """P = I, with which a preconditioned method is the plain method.
 
@@ -75,18 +77,14 @@ class IdentityPreconditioner(Preconditioner):
         Number of rows.
     dtype : torch.dtype, default=torch.float64
         Precision of the draws of ``sample``.
-    device : torch.device or str, default="cpu"
+    device : torch.device, default=the CPU
         Device of the draws of ``sample``.
     """
 
+    n: int
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
     rank = 0
-
-    def __init__(
-        self, n: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-    ):
-        self.n = n
-        self.dtype = dtype
-        self.device = torch.device(device)
 
     def solve(self, R: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         return R.clone()

@@ -28,6 +28,10 @@ _SHOWN = 64
 _CHECKED_ROWS, _RELATIVE_ERROR = 32, 1e-3
 
 
+# Of k experts at m rows.
+Means, Variances = Float[Tensor, "k m t"], Float[Tensor, "k m"]
+
+
 class Combination(NamedTuple):
     """A combined prediction.
 
@@ -45,9 +49,7 @@ class Combination(NamedTuple):
     beta: Float[Tensor, "k m"]
 
 
-def poe(
-    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
-) -> Combination:
+def poe(mean: Means, variance: Variances, prior: Variances) -> Combination:
     r"""The product of the experts' densities, which is far too confident if there are many experts.
 
     Parameters
@@ -71,9 +73,7 @@ def poe(
     return _product(mean, variance, torch.ones_like(variance))
 
 
-def gpoe(
-    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
-) -> Combination:
+def gpoe(mean: Means, variance: Variances, prior: Variances) -> Combination:
     r"""The product of powers that sum to 1 and are larger for experts with more information.
 
     The powers are the reductions of entropy :math:`\frac12\log(p_k / v_k)`, divided by their sum.
@@ -99,9 +99,7 @@ def gpoe(
     return _product(mean, variance, beta / beta.sum(0))
 
 
-def bcm(
-    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
-) -> Combination:
+def bcm(mean: Means, variance: Variances, prior: Variances) -> Combination:
     r"""The Bayesian committee machine: the product divided by the common prior to the power k - 1.
 
     Parameters
@@ -121,9 +119,7 @@ def bcm(
     return _product(mean, variance, torch.ones_like(variance), base)
 
 
-def rbcm(
-    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
-) -> Combination:
+def rbcm(mean: Means, variance: Variances, prior: Variances) -> Combination:
     r"""The robust Bayesian committee machine: powers :math:`\frac12\log(p / v_k)`, not normalised.
 
     Parameters
@@ -147,9 +143,7 @@ def rbcm(
     return _product(mean, variance, beta, base)
 
 
-def grbcm(
-    mean: Float[Tensor, "k m t"], variance: Float[Tensor, "k m"], prior: Float[Tensor, "k m"]
-) -> Combination:
+def grbcm(mean: Means, variance: Variances, prior: Variances) -> Combination:
     r"""The generalised robust Bayesian committee machine, which divides by a global expert.
 
     The first expert has a random part of the table, and every other one has that part and its own.

@@ -9,7 +9,6 @@ import torch
 from ..._compat import fit_context
 from ...core import FactorBudget, FitRun, GPRegressorBase, StageSettings, train_or_report
 from ...core.posteriors import Posterior
-from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
@@ -205,7 +204,6 @@ class SSRFFRegressor(GPRegressorBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
-            self._check_optimizer()
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel)
@@ -226,13 +224,6 @@ class SSRFFRegressor(GPRegressorBase):
                 summary=f"gradients from random features, exact predictions on {run.device}",
             )
         return self
-
-    def _check_optimizer(self) -> None:
-        if self.optimizer is not None and resolve_optimizer(self.optimizer).exact_only:
-            raise ValueError(
-                f"optimizer={self.optimizer!r} needs exact values and gradients, but those of "
-                "SSRFFRegressor are noisy: use optimizer='adam', an Adam object, or None."
-            )
 
     def _gradient(self, kernel: TorchKernel, n: int, run: FitRun) -> SingleSampleGradient:
         """The gradient estimator; refuses kernels without features and tables too large."""

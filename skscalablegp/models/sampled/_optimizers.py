@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from torch import Tensor
 from ...kernels import TorchKernel
 
 
+@dataclass(eq=False)
 class SparseOptimizer(ABC):
     """Turns a gradient of the drawn entries into a change of the same entries.
 
@@ -28,16 +30,11 @@ class SparseOptimizer(ABC):
         that are done, the rate follows it.
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        decay: float = 1.0,
-        n_steps: int = 1,
-        spent: Callable[[], float] | None = None,
-    ):
-        self.learning_rate, self.decay, self.n_steps = learning_rate, decay, n_steps
-        self.spent = spent
-        self.done = 0
+    learning_rate: float
+    decay: float = 1.0
+    n_steps: int = 1
+    spent: Callable[[], float] | None = None
+    done = 0
 
     def rate(self) -> float:
         """The current learning rate."""

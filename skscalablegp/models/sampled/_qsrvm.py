@@ -19,17 +19,16 @@ from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import scaling_of
 from ._basis import KernelFunctions
-from ._dictionary import Dictionary, own_values
 from ._exact import exact_process
 from ._fit import Fit
 from ._plan import Settings, make_plan
+from ._posterior import fitted_scale
 from ._process import ProcessMap, ProcessPosterior
 from ._qsgp import QSGPRegressor
-from ._relevance import RelevanceStepper
+from ._relevance import Dictionary, RelevanceStepper, own_values
 from ._site import Site
 from ._start import Start, first_rows, trained_start
 from ._steps import make_stepper
-from ._trained import fitted_scale
 
 # Number of functions whose precisions are trained by full batches. Larger dictionaries are first
 # reduced by steps, or to the second number where there is no time for steps.

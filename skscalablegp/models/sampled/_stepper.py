@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,14 +38,6 @@ _MOST_RETREATS = 8
 _NUMBERS = 2**24
 
 
-@dataclass(frozen=True)
-class StepSizes:
-    """Numbers of rows in a step, and of blocks of basis functions in each of its draws."""
-
-    rows: int
-    blocks: int
-
-
 class SampledStepper(Stepper):
     """Shared by all steps: batches, changes of the weights, their running mean and snapshots.
 
@@ -63,7 +55,8 @@ class SampledStepper(Stepper):
     weights : SampledWeights
     squares : Tensor of shape (q, m / q)
         |phi_r|^2 over all rows.
-    sizes : StepSizes
+    n_rows, n_blocks : int
+        Numbers of rows in a step, and of blocks of basis functions in each of its draws.
     rng : numpy.random.Generator
         Generator of all draws.
     n_total : int, optional
@@ -85,7 +78,8 @@ class SampledStepper(Stepper):
         optimizer: SparseOptimizer,
         weights: SampledWeights,
         squares: Float[Tensor, "q units"],
-        sizes: StepSizes,
+        n_rows: int,
+        n_blocks: int,
         rng: np.random.Generator,
         n_total: int | None = None,
         held: np.ndarray | None = None,
@@ -94,7 +88,7 @@ class SampledStepper(Stepper):
         self.held = np.empty(0, dtype=np.int64) if held is None else held
         self.source, self.basis, self.site, self.support = source, basis, site, support
         self.flattening, self.optimizer, self.weights = flattening, optimizer, weights
-        self.squares, self.sizes, self.rng = squares, sizes, rng
+        self.squares, self.n_rows, self.n_blocks, self.rng = squares, n_rows, n_blocks, rng
         self.control_variate = control_variate
         self.n = len(source) if n_total is None else n_total
         self.t = support.Y.shape[1]
@@ -122,7 +116,7 @@ class SampledStepper(Stepper):
     def _batch(self) -> np.ndarray:
         """The numbers of a step's rows."""
         count = len(self.source) - len(self.held)
-        rows = self.rng.choice(count, min(self.sizes.rows, count), replace=False, shuffle=False)
+        rows = self.rng.choice(count, min(self.n_rows, count), replace=False, shuffle=False)
         rows.sort()
         if len(self.held):
             # From numbers among the other rows to numbers among all rows.
@@ -243,7 +237,7 @@ class QSGPStepper(SampledStepper):
             self._move_theta(site, Y, X, left, right, control)
 
     def _draw(self, X: Float[Tensor, "b d"]) -> Drawn:
-        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        part, scale = self.basis.draw(self.n_blocks, self.rng)
         phi = part.evaluate(self._theta, X)
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
@@ -283,7 +277,7 @@ class QSGPStepper(SampledStepper):
         The control variate keeps the basis of the start (appendix F.3), so that f at the support
         rows remains known.
         """
-        kernel, (third, scale) = self.support.kernel, self.basis.draw(self.sizes.blocks, self.rng)
+        kernel, (third, scale) = self.support.kernel, self.basis.draw(self.n_blocks, self.rng)
         c = self.diagonal(third.index).flatten()
         with torch.enable_grad():
             theta = self._theta.detach().requires_grad_(True)
@@ -424,10 +418,10 @@ class DualStepper(SampledStepper):
     def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
         """f at the rows, exact from all functions or estimated from drawn ones."""
         theta = self.support.theta
-        if self.sizes.blocks >= self.basis.n_units:
+        if self.n_blocks >= self.basis.n_units:
             parts = self.basis.parts(max(1, _NUMBERS // len(X)))
             return sum(p.evaluate(theta, X) @ self._own(p.index) for p in parts)
-        part, scale = self.basis.draw(self.sizes.blocks, self.rng)
+        part, scale = self.basis.draw(self.n_blocks, self.rng)
         at_support = part.evaluate(theta, self.support.X)
         draw = BasisDraw(part.evaluate(theta, X), self._own(part.index), scale, at_support)
         return self._control(cross).function(draw)

@@ -13,11 +13,11 @@ from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 from ._fit import Fit, Trained
 from ._optimizers import SampledAdam
+from ._posterior import SampledModel, fitted_scales, support_variance
 from ._site import Site, noise_of
 from ._start import support_weights
-from ._stepper import DualStepper, QSGPStepper, SampledStepper, StepSizes, head_functions
+from ._stepper import DualStepper, QSGPStepper, SampledStepper, head_functions
 from ._support import Flattening, SupportRows, support_gram
-from ._trained import SampledModel, fitted_scales, support_variance
 from ._weights import SampledWeights
 
 
@@ -69,9 +69,9 @@ def make_stepper(
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
     blocks = plan.components // (basis.per_unit * basis.block_units)
-    sizes = StepSizes(plan.rows, max(1, blocks))
+    sizes = plan.rows, max(1, blocks)
     weights = first(fit, basis, support, gram, site, head)
-    common = fit.source, basis, site, support, flattening, fit.optimizer(), weights, squares, sizes
+    common = fit.source, basis, site, support, flattening, fit.optimizer(), weights, squares, *sizes
     shared = dict(n_total=fit.n_total, control_variate=settings.control_variate)
     if dual:
         index = torch.as_tensor(fit.split()[0]).to(support.X.device)

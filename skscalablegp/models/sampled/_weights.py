@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 
+@dataclass(eq=False)
 class SampledWeights:
     """w = u + Phi_p' b: m numbers u for each column, of which steps change a few, and s numbers b.
 
@@ -23,14 +26,10 @@ class SampledWeights:
         Phi w at the support rows and at the scores' rows. A step updates it in O((s + v) u).
     """
 
-    def __init__(
-        self,
-        coef: Float[Tensor, "q units k"],
-        shared: Float64[Tensor, "s k"],
-        a: Float64[Tensor, "sv k"],
-        head: int,
-    ):
-        self.coef, self.shared, self.a, self.head = coef, shared, a, head
+    coef: Float[Tensor, "q units k"]
+    shared: Float64[Tensor, "s k"]
+    a: Float64[Tensor, "sv k"]
+    head: int
 
     def copy(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.coef.clone(), self.shared.clone(), self.a.clone()

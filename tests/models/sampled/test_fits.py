@@ -14,7 +14,7 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _dictionary, _qsrvm
+from skscalablegp.models.sampled import _qsrvm, _relevance
 from skscalablegp.models.sampled._fit import Fit
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
@@ -233,11 +233,11 @@ def test_rounds_keep_to_the_time_budget(rounds):
 
 
 def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
-    monkeypatch.setattr(_dictionary, "_ROWS", 50)
+    monkeypatch.setattr(_relevance, "_ROWS", 50)
     X, y = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
     source = RowSource(X, y[:, None], unit, torch.float64)
-    dictionary = _dictionary.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10))
+    dictionary = _relevance.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10))
     gram, _, square, n = dictionary.moments(source, Monitor(max_seconds=1e-9))
     first = source.subset(np.arange(50))
     whole = dictionary.moments(first, Monitor())

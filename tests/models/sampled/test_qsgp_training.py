@@ -13,7 +13,6 @@ from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
 from skscalablegp.models.sampled._basis import SeededFourier
-from skscalablegp.models.sampled._dictionary import Dictionary
 from skscalablegp.models.sampled._estimates import (
     BasisDraw,
     Control,
@@ -28,9 +27,9 @@ from skscalablegp.models.sampled._optimizers import (
     SparseAdam,
     SparseSGD,
 )
-from skscalablegp.models.sampled._relevance import RelevanceStepper
+from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
 from skscalablegp.models.sampled._site import Site
-from skscalablegp.models.sampled._stepper import QSGPStepper, StepSizes
+from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
 from skscalablegp.models.sampled._weights import SampledWeights
 
@@ -194,7 +193,8 @@ def stepper(
         SparseSGD(rate, 0.1, steps),
         SampledWeights(coef, torch.zeros(s, 1 + dense).double(), a, head),
         squares,
-        StepSizes(size, blocks),
+        size,
+        blocks,
         np.random.default_rng(seed),
         **settings,
     )
