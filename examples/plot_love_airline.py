@@ -44,7 +44,7 @@ train, test = slice(0, 96), slice(96, 144)
 # computes with products only, the case for which low-rank variances are intended.
 start = SpectralMixture.from_data(months[train], y[train], n_components=10)
 kernel = start + WhiteKernel(0.03, (1e-2, 1.0))
-kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, max_iter=60)
+kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, max_iter=300)
 kernel = kiss.fit(months[train], y[train]).kernel_
 kiss = KISSGPRegressor(kernel, alpha=0, grid_size=400, optimizer=None, solver="cg")
 kiss.fit(months[train], y[train]).partial_fit(months[test], y[test], noise_variance=1e8)

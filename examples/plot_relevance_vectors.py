@@ -44,7 +44,8 @@ plt.plot(X[:, 0], y, ".", color="0.7", markersize=3, label="rows")
 chosen = sparse.relevance_
 plt.plot(X[chosen, 0], y[chosen], "o", color="C3", label=f"{len(chosen)} relevance vectors")
 plt.plot(grid[:, 0], mean, "C0", label="mean")
-plt.fill_between(grid[:, 0], mean - std, mean + std, color="C0", alpha=0.2, label="one deviation")
+band = {"color": "C0", "alpha": 0.2, "label": "one standard deviation"}
+plt.fill_between(grid[:, 0], mean - std, mean + std, **band)
 plt.plot(grid[:, 0], truth, "k--", linewidth=1, label="sin(x) / x")
 plt.legend(loc="upper right")
 plt.tight_layout()
