@@ -281,7 +281,7 @@ class IntervalCalibrationDisplay:
             else:
                 self._plot_histogram(panel, bar)
             if name is not None:
-                panel.legend()
+                panel.legend(loc="upper left" if one == "coverage" else "lower center")
         return self
 
     def _plot_coverage(self, ax: Any, style: dict[str, Any]) -> None:

@@ -188,7 +188,10 @@ class TrainingDisplay:
                 continue
             self.lines_[one] = panels[one](panel, line)
             panel.set(xlabel="step")
-            panel.legend(fontsize="x-small", ncols=1 + len(self.lines_[one]) // 8)
+            # Many names would cover the lines. Axes of the user have no room beside them.
+            beside = ax is None and len(self.lines_[one]) > 6
+            place = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if beside else {}
+            panel.legend(fontsize="x-small", **place)
         return self
 
     def _shown(self) -> tuple[str, ...]:
