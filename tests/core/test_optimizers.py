@@ -1,12 +1,15 @@
 """Optimisers on functions whose maximum is known."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
 from sklearn.base import clone
 
-from skscalablegp.core.training import OPTIMIZERS, resolve_optimizer
+from skscalablegp.core.training import OPTIMIZERS, TensorAdam, resolve_optimizer
 from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
 WIDE = np.array([[-5.0, 5.0]] * 3)
@@ -215,3 +218,43 @@ def test_a_callable_must_return_a_point(end):
     optimizer = resolve_optimizer(lambda obj_func, initial_theta, bounds: (end, 0.0))
     with pytest.raises(ValueError, match="callable given as optimizer must return .* 3 finite"):
         optimizer.maximize(quadratic, np.zeros(3), WIDE, 10)
+
+
+def test_steps_on_tensors_are_those_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(5, 3, generator=generator), torch.randn(4, generator=generator)]
+    ours, theirs = ([x.clone().requires_grad_(True) for x in start] for _ in range(2))
+    unused = torch.ones(2, requires_grad=True)
+    adam = TensorAdam([([ours[0]], 0.1), ([ours[1], unused], 0.02)], betas=(0.9, 0.99))
+    reference = torch.optim.Adam(
+        [{"params": [theirs[0]], "lr": 0.1}, {"params": [theirs[1]], "lr": 0.02}], betas=(0.9, 0.99)
+    )
+    for k in range(6):
+        for tensors in (ours, theirs):
+            for x in tensors:
+                x.grad = torch.sin((k + 1) * x.detach())
+        for group, rate in zip(reference.param_groups, (0.1, 0.02), strict=True):
+            group["lr"] = rate / (k + 1)
+        adam.step(1 / (k + 1))
+        reference.step()
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=0)
+    assert bool((unused == 1).all())
+    adam.zero_grad()
+    assert ours[0].grad is None
+
+
+def test_small_fits_load_no_compilers():
+    """torch.optim imports them on first use, which takes longer than the fit."""
+    program = """
+import sys, numpy as np, skscalablegp as sk
+rng = np.random.default_rng(0)
+X = rng.standard_normal((40, 2))
+sk.SVGPRegressor(random_state=0).fit(X, X[:, 0])
+sk.SVGPClassifier(random_state=0).fit(X, X[:, 0] > 0)
+print("torch._dynamo" in sys.modules)
+"""
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "False"

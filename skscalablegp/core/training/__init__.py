@@ -1,5 +1,6 @@
 """Training watched by one monitor: optimisers of all rows, and steps of random batches."""
 
+from ._adam import TensorAdam
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, StopTraining, TrainingStep
 from ._natural import NaturalGradient

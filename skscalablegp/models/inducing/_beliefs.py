@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.training import TensorAdam
 from ._bound import NaturalBelief, RowStatistics, WhitenedBelief
 
 
@@ -87,7 +88,7 @@ class AdamSteps(MovingBelief):
 
     def __init__(self, prior: NaturalBelief, rate: float):
         self.mean, self.factor = prior.shift.clone(), prior.precision.clone()
-        self.adam = torch.optim.Adam([self.mean, self.factor], lr=rate)
+        self.adam = TensorAdam([([self.mean, self.factor], rate)])
 
     def whitened(self) -> WhitenedBelief:
         C = self.factor

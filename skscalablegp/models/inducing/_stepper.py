@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
-from ...core.training import Stepper
+from ...core.training import Stepper, TensorAdam
 from ...features import Network
 from ...kernels import TorchKernel
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
@@ -158,12 +158,12 @@ class SparseStepper(Stepper):
                 prior, rate, model.likelihood.conjugate, settings.batch_size >= len(rows)
             )
         )
-        self._adam, self._rates = self._optimizer()
+        self._adam = self._optimizer()
         self._batches = rows.source.shuffled(settings.batch_size, generator)
         order = torch.randperm(len(rows), generator=generator)[:_SCORE_ROWS]
         self._scored = rows.take(order.sort().values)
 
-    def _optimizer(self) -> tuple[torch.optim.Adam | None, list[float]]:
+    def _optimizer(self) -> TensorAdam | None:
         rate, groups = self.settings.learning_rate, []
         if self.settings.optimizer is not None:
             if len(self._theta):
@@ -175,10 +175,7 @@ class SparseStepper(Stepper):
         for tensors, _ in groups:
             for tensor in tensors:
                 tensor.requires_grad_(True)
-        if not groups:
-            return None, []
-        listed = [{"params": tensors, "lr": lr} for tensors, lr in groups]
-        return torch.optim.Adam(listed, betas=(0.9, 0.99)), [lr for _, lr in groups]
+        return TensorAdam(groups, betas=(0.9, 0.99)) if groups else None
 
     @property
     def Z(self) -> Tensor:
@@ -257,14 +254,12 @@ class SparseStepper(Stepper):
         done = self.n_steps / max(self.settings.max_iter, 1)
         factor = max(0.5 * (1 + math.cos(math.pi * min(done, 1.0))), 0.02)
         factor *= min(1.0, self.n_steps / _WARM_UP)
-        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
         self._adam.zero_grad()
         K.backward(replace(grad, **{k: v / n for k, v in vars(grad).items()}))
         if self.model.kernel.log_prior:
             slope = self.model.kernel.log_prior(self.theta())[1]
             self._theta.grad.sub_(torch.as_tensor(slope / n).to(self._theta))
-        self._adam.step()
+        self._adam.step(factor)
         with torch.no_grad():
             self._theta.clamp_(self._bounds[:, 0], self._bounds[:, 1])
 
