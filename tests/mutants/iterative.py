@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     (
         "preconditioned probes are paired with themselves",
-        CUT,
+        SOLVED,
         "return z, preconditioner.solve(z)",
         "return z, z",
         TRUNCATED,
