@@ -222,13 +222,7 @@ class LOVEPredictor(MetaRegressorBase):
         return inner
 
     def _fitted(
-        self,
-        X: Any,
-        y: Any,
-        noise_variance: Any,
-        held: np.ndarray,
-        probes: np.ndarray,
-        run: FitRun,
+        self, X: Any, y: Any, noise_variance: Any, held: np.ndarray, probes: np.ndarray, run: FitRun
     ) -> GPPredictionBase:
         """The regressor below, fitted under this one's budget and callbacks."""
         given = KISSGPRegressor() if self.estimator is None else self.estimator

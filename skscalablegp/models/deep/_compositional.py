@@ -10,13 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._batch import (
-    BatchGradient,
-    FeatureBatch,
-    averaging_rate,
-    steps_between,
-    weight_space_loss,
-)
+from ._batch import BatchGradient, FeatureBatch, averaging_rate, steps_between, weight_space_loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
-from ._batch import (
-    BatchGradient,
-    FeatureBatch,
-    averaging_rate,
-    steps_between,
-    weight_space_loss,
-)
+from ._batch import BatchGradient, FeatureBatch, averaging_rate, steps_between, weight_space_loss
 from ._objective import FeatureMoments
 
 # Curvature of the proximal term's smoothed penalty. The saddle is stable above 1, the curvature of

@@ -347,10 +347,7 @@ class PoERegressor(GPRegressorBase):
         start = len(parts) > 1 and self.share_hyperparameters
         alone = start_rows(size) if len(parts) == 1 else None
         return StageSettings.of(
-            self,
-            self.n_restarts_optimizer,
-            subset_size=size if start else alone,
-            exact_rows=size,
+            self, self.n_restarts_optimizer, subset_size=size if start else alone, exact_rows=size
         )
 
     def _train(

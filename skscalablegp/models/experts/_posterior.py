@@ -11,11 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.posteriors import (
-    ExactPosterior,
-    MeanAndVariance,
-    Posterior,
-)
+from ...core.posteriors import ExactPosterior, MeanAndVariance, Posterior
 from ...linalg.operators import KernelOperator
 from ...linalg.parallel import run
 

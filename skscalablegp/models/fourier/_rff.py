@@ -241,8 +241,7 @@ class RFFRegressor(GPRegressorBase):
             settings = StageSettings.of(self, self.n_restarts_optimizer)
             few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
             run.reserve(
-                lambda: feature_weights(few, kernel.theta0, features),
-                len(problem.X) / len(few.X),
+                lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
             )
             result = train_or_report(problem, FeatureGradient(features), settings, run)
             if self.kernel is None and self.optimizer is not None:
@@ -250,8 +249,7 @@ class RFFRegressor(GPRegressorBase):
             jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(
-                jitter=jitter,
-                summary=f"{features.n_features} features in float64 on {run.device}",
+                jitter=jitter, summary=f"{features.n_features} features in float64 on {run.device}"
             )
         return self
 

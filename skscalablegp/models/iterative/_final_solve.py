@@ -11,11 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...core.training import Monitor
-from ...linalg.gradients import (
-    GPProblem,
-    GradientState,
-    exact_marginal_likelihood,
-)
+from ...linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (

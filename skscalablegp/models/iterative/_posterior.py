@@ -80,11 +80,7 @@ class IterativePosterior(KernelPosterior):
 
     def _solve(self, B: Float[Tensor, "n s"]) -> Solution:
         solution = solve(
-            self.operator,
-            B,
-            self._solver,
-            stopping=self._stopping,
-            preconditioner=self._built,
+            self.operator, B, self._solver, stopping=self._stopping, preconditioner=self._built
         )
         if not solution.converged:
             self._unfinished.append(solution.summary())

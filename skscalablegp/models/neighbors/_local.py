@@ -31,10 +31,7 @@ _SAME = 1e-12
 
 
 def local_kernel(
-    kernel: TorchKernel,
-    theta: Float[Tensor, " p"],
-    Z: Float[Tensor, "b k d"],
-    dtype: torch.dtype,
+    kernel: TorchKernel, theta: Float[Tensor, " p"], Z: Float[Tensor, "b k d"], dtype: torch.dtype
 ) -> Float[Tensor, "b k k"]:
     """k(Z_i, Z_i) without noise for each of b sets of k rows, differentiable in theta; O(b k^2 d).
 

@@ -319,9 +319,7 @@ class NNGPRegressor(GPRegressorBase):
         self._seen = random_rows(n, size if exact else centres, run.generator).numpy()
         part, estimator = self._objective_on(problem)
         settings = StageSettings.of(
-            self,
-            self.n_restarts_optimizer,
-            subset_size=start_rows(len(part.X)) if exact else size,
+            self, self.n_restarts_optimizer, subset_size=start_rows(len(part.X)) if exact else size
         )
         unused = ("objective", "calibrate", "subset_size", "batch_size")
         result = train_or_report(part, estimator, settings, run, unused)
