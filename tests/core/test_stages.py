@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import make_friedman1
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from skscalablegp import IterativeGPRegressor
+from skscalablegp import IterativeGPRegressor, PoERegressor
 from skscalablegp.core import exact_start
 from skscalablegp.core._run import Run
 from skscalablegp.core._stages import well_conditioned
@@ -133,3 +134,12 @@ def test_an_exact_start_begins_with_some_rows():
         stages = list(dict.fromkeys(step.stage for step in run.monitor.steps))
         assert stages == (["start"] if size is None else ["30", "start"])
     np.testing.assert_allclose(ends[30].value, ends[None].value, atol=0.5)
+
+
+def test_a_subset_does_not_end_on_a_plateau():
+    # Twenty steps gain .3 nats in all here, the next ones two hundred.
+    X, f = make_friedman1(2000, n_features=10, random_state=0)
+    noise = np.random.default_rng([0, *b"friedman-10d-1000"]).standard_normal(2000)
+    X, y = X[:1000], (f + 0.2 * f.std() * noise)[:1000]
+    model = PoERegressor(random_state=0).fit(X, y)
+    assert model.log_marginal_likelihood_value_ > 100
