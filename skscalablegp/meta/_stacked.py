@@ -29,6 +29,7 @@ from ._below import (
     told_noise,
 )
 from ._scaled import Scaled, ScaledPosterior
+from ._trees import TreesOnALine
 
 # Most rows that are held out: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
@@ -53,8 +54,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They are of this package or of scikit-learn's kind,
         with ``return_std`` or without. None stacks an `NNGPRegressor`, a
-        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
-        rules on single columns and learned features, which err on different rows.
+        `HistGradientBoostingRegressor` and, above 2,000 rows, boosted trees on the errors of a
+        linear model and an `SCGDDKLRegressor`: interpolation, rules on single columns, slopes and
+        learned features, which err on different rows.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. It is reduced to 20,000 rows, and below 2,000 rows
         five folds take its place. Regressors with a closed form for rows that are left out, such as
@@ -223,8 +225,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             given = [
                 ("neighbors", NNGPRegressor()),
                 ("trees", HistGradientBoostingRegressor(max_iter=trees)),
+                ("slopes", TreesOnALine(trees)),
                 ("deep", SCGDDKLRegressor()),
-            ][: 3 if n > SMALL_TABLE else 2]
+            ][: 4 if n > SMALL_TABLE else 2]
             run.chose("estimators", [name for name, _ in given], f"{n:,} rows")
             return given
         pairs = [pair for pair in self.estimators if isinstance(pair, tuple) and len(pair) == 2]
