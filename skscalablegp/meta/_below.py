@@ -24,6 +24,8 @@ _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
 _EVEN = 0.1
 # Where fewer rows would be held out, so many folds are worth their fits.
 _FEWEST_HELD_OUT, _FOLDS = 2000, 5
+# Rows that tell how long leaving out takes.
+_TIMED = 200
 # Fitted attributes of the regressor below that the estimator over it shows as its own.
 _SHARED = (
     "kernel_",
@@ -226,6 +228,31 @@ def fit_below(
         elif not (run.stopped or cut):
             run.warn(str(warning.message))
     return status, because
+
+
+def left_out_in_time(
+    member: Scaled,
+    run: FitRun,
+    X: np.ndarray,
+    y: np.ndarray,
+    order: np.ndarray,
+    share: float,
+    told: dict[str, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Rows, means and variances of rows left out in closed form; None where there is none.
+
+    Under a time budget they are the first rows of `order`, as many as `share` of the remaining time
+    allows, at least 200.
+    """
+    found, noise, left = None, told.get("noise_variance"), run.monitor.seconds_left
+    with run.stage("leave one out", optional=True):
+        if left is not None and len(order) > _TIMED:
+            begun = run.monitor.seconds
+            member.left_out(X, y, noise, np.sort(order[:_TIMED]))
+            took = max(run.monitor.seconds - begun, 1e-9)
+            order = order[: max(_TIMED, int(share * left / took * _TIMED))]
+        found = member.left_out(X, y, noise, np.sort(order))
+    return found and (found[0], found[1], found[2] ** 2)
 
 
 def predicted_unseen(

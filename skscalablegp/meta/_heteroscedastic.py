@@ -17,6 +17,7 @@ from ._below import (
     MetaRegressorBase,
     best_way,
     fit_below,
+    left_out_in_time,
     mean_square,
     predicted_unseen,
     split,
@@ -27,8 +28,8 @@ from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
 # Most rows that are left out in closed form, which costs more than a prediction.
 _LEFT_OUT = 10_000
-# Rows that tell how long leaving out takes, and the share of the time that is left for it.
-_TIMED, _LEFT_OUT_SHARE = 200, 0.5
+# Share of the remaining time that it may take.
+_LEFT_OUT_SHARE = 0.5
 # Shares of a time budget that fits on all rows and cross-fitting may take. The rest is left for
 # predictions and the noise model.
 _FIRST_SHARE, _FOLDS_SHARE = 0.5, 0.35
@@ -310,19 +311,12 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         inner, way, n = self._learned, self.residuals, len(X)
         held = int(self.validation_fraction * n)
         if way in ("auto", "leave_one_out"):
-            order, found = run.random_state.permutation(n)[:_LEFT_OUT], None
-            noise, left = told.get("noise_variance"), run.monitor.seconds_left
-            with run.stage("leave one out", optional=True):
-                if left is not None and len(order) > _TIMED:
-                    begun = run.monitor.seconds
-                    inner.left_out(X, y, noise, np.sort(order[:_TIMED]))
-                    took = max(run.monitor.seconds - begun, 1e-9)
-                    order = order[: max(_TIMED, int(_LEFT_OUT_SHARE * left / took * _TIMED))]
-                found = inner.left_out(X, y, noise, np.sort(order))
+            order = run.random_state.permutation(n)[:_LEFT_OUT]
+            found = left_out_in_time(inner, run, X, y, order, _LEFT_OUT_SHARE, told)
             if found is not None:
                 run.chose("residuals", "leave_one_out", "there is a closed form")
                 run.ignores("validation_fraction", "no rows are held out")
-                return found[0], found[1], found[2] ** 2
+                return found
             if run.stopped:
                 return None
             if way == "leave_one_out":

@@ -22,6 +22,7 @@ from ._below import (
     MetaRegressorBase,
     best_way,
     fit_below,
+    left_out_in_time,
     mean_square,
     noise_weights,
     predicted_unseen,
@@ -208,7 +209,11 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             run.reports(summary=f"{shown}, from {self.n_held_out_:,} rows held out")
             # The ending that a user has to know is one that came too early.
             status = min((status for status, _ in endings), key=_EXPECTED.__contains__)
-            reasons = dict.fromkeys(because for ending, because in endings if ending == status)
+            reasons = [
+                f"{type(inner).__name__}: {because}"
+                for inner, (ending, because) in zip(self.estimators_, endings, strict=True)
+                if ending == status
+            ]
             run.ended(status, n_iter=len(run.monitor.steps), because="; ".join(reasons))
         return self
 
@@ -250,15 +255,15 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         if way != "held_out":
             run.ignores("validation_fraction", f"{way} folds are better on {n:,} rows")
         folds = split(n, way, n_held, run)
-        rows = np.sort(np.concatenate([new for _, new in folds]))
-        at = None if known is None else known[rows]
-        members, means, variances = [], [], []
+        order = run.random_state.permutation(np.concatenate([new for _, new in folds]))
+        members, found = [], []
         for k, member in enumerate(self._members):
             share = (1 - _PREDICTIONS) / (len(fresh) - k)
-            found = self._unseen(member, fresh[k], X, y, told[k], folds, rows, share, run)
-            if found is None:
+            unseen = self._unseen(member, fresh[k], X, y, told[k], folds, order, share, run)
+            if unseen is None:
                 return
-            mean, variance = found
+            rows, mean, variance = unseen
+            at = None if known is None else known[rows]
             contained = variance is not None and "noise_variance" in told[k]
             if variance is None:
                 member = replace(member, extra=mean_square(y[rows] - mean, at))
@@ -266,34 +271,37 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if at is not None and not contained:
                 variance = variance + at
             members.append(member)
-            means.append(mean)
-            variances.append(variance)
-        means, variances = np.stack(means), np.stack(variances)
+            found.append((rows, mean, variance))
+        # Where time was short, a closed form has left out the first rows of the order only.
+        rows = min((part[0] for part in found), key=len)
+        at = [np.searchsorted(part[0], rows) for part in found]
+        means, variances = (
+            np.stack([part[j][own] for part, own in zip(found, at, strict=True)]) for j in (1, 2)
+        )
         counts = np.ones(n) if known is None else noise_weights(known)
         weights = stacking_weights(y[rows] - means, counts[rows])
         mean = weights @ means
         variance = weights @ (variances + (means - mean) ** 2)
         self._finish(members, weights, (rows, mean, np.sqrt(variance)))
 
-    def _unseen(self, member, fresh, X, y, told, folds, rows, share, run):
-        """Means and variances of rows by a regressor that has not seen them; None without time.
+    def _unseen(self, member, fresh, X, y, told, folds, order, share, run):
+        """Rows, means and variances by a regressor that has not seen them; None without time.
 
         The variances contain the noise that the regressor was told. They are None where it has
         none.
         """
-        found = None
-        with run.stage("leave one out", optional=True):
-            found = member.left_out(X, y, told.get("noise_variance"), rows)
+        found = left_out_in_time(member, run, X, y, order, share, told)
         if run.stopped:
             return None
-        if found is not None and np.array_equal(found[0], rows):
-            return found[1], found[2] ** 2
+        # A stack has held out rows of its own.
+        if found is not None and np.isin(order[: len(found[0])], found[0]).all():
+            return found
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             model._finish(self._members)
 
         found = predicted_unseen(fresh, run, X, y, folds, preview, share, told)
-        return None if run.stopped else found[1:]
+        return None if run.stopped else found
 
     def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
         """The fitted model; equal weights where there are none."""

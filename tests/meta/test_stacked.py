@@ -17,7 +17,9 @@ from skscalablegp import (
     RFFRegressor,
     StackedGPRegressor,
 )
+from skscalablegp.core import FitRun
 from skscalablegp.meta._stacked import stacking_weights
+from skscalablegp.meta._trees import TreesOnALine
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -187,6 +189,28 @@ def test_the_report_has_every_ending():
     for ending in ("Iterative", "(max_iter)", "(converged)", "Ridge (completed)"):
         assert ending in report.summary
     assert stack(process(), process()).fit(X, y).fit_report_.status == "converged"
+
+
+def test_trees_on_a_line():
+    """They follow a slope where trees alone end in a step, and both have the weights of rows."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_t(2, size=(300, 2))
+    y = 10 * X[:, 0] + (X[:, 1] > 0)
+    model = TreesOnALine(50, 15).fit(X, y)
+    np.testing.assert_allclose(model.predict([[100.0, 1.0], [-100.0, -1.0]]), [1001, -1000], atol=2)
+    seen = np.arange(300) < 100
+    y[~seen] = 1e6 + 7 * X[~seen, 1]
+    model.fit(X, y, seen.astype(float))
+    alone = TreesOnALine(50, 15).fit(X[seen], y[seen])
+    np.testing.assert_allclose(model.line_.coef_, alone.line_.coef_)
+    np.testing.assert_allclose(model.predict(X[seen]), y[seen], atol=1.0)
+
+
+@pytest.mark.parametrize(("n", "many"), [(2000, 2), (2001, 4)])
+def test_default_members(n, many):
+    model = StackedGPRegressor()
+    names = [name for name, _ in model._given(n, FitRun(model))]
+    assert names == ["neighbors", "trees", "slopes", "deep"][:many]
 
 
 def test_names_are_parameters():

@@ -5,7 +5,12 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
 
-from skscalablegp import HeteroscedasticRegressor, IterativeGPRegressor, StackedGPRegressor
+from skscalablegp import (
+    HeteroscedasticRegressor,
+    IterativeGPRegressor,
+    RFFRegressor,
+    StackedGPRegressor,
+)
 from skscalablegp.core.training import _monitor
 
 
@@ -74,6 +79,27 @@ def test_folds_divide_their_time(clock):
 def test_refits_leave_each_other_time(clock):
     model = HeteroscedasticRegressor(slow(), residuals=2, n_refits=1, max_seconds=60)
     assert fitted(model, clock)[1].tolist() == [15, 6, 6, 17, 6, 6]
+
+
+def test_closed_forms_leave_out_as_many_rows_as_time_allows(clock):
+    """Here ten rows take a second, and the second member has none to lose."""
+
+    class Costly(RFFRegressor):
+        def _left_out(self, X, y, noise_variance, rows):
+            clock.now += 0.1 * len(rows)
+            return super()._left_out(X, y, noise_variance, rows)
+
+    X, y = curve(1500)
+    costly = Costly(optimizer=None, n_components=20)
+    named = [("costly", costly), ("line", Ridge())]
+    model = StackedGPRegressor(named, max_seconds=100, random_state=0).fit(X, y)
+    # 200 rows tell the cost; then there is time for .45 of 100 seconds.
+    assert model.n_held_out_ == 450
+    rows, mean, _ = model._left_out(X, y, None, None)
+    alone = costly.set_params(random_state=model.estimators_[0].random_state).fit(X, y)
+    left = alone._left_out(X, y, None, rows)[1]
+    assert model.weights_[0] > 0.9
+    np.testing.assert_allclose(mean, left, atol=0.1)
 
 
 def test_a_member_with_a_budget_of_its_own(clock):
