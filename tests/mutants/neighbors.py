@@ -78,10 +78,10 @@ MUTANTS = [
         f"{TESTS} -k joint",
     ),
     (
-        "calibration moves length scales, too",
+        "calibration forgets noise that is known",
         OBJECTIVES,
-        "grad = torch.where(self.chosen, grad, 0.0)",
-        "grad = grad.clone()",
-        f"{TESTS} -k calibration",
+        "total = math.exp(log_scale) * variance + known",
+        "total = math.exp(log_scale) * variance",
+        f"{TESTS} -k known_noise",
     ),
 ]

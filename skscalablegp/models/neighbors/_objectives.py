@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
-from ._local import blocks, left_out
+from ._local import blocks, left_out, predict
 from ._metric import Index, Metric, others_near
 
+# The logarithm of the largest factor by which a kernel is scaled.
+_MOST_SCALE = 5.0
 # The objectives by name: functions of a problem, theta, rows and their neighbours.
 VALUES = {"leave_one_out": left_out, "blocks": blocks}
 
@@ -36,22 +41,79 @@ class LocalGradient(GradientEstimator):
         Numbers of the rows around which the systems are.
     n_neighbors : int
     objective : {"leave_one_out", "blocks"}
-    chosen : Tensor of bool of shape (p,), optional
-        The hyperparameters whose gradient is not set to zero; all by default.
     """
 
     exact = True
 
-    def __init__(self, centres, n_neighbors, objective, chosen=None):
+    def __init__(self, centres, n_neighbors, objective):
         self.centres, self.n_neighbors = centres, n_neighbors
-        self.objective, self.chosen = objective, chosen
+        self.objective = objective
 
     def estimate(self, problem, theta, state):
         if "near" not in state.extra:
             near = neighbours_of(problem, theta, self.centres, self.n_neighbors)
             state = replace(state, extra=state.extra | {"near": near})
         value, grad = VALUES[self.objective](problem, theta, self.centres, state.extra["near"])
-        if self.chosen is not None:
-            grad = torch.where(self.chosen, grad, 0.0)
         n = len(problem.X)
         return GradientEstimate(n * grad, n * value), state
+
+
+class Scaled(NamedTuple):
+    """The hyperparameters of a kernel times `scale`, and the mean log density of rows left out."""
+
+    theta: Float[Tensor, " p"]
+    scale: float
+    density: float
+
+
+class Scales:
+    """Multiplies a kernel by one number, through its amplitudes and noise levels.
+
+    The means of predictions do not depend on this number, unless the noise of some rows is known.
+    The amplitude and the noise could be trained one by one, but a few hundred rows do not determine
+    both: among many equal rows the noise would fall to nearly zero.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        All training rows.
+    theta : Tensor of shape (p,)
+        The log hyperparameters at which the number is one.
+
+    Attributes
+    ----------
+    free : bool
+        Whether the kernel can be multiplied: no amplitude and no noise level is missing or fixed.
+    """
+
+    def __init__(self, problem: GPProblem, theta: Float[Tensor, " p"]):
+        self._problem, self._theta, kernel = problem, theta, problem.kernel
+        self._moved = torch.as_tensor(kernel.variances).to(theta)
+        X = problem.X[:10]
+        twice = theta + self._moved * math.log(2)
+        self.free = all(
+            torch.allclose(2 * part(theta), part(twice))
+            for part in (lambda at: kernel.cross(at, X, X), lambda at: kernel.noise(at, X))
+        )
+
+    def best(self, rows: Int[Tensor, " s"], near: Int[Tensor, "s m"], dtype: torch.dtype) -> Scaled:
+        """The number that maximises the log density of rows given these neighbours."""
+        problem, theta = self._problem, self._theta
+        X = problem.X[rows]
+        mean, variance = predict(problem, theta, X, near, dtype)
+        variance = variance.clamp_min(0) + problem.kernel.noise(theta, X)
+        known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
+        error = (problem.Y[rows] - mean).square().mean(1)
+
+        def loss(log_scale: float) -> float:
+            total = math.exp(log_scale) * variance + known
+            return 0.5 * float((error / total + (2 * math.pi * total).log()).mean())
+
+        if not self.free:
+            return Scaled(theta, 1.0, -loss(0.0))
+        room = (problem.kernel.bounds - theta.cpu()[:, None])[self._moved.cpu().bool()]
+        low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
+        limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
+        found = minimize_scalar(loss, bounds=limits, method="bounded")
+        moved = theta + self._moved * float(found.x)
+        return Scaled(moved, math.exp(found.x), -float(found.fun))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
@@ -24,7 +25,7 @@ from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compi
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.models.neighbors._local import blocks, chain, left_out, predict
 from skscalablegp.models.neighbors._metric import Index, Metric
-from skscalablegp.models.neighbors._objectives import neighbours_of
+from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 
 KERNEL = ConstantKernel(2.0) * Matern([0.7, 1.5], nu=1.5) + WhiteKernel(0.05)
 KERNELS = {
@@ -242,30 +243,96 @@ def test_what_was_maximised_is_answered_again(objective):
     if objective == "leave_one_out":
         assert np.abs(grad).max() < 0.05 * len(X)
         assert ours.log_marginal_likelihood(theta + 0.3) < value
-    stages = list(dict.fromkeys(ours.history_["stage"]))
-    assert ("calibration" in stages) == calibrate
+    assert ("calibration" in ours.fit_report_.seconds) == calibrate
 
 
 @pytest.mark.parametrize("objective", ["leave_one_out", "subset"])
-def test_calibration_moves_amplitude_and_noise_only(objective):
-    X, y, _ = table(300)
+def test_calibration_scales_the_kernel_by_rows_left_out(objective):
+    X, y, X_new = table(300)
     settings = dict(objective=objective, subset_size=40, optimizer="auto", kernel=None)
-    settings |= dict(batch_size=20)
+    settings |= dict(batch_size=100)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
-    assert_array_equal(ours.kernel_.k1.k2.length_scale, plain.kernel_.k1.k2.length_scale)
-    assert ours.kernel_.k2 != plain.kernel_.k2
-    if objective == "subset":  # the amplitude is at a bound otherwise
-        assert ours.kernel_.k1.k1 != plain.kernel_.k1.k1
+    scale = ours.fit_report_.scale
+    assert abs(scale - 1) > 1e-3
+    assert_allclose(ours.kernel_(X[:9]), scale * plain.kernel_(X[:9]), rtol=1e-8)
+    assert_allclose(ours.predict(X_new), plain.predict(X_new), rtol=1e-8)
+    # The mean squared error of the rows left out is one, in units of their variance.
+    rows = np.setdiff1d(np.arange(300), plain._seen if objective == "leave_one_out" else [])
+    assert len(rows) == (200 if objective == "leave_one_out" else 300)
+    Y, squares = (y - y.mean()) / y.std(), []
+    for i in rows:
+        apart = ((X - X[i]) / ours.kernel_.k1.k2.length_scale) ** 2
+        near = apart.sum(1).argsort()[1:13]
+        k = ours.kernel_(X[near], X[[i]])[:, 0]
+        w = np.linalg.solve(ours.kernel_(X[near]), k)
+        squares.append((Y[i] - w @ Y[near]) ** 2 / (ours.kernel_(X[[i]])[0, 0] - w @ k))
+    assert_allclose(np.mean(squares), 1, rtol=1e-3)
 
-    def score(m):
-        p = m._trained_problem()
-        rows = torch.arange(len(X))
-        if objective == "leave_one_out":
-            rows = torch.as_tensor(np.setdiff1d(rows, plain._seen))
-        near = neighbours_of(p, p.kernel.theta0, rows, 12)
-        return left_out(p, p.kernel.theta0, rows, near, False)[0]
 
-    assert score(ours) > score(plain)
+def test_kernels_without_an_amplitude_are_not_calibrated():
+    X, y, X_new = table(100)
+    kernel = Matern(1.0) + WhiteKernel(0.1)
+    settings = dict(kernel=kernel, optimizer="auto", subset_size=40, batch_size=40)
+    plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
+    assert "scale the whole kernel" in ours.fit_report_.ignored["calibrate"]
+    assert_array_equal(ours.predict(X_new), plain.predict(X_new))
+
+
+def test_calibration_counts_known_noise():
+    known = np.linspace(0.01, 0.5, 40)
+    p, _ = problem(KERNEL, t=1, noise=known)
+    theta, rows = p.kernel.theta0, torch.arange(40)
+    near = neighbours_of(p, theta, rows, 9)
+    found = Scales(p, theta).best(rows, near, torch.float64)
+    assert_allclose(found.theta - theta, np.log(found.scale) * np.array([1, 0, 0, 1]), atol=1e-12)
+    X, Y = p.X.numpy(), p.Y.numpy()[:, 0]
+
+    def density(scale):
+        values = []
+        for i, others in enumerate(near.numpy()):
+            k = KERNEL(X[others], X[[i]])[:, 0]
+            w = np.linalg.solve(KERNEL(X[others]) + np.diag(known[others]), k)
+            variance = scale * (2.05 - w @ k) + known[i]
+            values.append(norm.logpdf(Y[i], w @ Y[others], variance**0.5))
+        return np.mean(values)
+
+    assert_allclose(found.density, density(found.scale), rtol=1e-8)
+    assert found.density > max(density(0.97 * found.scale), density(1.03 * found.scale))
+
+
+@pytest.mark.parametrize("worth, chosen", [(0.02, 60), (10.0, 8)])
+def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
+    monkeypatch, worth, chosen
+):
+    module = "skscalablegp.models.neighbors._nngp."
+    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=worth).items():
+        monkeypatch.setattr(module + name, value)
+    X, y, X_new = table(400)
+    settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
+    ours = model(batch_size=40, **settings).fit(X, y)
+    assert ours.n_neighbors_ == ours.fit_report_.choices["n_neighbors"].value == chosen
+    given = model(kernel=ours.kernel_, n_neighbors=chosen, normalize_y=True).fit(X, y)
+    assert_allclose(ours.predict(X_new), given.predict(X_new), rtol=1e-8)
+    # The gain by dense algebra: some rows given their nearest others, each at its best scale.
+    Y, found = (y - y.mean()) / y.std(), {8: [], 60: []}
+    for i in range(0, 400, 8):
+        order = (((X - X[i]) / ours.kernel_.k1.k2.length_scale) ** 2).sum(1).argsort()[1:]
+        for m, pairs in found.items():
+            near = order[:m]
+            w = np.linalg.solve(ours.kernel_(X[near]), ours.kernel_(X[near], X[[i]])[:, 0])
+            variance = ours.kernel_(X[[i]])[0, 0] - w @ ours.kernel_(X[near], X[[i]])[:, 0]
+            pairs.append((Y[i] - w @ Y[near], variance**0.5))
+    density = {}
+    for m, pairs in found.items():
+        error, std = np.transpose(pairs)
+        std *= np.sqrt(np.mean((error / std) ** 2))
+        density[m] = norm.logpdf(error, 0, std).mean()
+    gain = density[60] - density[8]
+    assert 0.02 < gain < 10
+    assert_allclose(
+        float(ours.fit_report_.choices["n_neighbors"].reason.split()[5]), gain, atol=0.1
+    )
+    assert ours.partial_fit(X_new, X_new[:, 0]).n_neighbors_ == chosen
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -284,7 +351,7 @@ def test_callbacks_see_the_likelihood_of_all_rows():
 
     settings = dict(kernel=None, optimizer="auto", max_iter=3, callbacks=callback)
     model(objective="blocks", subset_size=30, batch_size=40, **settings).fit(X, y)
-    assert list(seen) == ["30", "full", "calibration"]
+    assert list(seen) == ["30", "full"]
 
 
 def test_an_interrupted_calibration_leaves_the_trained_model(monkeypatch):
@@ -295,7 +362,7 @@ def test_an_interrupted_calibration_leaves_the_trained_model(monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skscalablegp.models.neighbors._objectives.neighbours_of", interrupted)
+    monkeypatch.setattr("skscalablegp.models.neighbors._nngp.neighbours_of", interrupted)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         ours = model(**settings).fit(X, y)
     assert ours.fit_report_.status == "interrupted"
