@@ -112,10 +112,25 @@ class GPBoostVecchia(Rival):
         return found["mu"], np.sqrt(found["var"])
 
 
-def _ours(estimator, seed):
+def _ours(estimator, seed, **params):
     from skscalablegp import HeteroscedasticRegressor
 
-    return HeteroscedasticRegressor(estimator, random_state=seed)
+    return HeteroscedasticRegressor(estimator, random_state=seed, **params)
+
+
+class Tailed(HistGradientBoostingRegressor):
+    """A model of ours with tails="auto", judged by the quantiles by which boosting is."""
+
+    def __init__(self, estimator, seed):
+        self.model = _ours(estimator, seed, tails="auto")
+
+    def fit(self, X, y):
+        self.model.fit(X, y)
+        return self
+
+    def distribution(self, X):
+        mean, std = self.model.predict(X, return_std=True)
+        return dict(mean=mean, std=std, quantiles=self.model.predict_quantiles(X, self.LEVELS))
 
 
 def HeteroscedasticTrees(budget, seed):
@@ -138,3 +153,15 @@ def HeteroscedasticStack(budget, seed):
     from skscalablegp import StackedGPRegressor
 
     return _ours(StackedGPRegressor(), seed)
+
+
+def HeteroscedasticTreesTails(budget, seed):
+    from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
+
+    return Tailed(Boosting(max_iter=400), seed)
+
+
+def HeteroscedasticStackTails(budget, seed):
+    from skscalablegp import StackedGPRegressor
+
+    return Tailed(StackedGPRegressor(), seed)

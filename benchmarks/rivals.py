@@ -21,6 +21,9 @@ HeteroscedasticDeep            HeteroscedasticRegressor over SCGDDKLRegressor
 HeteroscedasticExperts         HeteroscedasticRegressor over PoERegressor
 HeteroscedasticStack           HeteroscedasticRegressor over StackedGPRegressor, which the guide
                                recommends
+HeteroscedasticTreesTails, HeteroscedasticStackTails
+                               the same with tails="auto"; CRPS and coverage are those of their
+                               quantiles, as LightGBM's
 
 ``--datasets flights`` has 300,000 flights to learn from and 10,000 to judge by.
 """
@@ -43,6 +46,8 @@ compare.BASELINES = [
     "HeteroscedasticDeep",
     "HeteroscedasticExperts",
     "HeteroscedasticStack",
+    "HeteroscedasticTreesTails",
+    "HeteroscedasticStackTails",
 ]
 
 if __name__ == "__main__":
