@@ -40,6 +40,8 @@ _EXPECTED = ("completed", "converged")
 _PREDICTIONS = 0.1
 # Rows above which scikit-learn stops boosting early, so that more trees may be tried.
 _STOPPED_EARLY, _MOST_TREES = 10_000, 400
+# Rows above which trees are grown on the errors of a line.
+_SLOPES = 100_000
 
 
 class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
@@ -55,9 +57,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They are of this package or of scikit-learn's kind,
         with ``return_std`` or without. None stacks an `NNGPRegressor`, a
-        `HistGradientBoostingRegressor` and, above 2,000 rows, boosted trees on the errors of a
-        linear model and an `SCGDDKLRegressor`: interpolation, rules on single columns, slopes and
-        learned features, which err on different rows.
+        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
+        rules on single columns and learned features, which err on different rows. Above 100,000
+        rows the trees are larger, and learn the errors of a linear model.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. It is reduced to 20,000 rows, and below 2,000 rows
         five folds take its place. Regressors with a closed form for rows that are left out, such as
@@ -226,13 +228,16 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             For an empty list, for names that scikit-learn refuses, and for other objects.
         """
         if self.estimators is None:
-            trees = _MOST_TREES if n > _STOPPED_EARLY else 100
+            trees = HistGradientBoostingRegressor(
+                max_iter=_MOST_TREES if n > _STOPPED_EARLY else 100
+            )
+            if n > _SLOPES:
+                trees = TreesOnALine(_MOST_TREES)
             given = [
                 ("neighbors", NNGPRegressor()),
-                ("trees", HistGradientBoostingRegressor(max_iter=trees)),
-                ("slopes", TreesOnALine(trees)),
+                ("trees", trees),
                 ("deep", SCGDDKLRegressor()),
-            ][: 4 if n > SMALL_TABLE else 2]
+            ][: 3 if n > SMALL_TABLE else 2]
             run.chose("estimators", [name for name, _ in given], f"{n:,} rows")
             return given
         pairs = [pair for pair in self.estimators if isinstance(pair, tuple) and len(pair) == 2]

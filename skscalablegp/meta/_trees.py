@@ -14,9 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 class TreesOnALine(RegressorMixin, BaseEstimator):
     """Boosted trees on the errors of a linear model.
 
-    Trees approximate a slope by steps, which are coarse where rows are few. Of flights, whose delay
-    at arrival rises by a minute with each at departure, 300 trees on 100,000 rows had an error of
-    16.8 minutes, on the errors of a line 14.8.
+    Trees approximate a slope by steps, which are coarse where rows are few. Delays of flights, say,
+    rise by a minute at arrival with each minute at departure, up to a day.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
@@ -206,11 +207,19 @@ def test_trees_on_a_line():
     np.testing.assert_allclose(model.predict(X[seen]), y[seen], atol=1.0)
 
 
-@pytest.mark.parametrize(("n", "many"), [(2000, 2), (2001, 4)])
-def test_default_members(n, many):
+@pytest.mark.parametrize(
+    ("n", "trees", "many"),
+    [
+        (2000, HistGradientBoostingRegressor, 2),
+        (2001, HistGradientBoostingRegressor, 3),
+        (100_001, TreesOnALine, 3),
+    ],
+)
+def test_default_members(n, trees, many):
     model = StackedGPRegressor()
-    names = [name for name, _ in model._given(n, FitRun(model))]
-    assert names == ["neighbors", "trees", "slopes", "deep"][:many]
+    members = dict(model._given(n, FitRun(model)))
+    assert list(members) == ["neighbors", "trees", "deep"][:many]
+    assert type(members["trees"]) is trees
 
 
 def test_names_are_parameters():
