@@ -13,8 +13,8 @@ three   three of the same at once; seconds are those of the last to end
 
 Parts:
 
-product     a product with H over --product-rows rows, 26 columns and 65 right-hand sides in
-            float32, never stored; the median of several
+product     a product with H over --product-rows rows, --columns columns and 65 right-hand sides in
+            float32, never stored; the median of several; one for each size of tiles with --tile
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: the training of --steps steps or of one
@@ -67,9 +67,11 @@ def product(args):
     import torch
 
     from skscalablegp.kernels import compile_kernel, default_kernel
-    from skscalablegp.linalg.operators import KernelOperator
+    from skscalablegp.linalg.operators import KernelOperator, _kernel
 
-    n, d, generator = args.product_rows, 26, torch.Generator().manual_seed(0)
+    if args.tile:
+        _kernel._CPU_TILE = args.tile[0]
+    n, d, generator = args.product_rows, args.columns, torch.Generator().manual_seed(0)
     X, V = (torch.randn(n, k, generator=generator) for k in (d, 65))
     kernel = compile_kernel(default_kernel(d), d)
     theta = kernel.theta0
@@ -322,7 +324,8 @@ def main():
     conditions = ("quiet", "busy", "three")
     parser.add_argument("--condition", nargs="+", default=list(conditions), choices=conditions)
     sizes = {"product-rows": 8192, "exact-rows": 4000, "cg-rows": 13_500, "steps": 200}
-    sizes |= {"small-repeats": 2}
+    sizes |= {"columns": 26, "small-repeats": 2}
+    parser.add_argument("--tile", nargs="+", type=int, help="of part product, not the package's")
     parser.add_argument("--estimator", nargs="+", help="of part small; all by default")
     small_rows = [100, 199, 200, 201, 202]
     parser.add_argument("--small-rows", nargs="+", type=int, default=small_rows)
@@ -354,6 +357,8 @@ def main():
                 print(json.dumps(line), flush=True)
     for part in args.part:
         sides = {"skscalablegp": (part, ROOT)}
+        if args.tile and part == "product":
+            sides = {f"tile {size}": (part, ROOT) for size in args.tile}
         if args.before:
             sides["before"] = part, Path(args.before).resolve()
         if args.peer and part in ("exact", "svgp"):
@@ -364,7 +369,8 @@ def main():
                     for side, (name, folder) in sides.items():
                         line = dict(part=part, side=side, workers=workers, condition=condition)
                         line |= dict(turn=turn, load=[round(x, 2) for x in os.getloadavg()])
-                        line |= measured(name, workers, condition, folder, words)
+                        more = ["--tile", side.split()[1]] if side.startswith("tile") else []
+                        line |= measured(name, workers, condition, folder, [*words, *more])
                         print(json.dumps(line | about(args)), flush=True)
 
 
