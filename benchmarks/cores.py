@@ -15,6 +15,7 @@ Parts:
 
 product     a product with H over --product-rows rows, --columns columns and 65 right-hand sides in
             float32, never stored; the median of several; one for each size of tiles with --tile
+features    64 samples of a prior at 20,000 rows by 2,000 random features; the median of several
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: the training of --steps steps or of one
@@ -46,7 +47,7 @@ from pathlib import Path
 
 import numpy as np
 
-PARTS = ("product", "exact", "cg", "svgp", "scgd", "threads", "small")
+PARTS = ("product", "features", "exact", "cg", "svgp", "scgd", "threads", "small")
 SPIN = "import os, numpy as np\nA = np.ones((300, 300))\nwhile os.getppid() != 1:\n    A @ A"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,6 +81,24 @@ def product(args):
     operator.matmul(V)
     print("begins", flush=True)
     return [clocked(lambda: operator.matmul(V)) for _ in range(args.repeats)]
+
+
+def features(args):
+    import torch
+
+    from skscalablegp.features import sample_prior_features
+    from skscalablegp.kernels import compile_kernel, default_kernel
+    from skscalablegp.linalg import operators
+
+    kernel, generator = compile_kernel(default_kernel(8), 8), torch.Generator().manual_seed(0)
+    phi = sample_prior_features(kernel, 8, 1000, generator, torch.float32)
+    X, w = (torch.randn(shape, generator=generator) for shape in ((20_000, 8), (2000, 64)))
+    # Earlier versions multiplied the whole matrix.
+    whole = lambda phi, theta, X, w: phi.evaluate(theta, X) @ w  # noqa: E731
+    product = getattr(operators, "prior_values", whole)
+    product(phi, kernel.theta0, X, w)
+    print("begins", flush=True)
+    return [clocked(lambda: product(phi, kernel.theta0, X, w)) for _ in range(args.repeats)]
 
 
 def exact(args):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
-from ...linalg.operators import KernelOperator
+from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
 from ._weights import WeightForm
@@ -27,8 +27,6 @@ _NEW_PROBES = 8
 # Up to so many rows samples come from a factorised covariance, above from random features.
 _JOINT_ROWS = 1000
 _SAMPLE_PAIRS = 1000
-# Memory of one block of features in bytes.
-_BLOCK_BYTES = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,12 +297,7 @@ class LOVEPosterior(KernelPosterior):
             return torch.randn(*shape, generator=generator, dtype=op.dtype).to(op.device)
 
         w = normal(features.n_features, t * n_samples)
-        step = max(1, _BLOCK_BYTES // (8 * features.n_features))
-        with torch.no_grad():
-            at_rows, at_new = (
-                torch.cat([features.evaluate(op.theta, part) @ w for part in rows.split(step)])
-                for rows in (op.X, X)
-            )
+        at_rows, at_new = (prior_values(features, op.theta, rows, w) for rows in (op.X, X))
         at_rows = at_rows + op.noise.sqrt()[:, None] * normal(op.shape[0], t * n_samples)
         at_new = at_new - self.cross(X).matmul(self.basis @ (self.basis.T @ at_rows))
         at_new = at_new + self.noise(X).sqrt()[:, None] * normal(*at_new.shape)

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ..._named import keep_settings
 from ...features import PriorFeatures, sample_prior_features
-from ..operators import KernelOperator
+from ..operators import KernelOperator, prior_values
 from ..preconditioners import Preconditioner, build_preconditioner
 from ..solvers import (
     MaxEpochs,
@@ -238,7 +238,7 @@ class PathwiseGradient(_IterativeGradient):
                 L, _ = cholesky_with_jitter(K)
                 prior = L @ probes.weights
             else:
-                prior = probes.features.evaluate(operator.theta, problem.X) @ probes.weights
+                prior = prior_values(probes.features, operator.theta, problem.X, probes.weights)
         return prior + operator.noise.sqrt()[:, None] * probes.noise
 
     def trace_pairs(self, probes, solved):

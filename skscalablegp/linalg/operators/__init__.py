@@ -3,3 +3,4 @@
 from ._base import LinearOperator, slope
 from ._bound import bind
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
+from ._prior import prior_values

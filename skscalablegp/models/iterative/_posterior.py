@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.posteriors import Draws, KernelPosterior, MeanAndVariance, Rows, reported_variance
 from ...features import PriorFeatures
-from ...linalg.operators import KernelOperator
+from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import Solution, SolveSummary, preconditioner_for, solve
 
@@ -98,9 +98,8 @@ class IterativePosterior(KernelPosterior):
         """The mean and the deviations g_j at X, from one product with k(X, training rows)."""
         t, zhat = self.weights.shape[1], samples.representer_weights.to(self.weights)
         both = self.cross(X).matmul(torch.cat([self.weights, zhat], 1))
-        with torch.no_grad():
-            phi = samples.features.evaluate(self.operator.theta, X)
-        return both[:, :t], phi @ samples.prior_weights.to(phi) - both[:, t:]
+        prior = prior_values(samples.features, self.operator.theta, X, samples.prior_weights)
+        return both[:, :t], prior - both[:, t:]
 
     def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         if self.samples is None:
@@ -170,7 +169,6 @@ class IterativePosterior(KernelPosterior):
         shape = (features.n_features, n_samples)
         w = torch.randn(shape, generator=generator, dtype=op.dtype).to(op.device)
         eps = torch.randn(op.shape[0], n_samples, generator=generator, dtype=op.dtype)
-        with torch.no_grad():
-            prior = features.evaluate(op.theta, op.X) @ w
+        prior = prior_values(features, op.theta, op.X, w)
         xi = prior + op.noise.sqrt()[:, None] * eps.to(op.device)
         return PathwiseSamples(features, w, self._solve(xi).value)
