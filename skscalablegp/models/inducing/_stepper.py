@@ -186,13 +186,28 @@ class SparseStepper(Stepper):
         """Whether there is nothing to train, since the optimal belief has a closed form."""
         return self.belief.closed and self._adam is None
 
-    def _evaluate(self, batch, weight: float, eval_gradient: bool, white: Whitening | None = None):
+    def _evaluate(
+        self,
+        batch,
+        weight: float,
+        eval_gradient: bool,
+        white: Whitening | None = None,
+        value_only: bool = False,
+    ):
         X, Y, extra = batch
         X = self.model.features(self.weights, X)
         K = self.model.values(self._theta, self.Z, X, extra)
         ours = self.belief.whitened()
         return K, variational_bound(
-            self.model.likelihood, ours, K, Y, weight, self.generator, eval_gradient, white
+            self.model.likelihood,
+            ours,
+            K,
+            Y,
+            weight,
+            self.generator,
+            eval_gradient,
+            white,
+            value_only,
         )
 
     def step(self) -> None:
@@ -247,7 +262,7 @@ class SparseStepper(Stepper):
         belief, white = self.belief.whitened(), Whitening.of(model.kernel.cross(theta, Z, Z))
         value = -belief.divergence()
         for batch in self.rows.blocks():
-            value += self._evaluate(batch, 1.0, False, white)[1].value + belief.divergence()
+            value += self._evaluate(batch, 1.0, False, white, True)[1].value + belief.divergence()
         return SparseFit(theta, Z, weights, belief, value, white.jitter)
 
     def _move_hyperparameters(self, K: KernelValues, grad: Any, n: int) -> None:
@@ -268,7 +283,8 @@ class SparseStepper(Stepper):
         n = len(self.rows)
         try:
             with torch.no_grad():
-                bound = self._evaluate(self._scored, n / len(self._scored[0]), False)[1]
+                weight = n / len(self._scored[0])
+                bound = self._evaluate(self._scored, weight, False, value_only=True)[1]
         except torch.linalg.LinAlgError:
             return math.inf
         return -(bound.value + self.model.kernel.log_prior(self.theta())[0]) / n

@@ -170,7 +170,9 @@ def test_statistics_are_gradients_in_the_belief(likelihood, t, q, s):
     kernel, n, m = compile_kernel(KERNEL, 2), 12, 4
     X, Z, Y = normal(n, 2, seed=1), normal(m, 2, seed=3), targets(likelihood, n, t)
     K, belief = values(kernel, kernel.theta0, Z, X), random_belief(m, q, s)
-    rows = variational_bound(likelihood, belief, K, Y).rows
+    whole = variational_bound(likelihood, belief, K, Y)
+    rows = whole.rows
+    assert variational_bound(likelihood, belief, K, Y, value_only=True).value == whole.value
 
     def value(mean, S):
         shifted = WhitenedBelief(mean, S, torch.logdet(S))
