@@ -18,8 +18,8 @@ from ._base import LinearOperator, slope
 from ._bound import BoundKernel, bind
 
 # Two float32 tiles of this size fit the level-2 cache of two cores. Products with tiles of 256, 512
-# and 1,024 rows take .15, .12 and .13 s on two cores and .22, .21 and .28 s on one, with 8 columns as
-# with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
+# and 1,024 rows take .15, .12 and .13 s on two cores and .22, .21 and .28 s on one, with 8 columns
+# as with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
 _CPU_TILE = 512
 _GPU_TILE = 8192
 
