@@ -122,7 +122,8 @@ class TestIntervalCalibration:
         display = IntervalCalibrationDisplay.from_estimator(student, X, y, n_bins=8)
         self.check(display, pit, 8)
         found, _ = np.histogram(gaussian_pit(student, X, y), bins=8, range=(0, 1), density=True)
-        assert (heights(display.bars_) != found).any()
+        # A row in another bin changes two bars by this much.
+        assert abs(heights(display.bars_) - found).max() > 0.99 * 8 / len(y)
 
     def test_any_quantiles(self):
         rng = np.random.default_rng(0)
