@@ -570,10 +570,11 @@ def test_ascent_and_descent_draw_their_own_batches(monkeypatch):
     assert len(same) > 4 and not any(same)
 
 
-@pytest.mark.parametrize("made", [SCGDDKLRegressor, MinimaxDKLRegressor])
-def test_steps_alone_train_without_exact_passes(made):
+# The multiplier of the minimax problem takes longer to follow the features.
+@pytest.mark.parametrize("made, epochs", [(SCGDDKLRegressor, 60), (MinimaxDKLRegressor, 90)])
+def test_steps_alone_train_without_exact_passes(made, epochs):
     X, y = make_friedman1(600, noise=0.5, random_state=0)
-    params = dict(feature_extractor=(16,), random_state=0, max_epochs=120)
+    params = dict(feature_extractor=(16,), random_state=0, max_epochs=epochs)
     alone = made(exact_passes=False, **params).fit(X[:400], y[:400])
     assert alone.score(X[400:], y[400:]) > 0.85
     assert abs(alone.fit_report_.slope_bias) < 0.5

@@ -354,7 +354,9 @@ class TestProducts:
 
     @pytest.mark.parametrize("structure", ["product", "additive"])
     @pytest.mark.parametrize("known", [None, "by row"])
-    def test_predictions_and_gradients(self, structure, known):
+    def test_predictions_and_gradients(self, structure, known, monkeypatch):
+        # So many random vectors leave an error of one or two nats.
+        monkeypatch.setattr("skscalablegp.models.grid._products._PROBES", 400)
         X, y, X_new = table()
         Y = np.stack([y, 2 - y], 1)
         noise = None if known is None else np.linspace(0.01, 0.1, 200)
@@ -370,7 +372,7 @@ class TestProducts:
         np.testing.assert_allclose(*covariances, atol=1e-5)
         value, expected = (m.log_marginal_likelihood_value_ for m in (products, exact))
         error = products.log_marginal_likelihood_std_error_
-        assert abs(value - expected) < 3 * error < 150
+        assert abs(value - expected) < 3 * error < 7
         assert exact.log_marginal_likelihood_std_error_ == 0
         # Rows that are added bring no random vectors along, so that there is no estimate.
         products.partial_fit(X[:5], Y[:5], None if noise is None else noise[:5])
