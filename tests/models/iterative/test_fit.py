@@ -262,12 +262,12 @@ def test_rrcg_takes_the_steps_it_is_given():
         preconditioner=None,
         reorthogonalize=False,
         optimizer="adam",
-        max_iter=100,
+        max_iter=25,
         n_iter_no_change=None,
         random_state=0,
     )
     model, _ = fitted(model, X, y)
-    assert model.history_["stage"].count("full") == 100
+    assert model.history_["stage"].count("full") == 25
     assert model.fit_report_.choices["training_max_epochs"].value is None
 
 

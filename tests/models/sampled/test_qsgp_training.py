@@ -203,7 +203,7 @@ def stepper(
 def test_steps_at_full_batches_meet_bayesian_linear_regression():
     source, functions = rows(), basis()
     run = stepper(source, functions, functions.n_blocks, steps=10**9)
-    for _ in range(1500):
+    for _ in range(1000):
         run.step()
     folded = run.folded()
     phi = dense_phi(source, functions)
