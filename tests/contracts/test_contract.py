@@ -44,13 +44,13 @@ from skscalablegp.truncation import ExponentialTruncation  # noqa: E402
 ROWS = [
     Row(
         "kissgp",
-        KISSGPRegressor(grid_size=20, structure="additive"),
+        KISSGPRegressor(grid_size=12, structure="additive", max_iter=8),
         search={"grid_size": [9, 15]},
         columns="none",
     ),
     Row(
         "kissgp-product",
-        KISSGPRegressor(structure="product"),
+        KISSGPRegressor(structure="product", max_iter=5),
         limit={"max_iter": 1},
         scikit_learn_checks=False,
         columns="numbers",
@@ -64,7 +64,7 @@ ROWS = [
     ),
     Row(
         "kissgp-network",
-        KISSGPRegressor(feature_extractor=[8, 1], max_epochs=30, grid_size=15),
+        KISSGPRegressor(feature_extractor=[8, 1], max_epochs=10, max_iter=5, grid_size=15),
         limit={"max_iter": 1},
         # The network's features serve all targets.
         independent_targets=False,
@@ -74,7 +74,7 @@ ROWS = [
     ),
     Row(
         "love",
-        LOVEPredictor(KISSGPRegressor(grid_size=20, structure="additive", solver="cg", max_iter=5)),
+        LOVEPredictor(KISSGPRegressor(grid_size=12, structure="additive", solver="cg", max_iter=3)),
         search={"variance_rank": [5, 20]},
         columns="none",
     ),
@@ -82,7 +82,7 @@ ROWS = [
     Row(
         "love-grows",
         LOVEPredictor(
-            KISSGPRegressor(grid_size=15, solver="cg", max_iter=5),
+            KISSGPRegressor(grid_size=8, solver="cg", max_iter=2),
             variance_rank=2,
             variance_tol=1e-6,
         ),
@@ -101,7 +101,7 @@ ROWS = [
     Row(
         "heteroscedastic-folds",
         HeteroscedasticRegressor(
-            SCGDDKLRegressor(feature_extractor=(16,), max_epochs=12), residuals=2, tails="auto"
+            SCGDDKLRegressor(feature_extractor=(16,), max_epochs=4), residuals=2, tails="auto"
         ),
         multi_output=False,
         no_limit="training is that of the regressor below",
@@ -110,7 +110,7 @@ ROWS = [
     ),
     Row(
         "mean-function",
-        MeanFunctionRegressor(),
+        MeanFunctionRegressor(n_folds=2),
         multi_output=False,
         no_limit="training is that of the regressor below",
         search={"n_folds": [2, 3]},
@@ -135,7 +135,7 @@ ROWS = [
     ),
     Row(
         "iterative-cg",
-        IterativeGPRegressor(solver="cg", max_iter=5, n_probes=4),
+        IterativeGPRegressor(solver="cg", max_iter=3, n_probes=4),
         search={"n_probes": [2, 4]},
         prior=True,
         any_kernel=True,
@@ -172,7 +172,7 @@ ROWS = [
     Row(
         "rrcg-truncated",
         RRCGRegressor(
-            truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=5
+            truncation=ExponentialTruncation(0.3, min_iter=1), preconditioner=None, max_iter=3
         ),
         search={"truncation__rate": [0.1, 0.3]},
         limit={"max_iter": 2},
@@ -237,7 +237,7 @@ ROWS = [
             n_components=128,
             component_batch_size=32,
             n_dense=4,
-            max_iter=15,
+            max_iter=6,
             dtype="float64",
             normalize_y=True,
         ),
@@ -253,7 +253,7 @@ ROWS = [
     ),
     Row(
         "qsgp-rows",
-        QSGPRegressor(basis="rows", inference="stochastic", max_iter=15, dtype="float64"),
+        QSGPRegressor(basis="rows", inference="stochastic", max_iter=6, dtype="float64"),
         limit={"max_iter": 2},
         scikit_learn_checks=False,
     ),
@@ -271,7 +271,7 @@ ROWS = [
             n_components=128,
             component_batch_size=64,
             n_dense=4,
-            max_iter=15,
+            max_iter=6,
             dtype="float64",
         ),
         classifier=True,
@@ -342,14 +342,14 @@ ROWS = [
     ),
     Row(
         "svgp-classes",
-        SVGPClassifier(),
+        SVGPClassifier(max_iter=10),
         classifier=True,
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},
     ),
     Row(
         "sgpr",
-        SGPRRegressor(max_iter=30),
+        SGPRRegressor(max_iter=10),
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},
     ),
