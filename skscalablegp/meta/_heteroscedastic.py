@@ -277,6 +277,8 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                 run.random_state,
                 run.monitor.check_time,
             )
+        if run.monitor.seconds_left == 0:
+            run.monitor.end("max_seconds")
         if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
             run.ignores("noise_estimator", f"{len(rows)} rows are too few for more than a constant")
         tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run)

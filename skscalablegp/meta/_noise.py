@@ -12,6 +12,7 @@ from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 
+from ..core.training import StopTraining
 from ..models.fourier import RFFRegressor
 
 # Fewest rows from which more than a constant is learned.
@@ -153,7 +154,7 @@ def best_noise(
         rows, a Gaussian process.
     random_state : RandomState
     check_time : callable
-        Called between fits; may raise.
+        Called between the fits of candidates; a `StopTraining` ends the comparison.
 
     Returns
     -------
@@ -175,10 +176,15 @@ def best_noise(
         return plain, flat
     squares = squares / squares.mean()
     scores: dict[bool, _Score] = {}
-    for left in _candidates(F, squares, given, random_state, check_time):
-        tried = [_score(squares, (left, float(power))) for power in _POWERS]
-        known = scores.get(left.log_link)
-        scores[left.log_link] = max([known, *tried] if known else tried, key=lambda s: s.gain)
+    try:
+        for left in _candidates(F, squares, given, random_state, check_time):
+            tried = [_score(squares, (left, float(power))) for power in _POWERS]
+            known = scores.get(left.log_link)
+            scores[left.log_link] = max([known, *tried] if known else tried, key=lambda s: s.gain)
+    except StopTraining:
+        # One kind of candidates is better than a constant.
+        if not scores:
+            raise
     found = list(scores.values())
     if len(found) > 1:
         one, two = (score.chosen[0][0] for score in found)
@@ -189,7 +195,6 @@ def best_noise(
         return plain, flat
     parts = []
     for left, power in best.chosen:
-        check_time()
         regressor = left.regressor if left.fitted else left.regressor.fit(F, left.target)
         ends = float(left.logs.min()), float(left.logs.max())
         parts.append(NoisePart(regressor, left.log_link, power, ends))

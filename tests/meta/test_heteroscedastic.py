@@ -26,6 +26,7 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
+from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
 from skscalablegp.meta._noise import best_noise, level
 from skscalablegp.meta._scaled import Tails, noise_features
@@ -288,6 +289,22 @@ class TestInCompany:
         np.testing.assert_allclose(
             np.diag(model.predict(X, return_cov=True)[1]), model.predict_std(X) ** 2
         )
+
+    def test_little_time_for_the_noise(self):
+        """The kinds of candidates that were compared by then compete with a constant."""
+        X, y = curve(400)
+        calls = iter([None] * 5)
+
+        def check_time():
+            if next(calls, 1) == 1:
+                raise StopTraining("max_seconds")
+
+        squares = (y - np.sin(6 * X[:, 0])) ** 2
+        model, logs = best_noise(X, squares, None, np.random.RandomState(0), check_time)
+        assert model.name.endswith("trees on log squares") and model.gain > 0.2
+        np.testing.assert_allclose(np.corrcoef(logs, np.log(spread(X)))[0, 1], 0.9, atol=0.1)
+        with pytest.raises(StopTraining):
+            best_noise(X, squares, None, np.random.RandomState(0), check_time)
 
     def test_no_time_for_the_noise(self):
         X, y = curve(300)
