@@ -32,15 +32,15 @@ from skscalablegp import (
 )
 from skscalablegp.metrics import coverage_scorer, neg_crps_scorer, neg_nlpd_scorer
 
-X, y = make_friedman1(n_samples=250, n_features=8, noise=1.0, random_state=0)
+X, y = make_friedman1(n_samples=150, n_features=8, noise=1.0, random_state=0)
 
 settings = dict(normalize_y=True, random_state=0)
 models = {
-    "RRCG": RRCGRegressor(truncation="exponential", **settings),
+    "RRCG": RRCGRegressor(truncation="exponential", max_iter=8, **settings),
     "iterative": IterativeGPRegressor(solver="block_cg", **settings),
-    "deep kernel": MinimaxDKLRegressor(**settings),
-    "QSGP": QSGPRegressor(inference="stochastic", **settings),
-    "SVGP": SVGPRegressor(n_inducing=100, **settings),
+    "deep kernel": MinimaxDKLRegressor(feature_extractor=(32, 32), max_epochs=20, **settings),
+    "QSGP": QSGPRegressor(inference="stochastic", max_iter=50, **settings),
+    "SVGP": SVGPRegressor(n_inducing=50, **settings),
 }
 
 # %%
