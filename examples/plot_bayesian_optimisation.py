@@ -35,7 +35,7 @@ rng = np.random.default_rng(4)
 corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=float)
 X = np.vstack([corners, rng.uniform(size=(196, 2))])
 y = eggholder(X)
-kernel = ConstantKernel(1.0) * RBF(0.06, "fixed") + WhiteKernel(1e-3, "fixed")
+kernel = ConstantKernel(1.0) * RBF(0.08, "fixed") + WhiteKernel(0.1, "fixed")
 gp = KISSGPRegressor(kernel, grid_size=40, normalize_y=True).fit(X, y)
 
 best = [y.min()]
@@ -68,7 +68,7 @@ minima = {
 
 # %%
 # Random Fourier features replace the kernel by one of finite rank. The relative error of its
-# entries is one over the root of the number of pairs, and little noise amplifies it, since the
+# entries is one over the root of the number of pairs, and small noise amplifies it, since the
 # weights H\ :sup:`-1` y are then large. Draws (by Matheron's rule: a prior draw plus a correction
 # by the data) follow an inaccurate mean into minima that do not exist. More features reduce the
 # error.

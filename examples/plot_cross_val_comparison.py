@@ -36,7 +36,7 @@ X, y = make_friedman1(n_samples=150, n_features=8, noise=1.0, random_state=0)
 
 settings = dict(normalize_y=True, random_state=0)
 models = {
-    "RRCG": RRCGRegressor(truncation="exponential", max_iter=8, **settings),
+    "RRCG": RRCGRegressor(truncation="exponential", max_iter=15, **settings),
     "iterative": IterativeGPRegressor(solver="block_cg", **settings),
     "deep kernel": MinimaxDKLRegressor(feature_extractor=(32, 32), max_epochs=20, **settings),
     "QSGP": QSGPRegressor(inference="stochastic", max_iter=50, **settings),
