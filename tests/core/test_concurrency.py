@@ -15,12 +15,19 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 from skscalablegp import (
+    HeteroscedasticRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
+    LOVEPredictor,
+    NNGPRegressor,
+    PoERegressor,
     QSGPRegressor,
+    QSRVMRegressor,
     RFFRegressor,
+    RRCGRegressor,
     SCGDDKLRegressor,
     SGPRRegressor,
+    SSRFFRegressor,
     SVGPRegressor,
 )
 
@@ -33,6 +40,13 @@ MODELS = [
     SVGPRegressor(n_inducing=8, max_iter=4, random_state=0),
     QSGPRegressor(n_components=16, max_iter=4, random_state=0),
     SCGDDKLRegressor(feature_extractor=(4,), n_components=8, max_epochs=3, random_state=0),
+    RRCGRegressor(max_iter=2, n_probes=2, random_state=0),
+    SSRFFRegressor(min_components=8, component_step=4, max_iter=2, random_state=0),
+    LOVEPredictor(KISSGPRegressor(grid_size=10, max_iter=3), random_state=0),
+    QSRVMRegressor(max_iter=3, random_state=0),
+    PoERegressor(expert_size=20, max_iter=3, random_state=0),
+    NNGPRegressor(n_neighbors=8, max_iter=3, random_state=0),
+    HeteroscedasticRegressor(SGPRRegressor(n_inducing=8, max_iter=4), random_state=0),
 ]
 # Filters of warnings belong to the whole process, threads included.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -52,9 +66,8 @@ def answers(model):
 def test_fits_in_threads_are_those_of_fits_alone():
     alone = [answers(model) for model in MODELS]
     with ThreadPoolExecutor(4) as threads:
-        for _ in range(2):
-            for seen, expected in zip(threads.map(answers, MODELS), alone, strict=True):
-                assert_array_equal(seen, expected)
+        for seen, expected in zip(threads.map(answers, MODELS), alone, strict=True):
+            assert_array_equal(seen, expected)
 
 
 def test_one_model_answers_several_threads():
@@ -71,18 +84,23 @@ def test_one_model_answers_several_threads():
 FORK = """
 import multiprocessing, sys, warnings
 import numpy as np, torch
-from skscalablegp import IterativeGPRegressor
+from sklearn.base import clone
+from skscalablegp import IterativeGPRegressor, NNGPRegressor, PoERegressor
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(2)
 X = np.random.default_rng(0).normal(size=(700, 3))
 y = np.sin(X).sum(1)
-model = IterativeGPRegressor(optimizer=None).fit(X, y)
-expected = model.predict(X[:99], return_std=True)
+models = [
+    IterativeGPRegressor(optimizer=None).fit(X, y),
+    PoERegressor(expert_size=100, optimizer=None, random_state=0).fit(X, y),
+    NNGPRegressor(n_neighbors=8, optimizer=None, random_state=0).fit(X, y),
+]
+expected = [model.predict(X[:99], return_std=True) for model in models]
 
 def child(queue):
-    seen = model.predict(X[:99], return_std=True)
-    again = IterativeGPRegressor(optimizer=None).fit(X, y).predict(X[:99], return_std=True)
+    seen = [model.predict(X[:99], return_std=True) for model in models]
+    again = [clone(model).fit(X, y).predict(X[:99], return_std=True) for model in models]
     queue.put((seen, again))
 
 context = multiprocessing.get_context("fork")
@@ -102,12 +120,20 @@ def test_a_forked_child_predicts_and_fits():
     assert done.stdout.strip() == "done", done.stderr[-2000:]
 
 
-def test_a_spawned_process_predicts():
+def test_a_spawned_process_predicts_and_fits():
     X, y = table()
-    model = SVGPRegressor(n_inducing=8, max_iter=4, random_state=0).fit(X, y)
+    models = [model.fit(X, y) for model in map(clone, MODELS)]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
-        seen = processes.submit(model.predict_interval, X[:7]).result(timeout=120)
-    assert_array_equal(seen, model.predict_interval(X[:7]))
+        seen = processes.map(predicted_and_fitted, models, timeout=120)
+        for model, (predicted, fitted) in zip(models, seen, strict=True):
+            expected = model.predict_std(X[:7])
+            assert_array_equal(predicted, expected)
+            np.testing.assert_allclose(fitted, expected, rtol=1e-9)
+
+
+def predicted_and_fitted(model):
+    X, y = table()
+    return model.predict_std(X[:7]), clone(model).fit(X, y).predict_std(X[:7])
 
 
 def test_cross_validation_inside_joblib():
