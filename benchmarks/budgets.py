@@ -5,10 +5,10 @@
     python benchmarks/budgets.py --estimator SSRFFRegressor --rows 5000 --interrupt 2
 
 Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
-SIGINT after each of so many seconds and reports those that the process went on for. Run it on a
-quiet machine: every line has the load. On a busy one ``--clock cpu`` has one thread, whose
-processor seconds are the clock of budgets, too. ``--memory 3`` limits the addresses of the process
-to 3 GiB.
+SIGINT after each of so many seconds, and again a second later, and reports how long each waited for
+Python to act on it: no call may last longer. Run it on a quiet machine: every line has
+the load. On a busy one ``--clock cpu`` has one thread, whose processor seconds are the clock of budgets
+and of interrupts, too. ``--memory 3`` limits the addresses of the process to 3 GiB.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import sys
 import time
 import warnings
 from datetime import date
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +36,8 @@ ESTIMATORS = [name for name in skscalablegp.__all__ if name.endswith(("Regressor
 ESTIMATORS += ["LOVEPredictor"]
 # A fit is given up after so many seconds.
 LARGEST = 600
+# A fit that still works on its model so many seconds after an interrupt gets another one.
+AGAIN = 1.0
 # Makes numerical libraries keep to one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -51,6 +55,7 @@ def fit(name, n, seconds):
     """In the process of its own: prints one line when the fit begins and one when it has ended."""
     X, y = table(n, name.endswith("Classifier"))
     model = getattr(skscalablegp, name)(max_seconds=seconds, random_state=0)
+    signal.signal(signal.SIGINT, serve)
     print("begins", flush=True)
     started, line = time.perf_counter(), {}
     try:
@@ -71,6 +76,12 @@ def fit(name, n, seconds):
     print(json.dumps(line), flush=True)
 
 
+def serve(number, frame):
+    """Tell when Python could act on a signal, by a clock that is the parent's, too."""
+    print(time.process_time() if "cpu" in sys.argv else time.monotonic(), flush=True)
+    signal.default_int_handler(number, frame)
+
+
 def measured(name, n, arguments, interrupt):
     """The line of one fit."""
     seconds = arguments.max_seconds if interrupt is None else float(LARGEST)
@@ -83,24 +94,44 @@ def measured(name, n, arguments, interrupt):
     )
     child.stdout.readline()
     line = {"estimator": name, "n": n, "asked": seconds, "load": round(os.getloadavg()[0], 1)}
-    if interrupt is not None:
-        time.sleep(interrupt)
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-            line["interrupted"] = interrupt
-    sent = time.monotonic()
+    clock = time.monotonic if arguments.clock == "wall" else partial(processor_seconds, child)
+    begun, served, last = clock(), [], ""
+    for wait in [] if interrupt is None else [interrupt, AGAIN]:
+        while not ended(child) and (sent := clock()) < begun + wait:
+            time.sleep(0.01)
+        if ended(child):
+            break
+        child.send_signal(signal.SIGINT)
+        line["interrupted"] = interrupt
+        said = child.stdout.readline()
+        if not said or said.startswith("{"):
+            last = said
+            break
+        begun = float(said)
+        served.append(round(begun - sent, 2))
     try:
-        last = child.communicate(timeout=LARGEST)[0].strip()
+        last = (last + child.communicate(timeout=LARGEST)[0]).strip()
         line |= json.loads(last.splitlines()[-1]) if last else {"status": "interrupted"}
     except subprocess.TimeoutExpired:
         child.kill()
         line |= {"status": "given up", "taken": LARGEST}
     if "interrupted" in line:
-        line["served_after"] = round(time.monotonic() - sent, 2)
+        line["served_after"] = served
     elif "taken" in line:
         line["share"] = round(line["taken"] / seconds, 2)
     line |= {"clock": arguments.clock, "memory": arguments.memory, "cores": os.cpu_count()}
     return line | {"date": date.today().isoformat()}
+
+
+def ended(child):
+    """Whether a process has ended, which leaves its processor seconds to be read."""
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def processor_seconds(child):
+    """Processor seconds of a process that has not been waited for."""
+    ticks = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def limited(gib):
