@@ -165,5 +165,6 @@ def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
             f"the target is too rough for an approximation. Of {len(some.X)} random rows nearly "
             f"every one is a parameter of its own (mean leverage {few.leverage:.2f}), and together "
             f"they explain only {1 - few.unexplained:.0%} of the variance of a row that is left "
-            "out. Use IterativeGPRegressor, which is exact."
+            "out. Use IterativeGPRegressor, which is exact, or NNGPRegressor on a table too large "
+            "for it."
         )

@@ -80,8 +80,8 @@ class GridFit(NamedTuple):
 
 
 # A sum over columns is the wrong model if it leaves so many times the variance unexplained that an
-# exact process of a few rows leaves: a loss of a third of a nat a row.
-_INTERACTIONS = 2.0
+# exact process of a few rows leaves: a loss of a fifth of a nat a row.
+_INTERACTIONS = 1.5
 
 
 class KISSGPRegressor(GPRegressorBase):
