@@ -6,9 +6,9 @@
 
 Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
 SIGINT after each of so many seconds, and again a second later, and reports how long each waited for
-Python to act on it: no call may last longer. Run it on a quiet machine: every line has
-the load. On a busy one ``--clock cpu`` has one thread, whose processor seconds are the clock of budgets
-and of interrupts, too. ``--memory 3`` limits the addresses of the process to 3 GiB.
+Python to act on it: no call may last longer. Run it on a quiet machine: every line has the load. On
+a busy one ``--clock cpu`` has one thread, whose processor seconds are the clock of budgets and of
+interrupts, too. ``--memory 3`` limits the addresses of the process to 3 GiB.
 """
 
 import argparse
