@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tables and the picture "test NLL against seconds" from what compare.py and rivals.py measured.
+"""Tables and the picture "test NLL against seconds" from what compare.py, rivals.py and
+cross_val.py measured.
 
     python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/rival_table.inc,
-                                                 # doc/comparison.png
+                                                 # doc/cross_val_table.inc, doc/comparison.png
 
 Where a cell was measured more than once, its last line counts; several splits are averaged. Lines
 measured under settings other than the last line's (rows, budget, clock, threads) are left out and
@@ -13,6 +14,7 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import mean, variance
 
 from compare import known_estimators
 
@@ -46,6 +48,9 @@ def main(argv=None):
     raced = [json.loads(text) for text in Path(args.rivals).read_text("utf-8").splitlines() if text]
     text = "\n".join(rival_table(last(raced)))
     (out / "rival_table.inc").write_text(text + "\n", encoding="utf-8")
+    folds = [json.loads(text) for text in Path(args.folds).read_text("utf-8").splitlines() if text]
+    text = "\n".join(fold_table(folds))
+    (out / "cross_val_table.inc").write_text(text + "\n", encoding="utf-8")
 
 
 def parse_args(argv):
@@ -54,6 +59,7 @@ def parse_args(argv):
     )
     parser.add_argument("--lines", default=str(HERE / "results" / "compare.jsonl"))
     parser.add_argument("--rivals", default=str(HERE / "results" / "rivals.jsonl"))
+    parser.add_argument("--folds", default=str(HERE / "results" / "cross_val.jsonl"))
     parser.add_argument("--out", default=str(HERE.parent / "doc"), help="folder")
     return parser.parse_args(argv)
 
@@ -167,6 +173,31 @@ def rival_table(lines):
             shown = [form.format(cell[key]) for _, key, form in columns]
             rows.append([dataset, name, *shown, f"{cell['fit'] + cell['predict']:.0f}"])
     return [*simple_table(header, rows), *(["", *notes] if notes else [])]
+
+
+def fold_table(lines, baseline="SVGPRegressor"):
+    """Mean NLL, and its difference from the baseline's with the corrected standard error."""
+    settings = ("n_asked", "folds", "seed", "max_seconds", "clock")
+    cells = defaultdict(dict)
+    for line in lines:
+        if line["status"] == "ok" and all(line[k] == lines[-1][k] for k in settings):
+            cells[line["dataset"]][line["estimator"]] = [-value for value in line["nlpd"]]
+    rows = []
+    for name in sorted({name for found in cells.values() for name in found}):
+        row = [name]
+        for found in cells.values():
+            if name not in found:
+                row.append("")
+                continue
+            text = f"{mean(found[name]):.2f}"
+            if name != baseline:
+                apart = [a - b for a, b in zip(found[name], found[baseline], strict=True)]
+                k = len(apart)
+                error = ((1 / k + 1 / (k - 1)) * variance(apart)) ** 0.5
+                text += f" ({mean(apart):+.2f} ± {error:.2f})"
+            row.append(text)
+        rows.append(row)
+    return simple_table(["estimator", *cells], rows)
 
 
 def order(cell):
