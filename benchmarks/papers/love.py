@@ -296,7 +296,9 @@ def columns(d, n):
     fit, _ = seconds(lambda: model.fit(X, y))
     first, _ = seconds(lambda: model.predict_std(X[:5]))
     rank = model.fit_report_.grid_rank
-    return dict(grid=model.grid_.shapes[0], rank=rank, fit_seconds=fit, five_variances=first)
+    return dict(
+        grid=model.grid_.shapes[0], rank=rank, fit_seconds=fit, five_deviations_seconds=first
+    )
 
 
 def cells():
@@ -316,7 +318,7 @@ def cells():
         yield f"table3 {name}", note, lambda name=name: table3(name)
     for name in FUNCTIONS:
         yield f"bayesopt {name}", None, lambda name=name: bayesopt(name)
-    for d, n in ((2, 20_000), (3, 2000), (3, 100_000), (4, 200)):
+    for d, n in ((2, 20_000), (2, 1_000_000), (3, 2000), (3, 100_000), (4, 200)):
         yield f"columns d={d} n={n}", None, lambda d=d, n=n: columns(d, n)
 
 
