@@ -63,6 +63,38 @@ def test_noise_is_averaged_until_it_costs_less_than_the_tolerance(frozen):
     assert louder.n > 2 * np.mean(steps)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_ridges_are_walked_to_their_end(noise):
+    """A curvature of a twentieth of the expected one along one direction, 15 nats down its slope.
+
+    With the expected information alone these steps ended 2 nats below the peak with 41 gradients
+    of a tenth of this noise, and 3 to 5 with 90.
+    """
+    p, lost, steps = 12, [], []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        Q, values = np.linalg.qr(rng.standard_normal((p, p)))[0], np.exp(rng.uniform(0, 6, p))
+        share = np.where(np.arange(p) == 0, 0.05, 1.0)
+        place = rng.standard_normal(p)
+        place[0] = (2 * 15 / (0.05 * values[0])) ** 0.5
+
+        class Ridge(Objective):
+            def __call__(self, theta, rng=rng, Q=Q, values=values, share=share):
+                self.n += 1
+                drawn = noise * values**0.5 * rng.standard_normal(p)
+                return np.nan, Q @ (drawn - share * values * (Q.T @ theta))
+
+            def information(self, theta, n_rows, Q=Q, values=values):
+                return Q * values @ Q.T
+
+        objective = Ridge()
+        wide = np.array([[-90.0, 90.0]] * p)
+        theta = NaturalGradient(0.5).maximize(objective, Q @ place, wide, 200).theta
+        lost.append(0.5 * float(share * values @ np.square(Q.T @ theta)))
+        steps.append(objective.n)
+    assert np.mean(lost) < 1.5 and np.mean(steps) < 80
+
+
 def test_steps_stay_within_bounds_and_are_never_longer_than_one():
     bounds, seen = np.array([[-8.0, 0.2], [-0.5, 8.0], [-8.0, 8.0]]), []
     objective = Objective()

@@ -155,7 +155,7 @@ MUTANTS = [
         "models/sampled/_relevance.py",
         "best = int(gain.argmax())",
         "best = int(gain.argmin())",
-        "tests/models/sampled/test_qsgp.py -k sinc",
+        _TESTS + "adds_least",
     ),
     (
         "Newton steps with half of the curvature",

@@ -21,6 +21,8 @@ _REFRESH = 0.5
 _LONGER = 1.5
 # Exponent with which steps become shorter with the number of turns.
 _DECAY = 0.7
+# Fewest gradients for a measured curvature, and its least share of the Fisher information.
+_FEW, _LEAST_RATIO = 4, 0.02
 # A variable at this distance from a bound counts as on the bound.
 _SLACK = 1e-10
 
@@ -28,12 +30,13 @@ _SLACK = 1e-10
 class NaturalGradient(BaseEstimator, Optimizer):
     """Natural gradient ascent for stochastic gradients, with a stopping rule of its own.
 
-    A step is the gradient multiplied by the inverse Fisher information of random rows. If a
-    gradient points back along the last step, the steps have turned, and later ones are shorter.
-    After the first turn each gradient uses new random numbers, and iterates and gradients are
-    averaged: over the last half, the mean gradient gives one more step from the mean iterate.
-    Training ends when the noise of that mean costs less than `gain_tol`, and the step would gain
-    little more than its noise.
+    A step is the gradient multiplied by the inverse Fisher information of random rows, in which
+    the curvature along the drift of the iterates is measured from the gradients. If a gradient
+    points back along the last step, the steps have turned, and later ones are shorter. After the
+    first turn each gradient uses new random numbers, and iterates and gradients are averaged: over
+    the last half, the mean gradient gives one more step from the mean iterate. Training ends when
+    the noise of that mean costs less than `gain_tol`, and the step would gain little more than its
+    noise.
 
     Parameters
     ----------
@@ -56,15 +59,19 @@ class NaturalGradient(BaseEstimator, Optimizer):
     def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("gain_tol", self.gain_tol, positive=True)
         check_integer("n_rows", self.n_rows)
-        information, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0
+        expected, at, last, predicted, turns, stretch = None, np.inf, None, 0.0, 0, 1.0
         seen: list[tuple[np.ndarray, np.ndarray]] = []
+        since: list[tuple[np.ndarray, np.ndarray]] = []
         best, reason = theta, "max_iter"
         for _ in range(max_iter):
             if seen:
                 evaluate.redraw()
             _, grad = evaluate(theta)
             if np.abs(theta - at).max(initial=0.0) > _REFRESH:
-                information, at = evaluate.information(theta, self.n_rows), theta
+                expected, at = evaluate.information(theta, self.n_rows), theta
+                since = []
+            since.append((theta, grad))
+            information = _measured(expected, since)
             step, gain = natural_step(information, grad, theta, bounds)
             slope = 1.0 if last is None else float(grad @ last) / max(predicted, 1e-300)
             turns += slope < 0
@@ -73,7 +80,8 @@ class NaturalGradient(BaseEstimator, Optimizer):
             if seen or slope < 0 or gain * stretch < self.gain_tol:
                 seen.append((theta, grad))
                 best, left, noise = _averaged(seen, information, bounds)
-                if noise < self.gain_tol and left * stretch - noise < _LEFT * self.gain_tol:
+                settled = noise < self.gain_tol and left * stretch - noise < _LEFT * self.gain_tol
+                if settled and len(since) >= 2 * _FEW:
                     reason = "converged"
                     break
             step *= min(stretch, _LONGEST_STEP / max(np.abs(step).max(initial=0.0), 1e-300))
@@ -83,6 +91,26 @@ class NaturalGradient(BaseEstimator, Optimizer):
             best = best if seen else theta
         inverse = np.linalg.inv(information + _FLAT * np.eye(len(theta)))
         return Optimum(best, inverse, reason)
+
+
+def _measured(expected: np.ndarray, since: list) -> np.ndarray:
+    """The information with the curvature that gradients show along the drift of the iterates.
+
+    The Fisher information is an expectation over targets. Along a ridge of the likelihood, where
+    amplitude and length scales grow together, it may be twenty times the curvature. Steps and the
+    gain that they promise are too small there by this factor.
+    """
+    thetas, grads = map(np.array, zip(*since[-max(_FEW, len(since) // 2) :], strict=True))
+    half = len(thetas) // 2
+    drift = thetas[half:].mean(0) - thetas[:half].mean(0) if half else np.zeros(len(expected))
+    along = expected @ drift
+    length = float(drift @ along)
+    if len(thetas) < _FEW or length < _SLACK:
+        return expected
+    # A regression of slopes along the drift on places along it; the expected coefficient is -1.
+    x, slope = (thetas - thetas.mean(0)) @ along, (grads - grads.mean(0)) @ drift
+    ratio = np.clip(-(x @ slope) / (x @ x), _LEAST_RATIO, 1.0)
+    return expected + (ratio - 1) * np.outer(along, along) / length
 
 
 def _averaged(

@@ -12,6 +12,7 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
+from skscalablegp.models.sampled import _relevance
 from skscalablegp.models.sampled._basis import SeededFourier
 from skscalablegp.models.sampled._estimates import (
     BasisDraw,
@@ -498,6 +499,24 @@ def test_newton_steps_maximise_the_elbo_of_labels():
     gradients = torch.autograd.grad(elbo(mean, factor), (mean, factor))
     assert_allclose(gradients[0], 0, atol=1e-6)
     assert_allclose(gradients[1].tril(), 0, atol=1e-5)
+
+
+def test_the_function_that_adds_least_is_dropped(monkeypatch):
+    monkeypatch.setattr(_relevance, "_DROPPED_SINGLY", 0)
+    source = rows(80)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    for _ in range(10):
+        run.step()
+    before, active, without = run.evidence, run.active, []
+    for i in range(len(active)):
+        run.active = torch.cat([active[:i], active[i + 1 :]])
+        run._solve()
+        without.append(run.evidence)
+    run.active = active
+    run._solve()
+    assert max(without) > before - 0.5 > min(without)
+    assert run._drop_one()
+    assert_allclose(run.evidence, max(without), rtol=1e-9)
 
 
 def test_relevance_steps_raise_the_evidence():
