@@ -149,8 +149,8 @@ MUTANTS = [
     (
         "the end forgets the noise",
         STEPS,
-        "if noise < self.gain_tol and ",
-        "if ",
+        "settled = noise < self.gain_tol and left",
+        "settled = left",
         NATURAL,
     ),
     (
