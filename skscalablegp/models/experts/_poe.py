@@ -37,7 +37,8 @@ from ._posterior import ExpertsPosterior
 
 # Value of expert_size="auto" on tables that are not small.
 _EXPERT_ROWS = 1024
-# Value of n_experts="auto". On kin40k, 3 and 4 have the lowest errors of 1 to 36.
+# Value of n_experts="auto". Of 1 to 36, 3 and 4 have the lowest errors on kin40k; on protein the
+# number hardly matters (benchmarks/experts.py --nearest).
 _NEAREST = 4
 # Rows above which predictions multiply by inverse factors in single precision.
 _MANY_ROWS = 10_000
