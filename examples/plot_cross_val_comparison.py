@@ -11,6 +11,8 @@ ask for the method of large tables. The second half tests how much of the differ
 random folds.
 """
 
+# sphinx_gallery_thumbnail_path = "_static/thumbs/plot_cross_val_comparison.png"
+
 import sys
 import warnings
 
