@@ -89,9 +89,9 @@ class KISSGPRegressor(GPRegressorBase):
 
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
     of a regular grid. Rows are read once. After that the cost of the likelihood, of gradients and
-    of predictions does not depend on the number of rows. A million rows of two columns took
-    three to nine seconds. In three columns 2,000 rows took 15 seconds of one core and 100,000 rows
-    a minute and a half (``benchmarks/papers/love.py columns``), and four columns take longer.
+    of predictions does not depend on the number of rows. A million rows of two columns took three
+    seconds of one core (``benchmarks/papers/love.py columns``). Grids of three columns take longer,
+    and those of four columns longer still.
 
     Parameters
     ----------
