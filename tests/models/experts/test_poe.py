@@ -493,7 +493,9 @@ def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
 def test_the_report_says_what_training_did():
     X, y, _ = table()
     report = poe().fit(X, y).fit_report_
-    assert {"optimizer", "max_iter", "dtype", "normalize_y", "priors"} == set(report.choices)
+    assert {"optimizer", "max_iter", "dtype", "n_experts", "normalize_y", "priors"} == set(
+        report.choices
+    )
     assert report.choices["max_iter"].value == 25 and report.choices["optimizer"].value == "bfgs"
     assert {"learning_rate", "n_iter_no_change"} == set(report.ignored)
     adam = poe(optimizer=Adam(0.2), max_iter=3).fit(X, y).fit_report_

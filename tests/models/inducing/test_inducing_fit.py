@@ -129,9 +129,9 @@ def test_an_interrupt_between_stages_keeps_the_start(model, monkeypatch):
 def test_the_first_score_interrupted_leaves_the_start(model, monkeypatch):
     X, y = table()
     name = "collapsed_bound" if isinstance(model, SGPRRegressor) else "variational_bound"
-    from skscalablegp.models.inducing import _gradient, _stepper
+    from skscalablegp.models.inducing import _collapsed, _stepper
 
-    module = _gradient if isinstance(model, SGPRRegressor) else _stepper
+    module = _collapsed if isinstance(model, SGPRRegressor) else _stepper
     plain, pressed = getattr(module, name), []
 
     def press(*args, **settings):
