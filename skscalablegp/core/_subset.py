@@ -111,11 +111,11 @@ def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:
 
 @contextmanager
 def checking(run: FitRun) -> Iterator[None]:
-    """A stage that may add a warning; a budget, an interrupt or failed arithmetic end only it."""
+    """A stage that may add a warning; where time, memory or arithmetic fail, only it ends."""
     with run.stage("check", optional=True):
         try:
             yield
-        except torch.linalg.LinAlgError:
+        except (torch.linalg.LinAlgError, MemoryError):
             pass
 
 

@@ -106,7 +106,9 @@ def split(n: int, way: int | str, held: int, run: FitRun) -> list[tuple[np.ndarr
 
 def noise_weights(noise: np.ndarray) -> np.ndarray:
     """Weights of rows, one on average, by the variances of their noise."""
-    weights = 1 / (noise + _EVEN * noise.mean() + np.finfo(float).tiny)
+    if not noise.any():
+        return np.ones(len(noise))
+    weights = 1 / (noise / noise.mean() + _EVEN)
     return weights / weights.mean()
 
 

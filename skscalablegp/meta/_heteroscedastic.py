@@ -223,7 +223,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                     f"{type(fresh).__name__}.fit takes no noise_variance: fit without it, or use a "
                     "regressor of skscalablegp."
                 )
-            if refits and not told_noise(fresh, np.ones(len(X))):
+            if refits and not told_noise(fresh, np.ones(1)):
                 refits = 0
                 reason = f"{type(fresh).__name__}.fit takes no noise_variance and no weights"
                 run.ignores("n_refits", reason)

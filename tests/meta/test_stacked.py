@@ -19,6 +19,7 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp.core import FitRun
+from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
 from skscalablegp.meta._trees import TreesOnALine
 
@@ -239,3 +240,15 @@ def test_without_time_weights_are_equal():
         model.fit(X, y)
     np.testing.assert_array_equal(model.weights_, [0.5, 0.5])
     assert model.n_held_out_ == 0 and np.isfinite(model.predict_std(X)).all()
+
+
+@pytest.mark.parametrize("noise", [np.zeros(5), np.full(5, 1e-300), np.full(5, 2.0)], ids=str)
+def test_equal_noise_is_no_noise_to_weights(noise):
+    np.testing.assert_allclose(noise_weights(noise), 1.0)
+
+
+def test_weights_follow_the_inverse_noise_whatever_its_unit():
+    noise = np.array([1.0, 2.0, 4.0])
+    np.testing.assert_allclose(noise_weights(noise), noise_weights(1e-200 * noise))
+    inverse = 1 / (noise + 0.1 * noise.mean())
+    np.testing.assert_allclose(noise_weights(noise), inverse / inverse.mean())

@@ -11,8 +11,9 @@ from torch import Tensor
 class TensorAdam:
     """Adam's steps on groups of tensors, from the gradients that the tensors hold.
 
-    The steps are those of `torch.optim.Adam`, which imports more than a second of compilers the
-    first time that a process uses it: more than a small fit takes.
+    If all tensors have gradients at every step, the steps are those of `torch.optim.Adam`. That one
+    imports more than a second of compilers the first time that a process uses it: more than a small
+    fit takes.
 
     Parameters
     ----------

@@ -397,6 +397,8 @@ class ExpertsPosterior(Posterior):
         betas = X.new_zeros(len(self.experts), len(X)).scatter_(0, chosen, combined.beta)
         total = X.new_zeros(len(X), len(X))
         for expert, beta in zip(self.experts, betas, strict=True):
+            if not beta.any():
+                continue
             own = expert.covariance(X)
             variance = own.diagonal().clamp_min(
                 torch.finfo(own.dtype).eps * expert.cross(X).prior_diag()

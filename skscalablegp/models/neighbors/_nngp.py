@@ -49,7 +49,8 @@ class NNGPRegressor(GPRegressorBase):
     A row is predicted by the exact Gaussian process of its nearest training rows, a few hundred of
     them, by the distance that the kernel implies. The hyperparameters are trained to predict rows
     that are left out. Every training row is used where it is near. Fits take seconds to minutes
-    (measured up to 317,346 rows), and predictions half a millisecond to two milliseconds per row.
+    (measured up to a million rows), and predictions half a millisecond to three milliseconds per
+    row.
 
     Parameters
     ----------
