@@ -1,4 +1,4 @@
-"""What estimators over estimators share: reading a table, and fitting a regressor inside a fit."""
+"""Common parts of estimators over estimators: reading a table, and fitting an inner regressor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..core.training import StopTraining
 from ..kernels import with_column_numbers
 from ._scaled import Scaled
 
-# Settings of a regressor of this package that are replaced for the time of a fit inside another.
+# Settings of an inner regressor that are replaced during its fit, and restored after it.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
-# Share of the mean noise variance that is added to each before its inverse becomes a weight.
+# The weight of a row is the inverse of its noise variance plus this share of the mean variance.
 _EVEN = 0.1
-# Where fewer rows would be held out, so many folds are worth their fits.
+# Cross-fitting with this number of folds replaces one held-out part that would have fewer rows.
 _FEWEST_HELD_OUT, _FOLDS = 2000, 5
-# Rows that tell how long leaving out takes.
+# Number of rows on which the time of a closed-form leave-one-out prediction is measured.
 _TIMED = 200
-# Fitted attributes of the regressor below that the estimator over it shows as its own.
+# Fitted attributes of the inner regressor that the outer estimator shows as its own.
 _SHARED = (
     "kernel_",
     "log_marginal_likelihood_value_",
@@ -36,7 +36,7 @@ _SHARED = (
 
 
 class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
-    """An estimator over another regressor, for one target unless it says otherwise."""
+    """An estimator over another regressor; for a single target, unless the class documents more."""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -46,7 +46,7 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
     def _read_rows(
         self, X: Any, y: Any, noise_variance: Any, run: FitRun, **checks: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Validated rows and targets, and the known noise of each row where there is any."""
+        """Validated rows and targets, and the known noise variance of each row, or None."""
         X, y = validated(self, X, y, y_numeric=True, dtype=np.float64, **checks)
         known = check_noise_variance(noise_variance, len(X), 1)
         self._noise_given = known is not None
@@ -55,16 +55,17 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
         return X, y, None if known is None else known[:, 0]
 
     def _opened(self, estimator: Any, run: FitRun) -> Any:
-        """A copy of a regressor below whose open settings are filled in.
+        """A copy of an inner regressor with its open settings filled in.
 
-        It gets seeds where it has none, and the device, the precision and the memory budget of this
-        estimator where its own are "auto". The same holds for regressors of this package inside a
-        pipeline. Names of columns in its kernel become numbers, since it is fitted to an array.
+        Where it has no seeds, it receives them; where its device, precision or memory budget is
+        "auto", it receives those of this estimator. The same holds for regressors of this package
+        inside a pipeline. Column names in its kernel become numbers, because it is fitted to an
+        array.
 
         Raises
         ------
         ValueError
-            For settings of the two that contradict each other.
+            If settings of the inner and the outer estimator contradict each other.
         """
         inner = clone(estimator)
         settings = inner.get_params()
@@ -82,7 +83,7 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
         return inner
 
     def _share(self, inner: Any) -> None:
-        """Show the fitted attributes of the regressor below; forget those of an earlier fit."""
+        """Show the fitted attributes of the inner regressor, and delete those of an earlier fit."""
         for name in _SHARED:
             vars(self).pop(name, None)
             if name in vars(inner):
@@ -90,12 +91,12 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
 
 
 def best_way(n: int, held: int) -> int | str:
-    """Folds of n rows where fewer than 2,000 would be held out, otherwise "held_out"."""
+    """The number of folds if fewer than 2,000 of n rows would be held out, otherwise "held_out"."""
     return min(_FOLDS, n) if held < _FEWEST_HELD_OUT else "held_out"
 
 
 def split(n: int, way: int | str, held: int, run: FitRun) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows to fit, and rows to predict, of each fold, or of one part of `held` rows."""
+    """Rows to fit and rows to predict, for each fold or for one held-out part of `held` rows."""
     seed = int(run.random_state.randint(2**31 - 1))
     if way == "held_out":
         parts = ShuffleSplit(1, test_size=max(held, 1), random_state=seed)
@@ -105,7 +106,7 @@ def split(n: int, way: int | str, held: int, run: FitRun) -> list[tuple[np.ndarr
 
 
 def noise_weights(noise: np.ndarray) -> np.ndarray:
-    """Weights of rows, one on average, by the variances of their noise."""
+    """Weights of rows from their noise variances, with a mean of one."""
     if not noise.any():
         return np.ones(len(noise))
     weights = 1 / (noise / noise.mean() + _EVEN)
@@ -113,7 +114,7 @@ def noise_weights(noise: np.ndarray) -> np.ndarray:
 
 
 def told_noise(fresh: Any, noise: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Arguments that tell the fit of a regressor the noise of its rows, where it can be told."""
+    """Arguments that pass known noise to the ``fit`` of a regressor, if it accepts any."""
     if noise is None:
         return {}
     if has_fit_parameter(fresh, "noise_variance"):
@@ -123,9 +124,9 @@ def told_noise(fresh: Any, noise: np.ndarray | None) -> dict[str, np.ndarray]:
 
 
 def mean_square(errors: np.ndarray, known: np.ndarray | None = None) -> float:
-    """Mean square of errors, beyond the known variance of each; positive.
+    """Mean square of errors beyond their known noise variances; always positive.
 
-    Squares have a variance that grows with the square of the known noise, so that their weights
+    The variance of a squared error grows with the square of its noise variance, so that the weights
     are squared, too.
     """
     weights = None if known is None else noise_weights(known) ** 2
@@ -154,21 +155,22 @@ def fit_below(
     share: float = 1.0,
     **params: Any,
 ) -> tuple[str, str]:
-    """Fit a regressor under the time budget and the callbacks of the fit around it.
+    """Fit an inner regressor under the time budget and the callbacks of the outer fit.
 
     Parameters
     ----------
     inner : regressor
-        One of another package is fitted in one stage without steps.
+        A regressor of another package is fitted in one stage without steps.
     run : FitRun
-        The fit around this one.
+        The outer fit.
     X, y : array-like
     preview : callable, optional
-        ``preview(model, below)`` gives `model`, a copy of the outer estimator, the fitted
-        attributes that it would have over `below`, the regressor at one of its steps.
+        ``preview(model, below)`` sets the fitted attributes of `model`, a copy of the outer
+        estimator, as they would be if training ended at the step at which `below`, a copy of the
+        inner regressor, was taken.
     share : float, default=1.0
-        Share of the remaining time that this fit may take. The fit around it goes on where a
-        smaller share is used up.
+        Share of the remaining time that this fit may take. If it is below 1 and used up, the outer
+        fit goes on.
     **params
         Further arguments of its ``fit``.
 
@@ -197,7 +199,7 @@ def fit_below(
     listed = own["callbacks"] if own["callbacks"] is not None else []
     listed = [listed] if callable(listed) else list(listed)
     left, seconds = run.monitor.seconds_left, own["max_seconds"]
-    # Whether the time of the fit around this one is what may end it.
+    # Whether the outer fit's budget is the one that may end this fit.
     shared = left is not None and (seconds is None or share * left <= seconds)
     if shared:
         seconds = max(share * left, 1e-9)
@@ -241,10 +243,10 @@ def left_out_in_time(
     share: float,
     told: dict[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Rows, means and variances of rows left out in closed form; None where there is none.
+    """Leave-one-out rows, means and variances in closed form; None if the model has no closed form.
 
-    Under a time budget they are the first rows of `order`, as many as `share` of the remaining time
-    allows, at least 200.
+    Under a time budget these are the first rows of `order`: as many as `share` of the remaining
+    time allows, but at least 200.
     """
     found, noise, left = None, told.get("noise_variance"), run.monitor.seconds_left
     with run.stage("leave one out", optional=True):
@@ -267,7 +269,7 @@ def predicted_unseen(
     share: float,
     told: dict[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """Predictions of the rows of each fold by a regressor that was fitted to the others.
+    """Cross-fitted predictions: the rows of each fold, by a regressor fitted to the other folds.
 
     Parameters
     ----------
@@ -275,7 +277,7 @@ def predicted_unseen(
     folds : list of (ndarray, ndarray)
         Rows to fit, and rows to predict.
     preview
-        As of `fit_below`.
+        As in `fit_below`.
     share : float
         Share of the remaining time that all folds together may take. If each takes s / k of it, the
         fold after j others may take s / (k - j s) of what they have left.
@@ -285,8 +287,9 @@ def predicted_unseen(
     Returns
     -------
     rows, mean, variance : ndarray of shape (k,), or None
-        Of the folds before the run was stopped; None without any. The variances contain the noise
-        that the regressor was told; they are None where it has none.
+        Those of the folds before the run was stopped; None if there are none. The variances include
+        the known noise that the regressor received. They are None for a regressor without
+        variances.
     """
     parts = []
     noise = told.get("noise_variance", np.zeros(len(X)))
@@ -298,7 +301,7 @@ def predicted_unseen(
             part = share / (len(folds) - j * share)
             fit_below(below, run, X[fitted], y[fitted], preview, part, **own)
         except KeyboardInterrupt:
-            # The model of all rows is there; only its noise or its weights are not.
+            # The model of all rows is complete; only the noise model or the weights are missing.
             run.monitor.end("interrupted")
         except (StopTraining, TimeoutError):
             if run.monitor.max_seconds is None and not run.stopped:

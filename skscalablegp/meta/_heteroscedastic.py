@@ -26,82 +26,84 @@ from ._below import (
 from ._noise import FEWEST_ROWS, best_noise, level
 from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
-# Most rows that are left out in closed form, which costs more than a prediction.
+# Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
-# Share of the remaining time that it may take.
+# Share of the remaining time that leaving rows out may take.
 _LEFT_OUT_SHARE = 0.5
 # Shares of a time budget that fits on all rows and cross-fitting may take. The rest is left for
 # predictions and the noise model.
 _FIRST_SHARE, _FOLDS_SHARE = 0.5, 0.35
-# Probabilities of the quantiles by which shapes of tails are compared.
+# Probabilities of the quantiles at which shapes of tails are compared.
 _LEVELS = np.arange(0.5, 100) / 100
-# Parameters without effect where no rows were left out.
+# Parameters that have no effect if no rows were left out.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
 
 class HeteroscedasticRegressor(MetaRegressorBase):
     """Standard deviations that depend on the row, for any regressor.
 
-    The regressor below predicts rows that it was not fitted to. A second regressor, the noise
-    model, learns from these predictions how large the errors are at each row, in units of the
-    first regressor's standard deviations where it has any. Predictions have the mean of the first
-    regressor, fitted on all rows, and its standard deviations times the factor of the noise model.
+    The inner regressor predicts rows that it was not fitted to. A second regressor, the noise
+    model, learns from these predictions how large the errors are at each row; the errors are
+    divided by the inner regressor's standard deviations if it has any. Predictions have the mean of
+    the inner regressor, fitted on all rows, and its standard deviations times the factor of the
+    noise model.
 
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It may be any of this package or of scikit-learn,
-        with ``return_std`` or without, pipelines included; None is a `PoERegressor`. Where its own
-        settings of memory, device and precision are "auto", those of this estimator hold.
+        Regressor on which this estimator builds. It may come from this package or from
+        scikit-learn, with or without ``return_std``, and may be a pipeline; None is a
+        `PoERegressor`. Where its memory budget, device or precision is "auto", the setting of this
+        estimator holds.
     noise_estimator : regressor, default=None
-        Regressor that learns the size of the errors. It may be any of scikit-learn's kind. Its
-        target is the logarithm of the squared standardised error; its features are the columns of
-        X, the predicted mean and the logarithm of the standard deviation. None compares boosted
-        trees on that target, boosted trees with a gamma loss on the squared errors, up to 2,000
-        rows a Gaussian process, and the product of the best of both targets. The variation of every
-        candidate is shrunk by the factor that suits left-out rows best. A constant takes the place
-        of a candidate that does not predict left-out rows better than the constant does, and always
-        below 100 rows.
+        Regressor that learns the size of the errors. It may be any regressor with scikit-learn's
+        interface. Its target is the logarithm of the squared standardised error; its features are
+        the columns of X, the predicted mean and the logarithm of the standard deviation. None
+        compares boosted trees on that target, boosted trees with a gamma loss on the squared
+        errors, up to 2,000 rows a Gaussian process, and the product of the best of both targets.
+        The variation of every candidate is shrunk by the factor that suits left-out rows best. A
+        constant takes the place of a candidate that does not predict left-out rows better than the
+        constant does, and always below 100 rows.
     residuals : {"auto", "leave_one_out", "held_out"} or int, default="auto"
         Method that predicts training rows without having seen them. "leave_one_out" needs no
         further fit, but a regressor with a closed form: exact and iterative processes, experts,
-        Fourier features, inducing points, nearest neighbours. A `StackedGPRegressor` has held out
-        rows by itself. An int is the number of cross-fitting folds. "held_out"
-        fits once more, without a share of the rows. "auto" is "leave_one_out" where there is a
-        closed form, otherwise 5 folds where fewer than 2,000 rows would be held out, otherwise
-        "held_out".
+        Fourier features, inducing points and nearest neighbours. A `StackedGPRegressor` brings
+        held-out rows of its own. An int is the number of cross-fitting folds. "held_out" fits once
+        more, without a share of the rows. "auto" takes "leave_one_out" if there is a closed form;
+        otherwise it takes 5 folds if fewer than 2,000 rows would be held out, and "held_out" if
+        there are more.
     validation_fraction : float, default=0.2
-        Fraction of the rows that is held out. It counts for "held_out" only. The mean of
-        predictions comes from a fit on all rows in any case.
+        Fraction of the rows that is held out. Only "held_out" uses it. The mean of predictions
+        always comes from a fit on all rows.
     n_refits : int, default=0
         Number of times that the regressor is fitted again with the learned noise. Its ``fit``
         receives the noise as `noise_variance`, or as weights where it takes `sample_weight`.
     tails : {"normal", "student", "empirical", "auto"}, default="normal"
         Shape of the distribution from which quantiles and intervals are computed. "student" is
-        Student's t, and "empirical" are the quantiles of the standardised errors of left-out rows.
-        "auto" fits each shape to half of these errors and takes the one with the lowest CRPS on the
-        other half. Below 20 rows the shape is normal.
+        Student's t, and "empirical" takes the quantiles of the standardised errors of left-out
+        rows. "auto" fits each shape to half of these errors and takes the shape with the lowest
+        CRPS on the other half. With fewer than 20 rows the shape is normal.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
-        regressor, where that has no seed of its own.
+        regressor if that has no seed of its own.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressor, where that has "auto".
+        holds for the regressor if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
-        regressor, where that has "auto"; two different devices are an error.
+        regressor if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressor, where that
-        has "auto"; two different precisions are an error.
+        Precision of the matrix products in training. It also holds for the regressor if that has
+        "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. The steps are those of the regressor, where it is one of this package;
-        others have none.
+        returns a true value. The steps are those of the regressor; regressors of other packages
+        have none.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The fit on all rows may take 50% of it, and those without held-out rows 35%. The noise is
-        constant where no time is left to learn it. A regressor that is not of this package, a
-        pipeline included, is not stopped within a fit, only between two.
+        The fit on all rows may take 50% of it, and those without held-out rows 35%. If no time is
+        left to learn the noise, it is constant. A regressor of another package, or a pipeline, is
+        stopped only between two fits, never within one.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -110,17 +112,16 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     estimator_ : regressor
         The regressor, fitted on all rows.
     noise_estimators_ : list of regressor
-        The fitted regressors whose predictions are multiplied, one or two; none where a constant is
-        as good.
+        The fitted regressors whose predictions are multiplied, one or two; none if a constant is as
+        good.
     noise_gain_ : float
-        By how much the noise model raises the log density of left-out rows over that of a constant,
-        in nats a row.
+        The rise in the log density of left-out rows over that of constant noise, in nats per row.
     n_residuals_ : int
-        Number of rows that were predicted by a model that had not seen them.
+        Number of rows with predictions by a model that was fitted without them.
     kernel_ : kernel instance
-        The regressor's, where it has one.
+        The kernel of the regressor, if it has one.
     log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
-        Those of the regressor that it has.
+        Those of the regressor, as far as it has them.
     n_iter_ : int
         Training steps of all fits.
     n_samples_seen_ : int
@@ -129,14 +130,14 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
         of the fits below.
     fit_report_ : FitReport
-        How the fit ended, seconds by stage, and what `residuals`, `noise_estimator` and `tails`
-        became.
+        How the fit ended, seconds by stage, and the choices of `residuals`, `noise_estimator` and
+        `tails`.
     device_, dtype_ : str
-        Where the fit ran, and in what precision predictions are given.
+        Device of the fit, and precision of the predictions.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
@@ -144,9 +145,10 @@ class HeteroscedasticRegressor(MetaRegressorBase):
 
     Notes
     -----
-    The factor applies to the whole standard deviation, that of the latent function included: where
-    noise is small, the function is known better. Regressors outside this package do not separate
-    the uncertainty of the function from noise, so that ``include_noise=False`` is an error.
+    The factor multiplies the whole standard deviation, including that of the latent function,
+    because the function is known better where the noise is small. Regressors outside this package
+    do not separate the uncertainty of the function from noise, so that ``include_noise=False`` is
+    an error for them.
 
     References
     ----------
@@ -189,7 +191,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> HeteroscedasticRegressor:
-        """Fit the regressor, and the noise model to its errors on rows that it has not seen.
+        """Fit the regressor, and the noise model to its errors on rows that it was not fitted to.
 
         Parameters
         ----------
@@ -240,7 +242,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                     break
                 noise = self._learned.moments(X)[2]
                 told = told_noise(fresh, noise if known is None else known + noise)
-                # Noise that the regressor is told is no longer part of its own predictions.
+                # Known noise that the regressor received is not part of its own predictions.
                 extra = float(np.mean(noise)) if "noise_variance" in told else 0.0
             self._conclude(ended, run)
         return self
@@ -302,12 +304,12 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
     def _unseen(self, fresh, X, y, told, share: float, run: FitRun):
-        """Predictions of rows by models that have not seen them.
+        """Predictions of rows by models that were fitted without them.
 
         Returns
         -------
         rows, mean, variance : ndarray of shape (k,)
-            The variance is None where the regressor has none. All is None where the time, or the
+            The variance is None for a regressor without one. All three are None if the time, or the
             number of rows, was too small for any prediction.
         """
         inner, way, n = self._learned, self.residuals, len(X)
@@ -332,7 +334,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             return None
         if way != "held_out":
             run.ignores("validation_fraction", "no rows are held out")
-        # Meanwhile callbacks are shown the model of all rows.
+        # Meanwhile callbacks see the model of all rows.
         seen = lambda model, _: model._finish(inner)  # noqa: E731
         return predicted_unseen(fresh, run, X, y, split(n, way, held, run), seen, share, told)
 
@@ -356,7 +358,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         status, because = ended
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:
         return ScaledPosterior(self._learned)

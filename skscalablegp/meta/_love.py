@@ -23,7 +23,8 @@ from ._below import MetaRegressorBase, fit_below, mean_square
 # rows that Lanczos starts from.
 _HELD_ROWS = 30
 _PROBE_ROWS = 1000
-# By this factor the error at these rows has to be below variance_tol, which is to hold everywhere.
+# The error at the measured rows must be this many times smaller than variance_tol, which holds for
+# all rows.
 _MARGIN = 10
 
 
@@ -32,40 +33,40 @@ class LOVEPredictor(MetaRegressorBase):
 
     The fit computes, once, a rank-k approximation of the inverse covariance matrix by the Lanczos
     method. After that a variance costs O(k) on a grid, O(m k) with m random features or inducing
-    points and O(n k) over n rows. The fit also measures the largest error against exact variances
-    at some rows of the table, between them and beside them, and the rank grows until this error is
-    small enough. Where low-rank variances would not be cheaper than exact ones, predictions use
-    exact ones.
+    points, and O(n k) with n training rows. The fit also measures the largest difference from exact
+    variances, at some rows of the table and at new rows between and beside them, and raises the
+    rank until this error is small enough. If low-rank variances would not be cheaper than exact
+    ones, predictions use exact ones.
 
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It is one of this package with fast products:
-        KISSGPRegressor (the default), IterativeGPRegressor, RFFRegressor, SGPRRegressor, ... A
-        fitted one wrapped in ``sklearn.frozen.FrozenEstimator`` is used as it is, and not copied:
-        fit again once it has changed.
+        Regressor on which this estimator builds. It belongs to this package and has fast products:
+        KISSGPRegressor (the default), IterativeGPRegressor, RFFRegressor, SGPRRegressor and others.
+        A fitted regressor wrapped in ``sklearn.frozen.FrozenEstimator`` is used as it is, without a
+        copy; if it changes, fit this estimator again.
     variance_rank : int or None, default=100
-        Rank of the low-rank approximation of the variances. It is the first rank that is tried;
-        None is the full rank, which is exact up to rounding.
+        Rank of the low-rank approximation of the variances. A fit tries this rank first; None is
+        the full rank, which is exact up to rounding.
     max_variance_rank : int or "auto", default="auto"
-        Largest rank that a fit tries. "auto" is 1,600, beyond which exact variances take over. With
-        an int, a ConvergenceWarning says where the error is still above `variance_tol` at that
-        rank.
+        Largest rank that a fit tries. "auto" is 1,600; if that is not enough, exact variances take
+        over. With an int, a ConvergenceWarning says if the error is still above `variance_tol` at
+        that rank.
     variance_tol : float, default=0.0001
         Accepted error of the variances, as a fraction of the target's mean square. The error is the
         largest absolute one at the measured rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It chooses the rows at
-        which the error is measured, and seeds the regressor where that has no seed of its own.
+        which the error is measured, and seeds the regressor if that has no seed of its own.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressor, where that has "auto".
+        holds for the regressor if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
-        regressor, where that has "auto"; two different devices are an error.
+        regressor if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressor, where that
-        has "auto"; two different precisions are an error.
+        Precision of the matrix products in training. It also holds for the regressor if that has
+        "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressor, followed by a score of stage
@@ -82,30 +83,31 @@ class LOVEPredictor(MetaRegressorBase):
     estimator_ : regressor
         The fitted regressor.
     variance_rank_ : int
-        Number of Lanczos vectors in use; the full rank where variances are exact.
+        Number of Lanczos vectors in use; the full rank if variances are exact.
     variance_error_ : float
         Largest absolute error of the variance at the measured rows, in units of the target's mean
-        square; 0 where variances are exact.
+        square; 0 if variances are exact.
     kernel_ : kernel instance
-        The regressor's.
+        The kernel of the regressor.
     log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
-        Those of the regressor that it has.
+        Those of the regressor, as far as it has them.
     n_iter_ : int
         The regressor's training steps.
     n_samples_seen_ : int
-        Rows that the regressor has seen.
+        Number of rows that the regressor was fitted to.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each of the
         regressor's steps, unless it is frozen, and of each rank.
     fit_report_ : FitReport
         How the fit ended, seconds by stage, ``variance_rank`` and ``variance_error``. The status is
-        "max_iter" where `max_variance_rank` has ended growth, else that of the regressor's fit.
+        "max_iter" if `max_variance_rank` has ended the growth of the rank, otherwise that of the
+        regressor's fit.
     device_, dtype_ : str
-        Where and in what precision the regressor answers.
+        Device and precision of the regressor's predictions.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     Notes
     -----
@@ -161,7 +163,8 @@ class LOVEPredictor(MetaRegressorBase):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Training rows. The error is measured at some of them, between them and beside them.
+            Training rows. The error is measured at some of them, and at rows between and beside
+            them.
         y : array-like of shape (n,) or (n, t)
             Targets. Over a frozen regressor they only give the unit of the error.
         noise_variance : float or array-like of shape (n,), optional
@@ -208,7 +211,7 @@ class LOVEPredictor(MetaRegressorBase):
         return self
 
     def _frozen(self, X: Any, noise_variance: Any, run: FitRun) -> GPPredictionBase:
-        """The regressor below, which was fitted before."""
+        """The inner regressor, which was fitted before."""
         inner = self.estimator.estimator
         _check_ours(inner)
         check_is_fitted(inner, "n_iter_")
@@ -224,7 +227,7 @@ class LOVEPredictor(MetaRegressorBase):
     def _fitted(
         self, X: Any, y: Any, noise_variance: Any, held: np.ndarray, probes: np.ndarray, run: FitRun
     ) -> GPPredictionBase:
-        """The regressor below, fitted under this one's budget and callbacks."""
+        """The inner regressor, fitted under the budget and the callbacks of this fit."""
         given = KISSGPRegressor() if self.estimator is None else self.estimator
         _check_ours(given)
         inner = self._opened(given, run)
@@ -251,7 +254,7 @@ class LOVEPredictor(MetaRegressorBase):
         scale: float,
         run: FitRun,
     ) -> LowRank:
-        """Variances whose error is small enough, or of the largest rank that time allowed."""
+        """Variances with a small enough error, or of the largest rank that the time allows."""
         first, given, made = self._first(inner), self.max_variance_rank, None
         most = None if given == "auto" else max(first, given)
         what = f"Low-rank variances of rank {first}"
@@ -310,7 +313,7 @@ class LOVEPredictor(MetaRegressorBase):
                 status, because = "max_iter", reason
         run.ended(status, n_iter=inner.n_iter_, because=because)
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ predictions
 
     def _has_low_rank_form(self) -> bool:
         return True

@@ -21,42 +21,40 @@ from ._below import MetaRegressorBase, fit_below, split, told_noise
 class MeanFunctionRegressor(MetaRegressorBase):
     """A Gaussian process whose mean function is any regressor.
 
-    Predictions are the sum of two: the mean function's, and those of a Gaussian process, which is
-    fitted to the errors of the mean function. These errors come from cross-fitting: each row is
-    predicted by a mean function that was fitted without it, so that the process is trained on
-    errors of the size that new rows will have.
+    A prediction is the sum of the mean function and a Gaussian process, which is fitted to the
+    errors of the mean function. These errors come from cross-fitting: each row is predicted by a
+    mean function that was fitted without it, so that the process is trained on errors as large as
+    those at new rows.
 
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It is one of this package, which is the process;
-        None is a `PoERegressor`. Where its own settings of memory, device and precision are "auto",
-        those of this estimator hold.
+        Regressor on which this estimator builds. It is the Gaussian process, a regressor of this package; None is a `PoERegressor`. Where its memory budget, device or precision is "auto", the setting of this estimator holds.
     mean_function : regressor, default=None
-        Regressor that predicts the mean, which the Gaussian process then corrects. It is any
-        regressor of scikit-learn's kind; None is a `HistGradientBoostingRegressor`. Its ``fit``
-        receives known noise as `noise_variance`, or as weights where it takes `sample_weight`: the
-        inverse of each variance, with a tenth of their mean added.
+        Regressor that predicts the mean, which the Gaussian process then corrects. It may be any
+        regressor with scikit-learn's interface; None is a `HistGradientBoostingRegressor`. Its
+        ``fit`` receives known noise as `noise_variance`, or, if it takes `sample_weight`, as
+        weights: the inverse of each variance plus a tenth of the mean variance.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds both
-        regressors, where they have no seed of their own.
+        regressors if they have no seed of their own.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the process, where that has "auto".
+        holds for the process if that has "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
-        process, where that has "auto"; two different devices are an error.
+        process if that has "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the process, where that has
+        Precision of the matrix products in training. It also holds for the process if that has
         "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the process.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The mean function is not stopped; the process has the time that it leaves.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
+        fit of the mean function is never stopped; the process has the remaining time.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -67,11 +65,11 @@ class MeanFunctionRegressor(MetaRegressorBase):
     mean_function_ : regressor
         The mean function, fitted on all rows.
     kernel_ : kernel instance
-        The process's.
+        The kernel of the process.
     log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
-        Those of the process that it has.
+        Those of the process, as far as it has them.
     n_iter_ : int
-        Its training steps.
+        Training steps of the process.
     n_samples_seen_ : int
         Rows of the fit.
     history_ : dict of lists
@@ -80,11 +78,11 @@ class MeanFunctionRegressor(MetaRegressorBase):
     fit_report_ : FitReport
         How the fit ended, and seconds by stage.
     device_, dtype_ : str
-        Where the fit ran, and in what precision predictions are given.
+        Device of the fit, and precision of the predictions.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
@@ -92,7 +90,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
     Notes
     -----
-    Standard deviations are those of the process. They do not contain the uncertainty of the mean
+    Standard deviations are those of the process. They do not include the uncertainty of the mean
     function.
 
     Examples
@@ -177,7 +175,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         return self
 
     def _mean_function(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> Any:
-        """The mean function fitted on all rows; keeps the predictions of its cross-fitting."""
+        """Fit the mean function on all rows, and store its cross-fitted predictions."""
         given = self.mean_function
         fresh = self._opened(HistGradientBoostingRegressor() if given is None else given, run)
         told = told_noise(fresh, known)
@@ -192,7 +190,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             mean = fitted(np.arange(len(X)))
             n_folds, left = self.n_folds, run.monitor.seconds_left
             if left is not None:
-                # Half of the time that is left is the process's.
+                # Half of the remaining time is reserved for the process.
                 enough = int(0.5 * left / max(run.monitor.seconds - begun, 1e-9))
                 if (enough := max(2, enough)) < n_folds:
                     run.ignores("n_folds", f"there is time for {enough} folds")
@@ -208,7 +206,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self._remember(self._build_posterior())
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:
         return ShiftedPosterior(self.estimator_, self.mean_function_)
@@ -222,14 +220,14 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
 
 class ShiftedPosterior(Posterior):
-    """A process's posterior, its mean moved by what a regressor predicts.
+    """The posterior of a process, with the predictions of a regressor added to its mean.
 
     Parameters
     ----------
     process : GPPredictionBase
         Fitted.
     mean_function : regressor
-        Fitted; predicts in the units of y.
+        Fitted; its predictions are in the units of y.
     """
 
     def __init__(self, process: GPPredictionBase, mean_function: Any):

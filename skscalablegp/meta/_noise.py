@@ -15,24 +15,24 @@ from sklearn.model_selection import KFold, cross_val_predict
 from ..core.training import StopTraining
 from ..models.fourier import RFFRegressor
 
-# Fewest rows from which more than a constant is learned.
+# With fewer rows the noise is constant.
 FEWEST_ROWS = 100
-# Smallest mean square: a regressor may make no errors.
+# Smallest mean square, for regressors that make no errors.
 _LEAST = 1e-12
-# Up to so many rows folds are cheap, and a Gaussian process of the log squares is a candidate.
+# Up to this number of rows folds are cheap, and a Gaussian process of the log squares is compared.
 _FEW_ROWS = 2000
-# Standard errors by which a model has to beat a constant, because the best of many candidates looks
-# better than it is.
+# A model must beat a constant by this many standard errors, because the best of many candidates
+# seems better than it is.
 _DOUBT = 2.0
-# What is added to squares before their logarithm, and the floors of squares under a gamma density.
+# Number added to squares before their logarithm, and floors of the squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
-# Numbers of trees, all of which one fit gives; the largest on few rows; and the shares of a model's
-# variation that are compared.
+# Numbers of trees, all of which come from one fit; the largest number on few rows; and the powers
+# that are compared, which shrink the variation of a model.
 _TREES = (5, 10, 20, 40, 80, 160, 320)
 _FEW_TREES = 80
 _POWERS = np.linspace(0.2, 1.0, 5)
-# Leaves that suit tables of some hundred rows. Half of the columns at a split: heavy tails then
-# depend less on the draw of the folds.
+# These leaves suit tables of some hundred rows. With half of the columns at each split, results on
+# heavy-tailed errors depend less on the draw of the folds.
 _BOOSTING = {
     "max_leaf_nodes": 15,
     "min_samples_leaf": 40,
@@ -43,18 +43,18 @@ _BOOSTING = {
 
 @dataclass(frozen=True)
 class NoisePart:
-    """A fitted regressor of squares or of their logarithms.
+    """A fitted regressor of squared errors or of their logarithms.
 
     Attributes
     ----------
     regressor : regressor
     log_link : bool
-        Whether it predicts squares.
+        Whether it predicts the squares themselves.
     power : float
-        Share of its variation that is kept.
+        Factor on the predicted logarithms, which shrinks their variation.
     ends : tuple of float
-        Smallest and largest logarithm that it predicted for left-out rows. Predictions are clipped
-        there.
+        Smallest and largest logarithm predicted for left-out rows. Predictions are clipped to this
+        range.
     """
 
     regressor: Any
@@ -74,13 +74,13 @@ class NoiseModel:
     Attributes
     ----------
     level : float
-        Logarithm of the mean square, apart from what the parts predict.
+        Logarithm of the mean square after division by the predictions of the parts.
     parts : tuple of NoisePart
-        Their logarithms are added; none for a constant.
+        Parts, the logarithms of which are added; none for a constant.
     name : str
         Names of the regressors in the report.
     gain : float
-        By how much the log density of left-out rows rose over that of a constant, in nats a row.
+        The rise in the log density of left-out rows over that of a constant, in nats per row.
     """
 
     level: float = 0.0
@@ -89,7 +89,7 @@ class NoiseModel:
     gain: float = 0.0
 
     def factor(self, F: np.ndarray) -> np.ndarray:
-        """(m,) factors of standard deviations at features (m, q)."""
+        """Factors of standard deviations, shape (m,), at features of shape (m, q)."""
         return np.exp(0.5 * sum((part.logs(F) for part in self.parts), np.full(len(F), self.level)))
 
 
@@ -106,9 +106,9 @@ class _Left:
 
 
 class _Score(NamedTuple):
-    """The gain of candidates in log density a row, its standard error, and what is left to scale.
+    """The gain of candidates in log density per row, its standard error, and the remaining level.
 
-    The candidates come with their powers; their logarithms are added.
+    `chosen` holds candidates and their powers; the logarithms are added.
     """
 
     gain: float
@@ -141,7 +141,7 @@ def best_noise(
     random_state: np.random.RandomState,
     check_time: Callable[[], None],
 ) -> tuple[NoiseModel, np.ndarray]:
-    """The model with the best density of left-out rows, or a constant that is as good.
+    """The model with the highest density of left-out rows, or a constant if that is as good.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ def best_noise(
     squares : ndarray of shape (n,)
         Squared standardised residuals, positive on average.
     given : regressor or None
-        A candidate of the user's, fitted to logarithms. None compares boosted trees and, on few
-        rows, a Gaussian process.
+        The user's candidate, fitted to logarithms. None compares boosted trees and, on few rows, a
+        Gaussian process.
     random_state : RandomState
     check_time : callable
         Called between the fits of candidates; a `StopTraining` ends the comparison.
@@ -160,15 +160,15 @@ def best_noise(
     -------
     model : NoiseModel
     logs : ndarray of shape (n,)
-        Predicted logarithms of the mean squares, each by a model that had not seen the row.
+        Predicted logarithms of the mean squares, each by a model that was fitted without the row.
 
     Notes
     -----
-    The logarithm of a squared normal number has a variance of 4.9 and no lower limit. Trees on
-    logarithms, shrunk, are robust against that. Trees under a gamma density, which is the
-    likelihood of the squares, learn more where tails are light. The product of the best of each
-    kind, with a power for each, competes with both. A model has to beat the constant by two
-    standard errors of its gain.
+    The logarithm of a squared normal number has a variance of 4.9 and no lower limit. Shrunken
+    trees on logarithms are robust against that. Trees under a gamma density, which is the
+    likelihood of the squares, learn more if tails are light. The product of the best model of each
+    kind, with a power for each, competes with both. A model must beat the constant by two standard
+    errors of its gain.
     """
     plain = level(squares)
     flat = np.full(len(F), plain.level)
@@ -182,7 +182,7 @@ def best_noise(
             known = scores.get(left.log_link)
             scores[left.log_link] = max([known, *tried] if known else tried, key=lambda s: s.gain)
     except StopTraining:
-        # One kind of candidates is better than a constant.
+        # Only one kind of candidates is better than a constant.
         if not scores:
             raise
     found = list(scores.values())
@@ -204,7 +204,7 @@ def best_noise(
 
 
 def _candidates(F, squares, given, random_state, check_time):
-    """Candidates, one after the other."""
+    """The candidates, fitted one after the other."""
     n, logs = len(F), np.log(squares + _LOG_FLOOR)
     seed = int(random_state.randint(2**31 - 1))
     folds = KFold(5 if n <= _FEW_ROWS else 3, shuffle=True, random_state=seed)

@@ -19,7 +19,7 @@ from ._noise import NoiseModel
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
 _NODES = np.linspace(-8, 8, 321)
-# Fewest errors beyond the outermost empirical quantile.
+# At least this many errors lie beyond the outermost empirical quantile.
 _BEYOND = 5
 
 
@@ -31,7 +31,7 @@ class Tails:
     ----------
     name : str
     nodes, values : ndarray of shape (k,)
-        Rising. Beyond the ends the function continues at slope one.
+        In rising order. Beyond the ends the function continues with slope one.
     """
 
     name: str = "normal"
@@ -44,7 +44,7 @@ class Tails:
 
     @classmethod
     def of(cls, name: str, z: Float[np.ndarray, " n"]) -> Tails:
-        """Fitted to standardised errors of left-out rows; normal where these are too few."""
+        """The shape fitted to standardised errors of left-out rows; normal if there are too few."""
         if name == "normal" or len(z) < 4 * _BEYOND or not np.ptp(z) > 0:
             return cls()
         if name == "student":
@@ -65,9 +65,9 @@ def noise_features(
 
 @dataclass(frozen=True)
 class Scaled:
-    """A fitted regressor, the noise model of its errors and their tails.
+    """A fitted regressor, the noise model of its errors, and the shape of their tails.
 
-    `extra` is a variance that is added to the regressor's own.
+    `extra` is added to the regressor's own variance.
     """
 
     inner: Any
@@ -76,14 +76,14 @@ class Scaled:
     tails: Tails = field(default_factory=Tails)
 
     def core(self, X: np.ndarray) -> tuple[GPPredictionBase | None, np.ndarray]:
-        """The regressor of this package behind pipelines, or None, and the rows as it sees them."""
+        """The regressor of this package inside any pipelines, or None, and the transformed rows."""
         core, X = unwrapped(self.inner, X)
         return core if isinstance(core, GPPredictionBase) else None, X
 
     def below(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """Means, variances, and the part of these that is not noise, all before the factor.
+        """Means, variances, and latent variances (the part without noise), before the factor.
 
-        The variances are None where the regressor has none. Those of a regressor of another package
+        The variances are None for a regressor without any. Those of a regressor of another package
         count as noise.
         """
         core, rows = self.core(X)
@@ -91,7 +91,8 @@ class Scaled:
             posterior, square = core._posterior(), np.square(core._y_train_std)
             parts = []
             for _, part in core._chunks(core._rows(rows)):
-                # Posteriors may keep what they know of the last rows that they were asked for.
+                # One object for all three calls, because posteriors may cache results for the last
+                # rows.
                 mean, latent = posterior.mean_and_variance(part)
                 parts.append(
                     [a.cpu().double().numpy() for a in (mean, latent, posterior.noise(part))]
@@ -114,7 +115,7 @@ class Scaled:
         return mean, square * latent, square * np.maximum(variance - latent, 0), factor
 
     def left_out(self, X, y, noise_variance, rows):
-        """Closed-form predictions of training rows that are left out; None where there are none."""
+        """Closed-form predictions of left-out training rows; None if there is no closed form."""
         core, at = self.core(X)
         return None if core is None else core._left_out(np.asarray(at), y, noise_variance, rows)
 
@@ -131,7 +132,7 @@ class ScaledPosterior(Posterior):
         self._scaled = scaled
         self.dtype, self.device = torch.float64, torch.device("cpu")
         self.width = 1000
-        # The last rows and their moments: mean, variance and noise are asked one after the other.
+        # The last rows and their moments, because mean, variance and noise are requested in turn.
         self._last: tuple[Any, Any] = (None, None)
 
     def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
@@ -170,7 +171,7 @@ class ScaledPosterior(Posterior):
         return mean[..., None] + std[..., None] * self._scaled.tails(ndtri(q))
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        """Draws of the regressor, scaled row by row, and transformed to the tails of quantiles."""
+        """Draws of the regressor, scaled row by row, and transformed to the fitted shape of tails."""
         mean, latent, noise, factor = (part[:, None] for part in self._moments(X))
         core, rows = self._scaled.core(X.numpy())
         extra = noise + latent

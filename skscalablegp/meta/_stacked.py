@@ -1,4 +1,4 @@
-"""Several regressors, weighted by how well they predict rows that they have not seen."""
+"""Several regressors, weighted by their errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -32,57 +32,57 @@ from ._below import (
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import TreesOnALine
 
-# Most rows that are held out: more would cost predictions and hardly change the weights.
+# Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
-# Endings of fits that were not cut short.
+# Statuses of fits that were not cut short.
 _EXPECTED = ("completed", "converged")
 # Share of the remaining time that is left for predictions of held-out rows.
 _PREDICTIONS = 0.1
-# Rows above which scikit-learn stops boosting early, so that more trees may be tried.
+# Above this number of rows scikit-learn stops boosting early, so that more trees may be allowed.
 _STOPPED_EARLY, _MOST_TREES = 10_000, 400
-# Rows above which trees are grown on the errors of a line.
+# Above this number of rows trees are grown on the errors of a linear model.
 _SLOPES = 100_000
 
 
 class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     """A weighted average of the predictive distributions of several regressors.
 
-    Each regressor predicts rows that it has not seen. The weights are those with the least squared
-    error on these rows; they are not negative and add up to one. Predictions come from the
-    regressors fitted on all rows. Their variance is that of the mixture: the average of the
-    regressors' variances, and the spread of their means.
+    Each regressor predicts rows that it was not fitted to. The weights minimise the squared error
+    on these rows; they are not negative and add up to one. Predictions come from the regressors
+    fitted on all rows. The predictive variance is that of the mixture: the average of the
+    regressors' variances plus the variance of their means.
 
     Parameters
     ----------
     estimators : list of (str, regressor) or None, default=None
-        Names and regressors that are stacked. They are of this package or of scikit-learn's kind,
-        with ``return_std`` or without. None stacks an `NNGPRegressor`, a
+        Names and regressors that are stacked. They come from this package or have scikit-learn's
+        interface, with or without ``return_std``. None stacks an `NNGPRegressor`, a
         `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
-        rules on single columns and learned features, which err on different rows. Above 100,000
-        rows the trees are larger, and learn the errors of a linear model.
+        rules on single columns, and learned features, which make their errors on different rows.
+        Above 100,000 rows the trees are larger, and are fitted to the errors of a linear model.
     validation_fraction : float, default=0.2
-        Fraction of the rows that is held out. It is reduced to 20,000 rows, and below 2,000 rows
-        five folds take its place. Regressors with a closed form for rows that are left out, such as
+        Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
+        would be, five folds replace them. Regressors with a closed form for left-out rows, such as
         `NNGPRegressor`, are fitted on all rows only.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
-        regressors, where they have no seed of their own.
+        regressors if they have no seed of their own.
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. It also
-        holds for the regressors, where they have "auto".
+        holds for the regressors if they have "auto".
     device : str, default="auto"
         Device on which the fit runs; "auto" uses CUDA where it is available. It also holds for the
-        regressors, where they have "auto"; two different devices are an error.
+        regressors if they have "auto"; two different devices are an error.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. It also holds for the regressors, where they
-        have "auto"; two different precisions are an error.
+        Precision of the matrix products in training. It also holds for the regressors if they have
+        "auto"; two different precisions are an error.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value. The steps are those of the regressors of this package.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Each of the remaining fits may take an equal share of the remaining time. The regressors
-        fitted by then have equal weights where no time is left to compare them.
+        Each of the remaining fits may take an equal share of the remaining time. If no time is left
+        to compare them, the regressors fitted so far have equal weights.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -91,9 +91,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     estimators_ : list of regressor
         The regressors, fitted on all rows.
     weights_ : ndarray of shape (k,)
-        Their weights.
+        The weights of the regressors.
     n_held_out_ : int
-        Number of rows from which the weights were computed.
+        Number of held-out rows from which the weights were computed.
     n_iter_ : int
         Training steps of all fits.
     n_samples_seen_ : int
@@ -104,22 +104,23 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     fit_report_ : FitReport
         How the fit ended, and seconds by stage.
     device_, dtype_ : str
-        Where the fit ran, and in what precision predictions are given.
+        Device of the fit, and precision of the predictions.
     n_features_in_ : int
         Columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
-    HeteroscedasticRegressor : Noise that depends on the row. Over a stack, it learns from the rows
-        that the stack has held out, and needs no fit of its own.
+    HeteroscedasticRegressor : Noise that depends on the row. Over a stack, it learns from the
+    stack's held-out rows, and needs no further fit.
 
     Notes
     -----
-    A regressor without standard deviations has that of its errors on held-out rows. All uncertainty
-    of a regressor that is not of this package counts as noise, which ``include_noise=False`` leaves
-    out. The mixture is replaced by the normal distribution with its mean and variance.
+    A regressor without standard deviations receives the standard deviation of its errors on
+    held-out rows. The uncertainty of regressors of other packages counts as noise, which
+    ``include_noise=False`` leaves out. Predictions replace the mixture by the normal distribution
+    with the same mean and variance.
 
     References
     ----------
@@ -157,7 +158,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> StackedGPRegressor:
-        """Fit the regressors on all rows, and their weights on rows that they have not seen.
+        """Fit the regressors on all rows, and compute their weights from held-out rows.
 
         Parameters
         ----------
@@ -167,7 +168,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             Targets.
         noise_variance : float or array-like of shape (n,), optional
             Known noise variance of each row, in the target's own units squared. Regressors of other
-            packages receive it as weights, where they take `sample_weight`.
+            packages receive it as weights, if they take `sample_weight`.
 
         Returns
         -------
@@ -209,7 +210,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 )
             )
             run.reports(summary=f"{shown}, from {self.n_held_out_:,} rows held out")
-            # The ending that a user has to know is one that came too early.
+            # A fit that ended too early is the one that the user should know about.
             status = min((status for status, _ in endings), key=_EXPECTED.__contains__)
             reasons = [
                 f"{type(inner).__name__}: {because}"
@@ -220,12 +221,13 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         return self
 
     def _given(self, n: int, run: FitRun) -> list[tuple[str, Any]]:
-        """Names and regressors, those by default for n rows.
+        """Names and regressors: the given ones, or the defaults for n rows.
 
         Raises
         ------
         ValueError
-            For an empty list, for names that scikit-learn refuses, and for other objects.
+            For an empty list, for names that scikit-learn refuses, and for objects that are no
+            regressors.
         """
         if self.estimators is None:
             trees = HistGradientBoostingRegressor(
@@ -277,7 +279,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 variance = variance + at
             members.append(member)
             found.append((rows, mean, variance))
-        # Where time was short, a closed form has left out the first rows of the order only.
+        # If time was short, a closed form has left out only the first rows of the order.
         rows = min((part[0] for part in found), key=len)
         at = [np.searchsorted(part[0], rows) for part in found]
         means, variances = (
@@ -290,15 +292,15 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._finish(members, weights, (rows, mean, np.sqrt(variance)))
 
     def _unseen(self, member, fresh, X, y, told, folds, order, share, run):
-        """Rows, means and variances by a regressor that has not seen them; None without time.
+        """Rows, means and variances by a regressor fitted without them; None if there is no time.
 
-        The variances contain the noise that the regressor was told. They are None where it has
-        none.
+        The variances include the known noise that the regressor received. They are None for a
+        regressor without variances.
         """
         found = left_out_in_time(member, run, X, y, order, share, told)
         if run.stopped:
             return None
-        # A stack has held out rows of its own.
+        # A stack has held-out rows of its own.
         if found is not None and np.isin(order[: len(found[0])], found[0]).all():
             return found
 
@@ -309,7 +311,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         return None if run.stopped else found
 
     def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
-        """The fitted model; equal weights where there are none."""
+        """Set the fitted attributes; without weights, all regressors have the same one."""
         self._members, self._held = members, held
         self.estimators_ = [member.inner for member in members]
         self.weights_ = np.full(len(members), 1 / len(members)) if weights is None else weights
@@ -317,7 +319,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:
         return StackedPosterior(self._members, self.weights_)
@@ -333,7 +335,7 @@ class StackedPosterior(Posterior):
     ----------
     members : list of Scaled
     weights : ndarray of shape (k,)
-        Members of weight zero are never asked.
+        Members of weight zero are never evaluated.
     """
 
     def __init__(self, members: list[Scaled], weights: Float[np.ndarray, " k"]):
@@ -375,17 +377,18 @@ class StackedPosterior(Posterior):
 def stacking_weights(
     errors: Float[np.ndarray, "k n"], counts: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " k"]:
-    r"""The weights w >= 0 of sum one with the least sum of squared errors of the average.
+    r"""The weights w >= 0 with sum one that minimise the squared errors of the weighted average.
 
-    They are the solution of :math:`\min_{v \ge 0} |E' v|^2 + (1 - 1' v)^2`, scaled to sum one:
-    along every ray v = t w the minimum over t grows with :math:`|E' w|^2` alone.
+    They are the solution of :math:`\min_{v \ge 0} |E' v|^2 + (1 - 1' v)^2`, scaled to a sum of one,
+    because along every ray v = t w the minimum over t depends on :math:`|E' w|^2` alone and grows
+    with it.
 
     Parameters
     ----------
     errors : ndarray of shape (k, n)
-        Of each regressor on each row.
+        Error of each regressor on each row.
     counts : ndarray of shape (n,)
-        How much each row counts.
+        Weight of each row.
     """
     errors = errors * np.sqrt(counts)
     scale = np.sqrt(np.mean(errors**2, axis=1).min() * errors.shape[1])
@@ -395,7 +398,7 @@ def stacking_weights(
 
 
 def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray, known: np.ndarray | None) -> Scaled:
-    """A fitted regressor; one without variances has that of its training errors for now."""
+    """A fitted regressor; without variances, it receives that of its training errors for now."""
     if Scaled(inner).below(X[:1])[1] is not None:
         return Scaled(inner)
     return Scaled(inner, extra=mean_square(y - inner.predict(X), known))

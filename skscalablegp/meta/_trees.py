@@ -1,4 +1,4 @@
-"""Boosted trees that need no branches for a slope."""
+"""Boosted trees on top of a linear model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 class TreesOnALine(RegressorMixin, BaseEstimator):
     """Boosted trees on the errors of a linear model.
 
-    Trees approximate a slope by steps, which are coarse where rows are few. Delays of flights, say,
-    rise by a minute at arrival with each minute at departure, up to a day.
+    Trees approximate a slope by steps, which are coarse where rows are few. For example, each
+    minute of delay at a flight's departure adds a minute at its arrival, for delays of up to a day.
 
     Parameters
     ----------
     max_iter, max_leaf_nodes : int
-        Of the `HistGradientBoostingRegressor`.
+        As in `HistGradientBoostingRegressor`.
     random_state : int, RandomState instance or None, default=None
         Seed of the trees.
     """
@@ -41,6 +41,6 @@ class TreesOnALine(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Sum of both predictions."""
+        """The sum of both predictions."""
         check_is_fitted(self)
         return self.line_.predict(X) + self.trees_.predict(X)
