@@ -135,7 +135,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     device_, dtype_ : str
         Device of the fit, and precision of the predictions.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
         Names of the columns, if X had any.
 

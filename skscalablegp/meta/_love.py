@@ -105,7 +105,7 @@ class LOVEPredictor(MetaRegressorBase):
     device_, dtype_ : str
         Device and precision of the regressor's predictions.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
         Names of the columns, if X had any.
 

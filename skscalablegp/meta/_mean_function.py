@@ -29,7 +29,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
     Parameters
     ----------
     estimator : regressor, default=None
-        Regressor on which this estimator builds. It is the Gaussian process, a regressor of this package; None is a `PoERegressor`. Where its memory budget, device or precision is "auto", the setting of this estimator holds.
+        Regressor on which this estimator builds. It is the Gaussian process, a regressor of this
+        package; None is a `PoERegressor`. Where its memory budget, device or precision is "auto",
+        the setting of this estimator holds.
     mean_function : regressor, default=None
         Regressor that predicts the mean, which the Gaussian process then corrects. It may be any
         regressor with scikit-learn's interface; None is a `HistGradientBoostingRegressor`. Its
@@ -80,7 +82,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     device_, dtype_ : str
         Device of the fit, and precision of the predictions.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
         Names of the columns, if X had any.
 

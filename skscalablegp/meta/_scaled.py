@@ -171,7 +171,7 @@ class ScaledPosterior(Posterior):
         return mean[..., None] + std[..., None] * self._scaled.tails(ndtri(q))
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        """Draws of the regressor, scaled row by row, and transformed to the fitted shape of tails."""
+        """Draws of the regressor, scaled row by row, with the fitted shape of tails."""
         mean, latent, noise, factor = (part[:, None] for part in self._moments(X))
         core, rows = self._scaled.core(X.numpy())
         extra = noise + latent

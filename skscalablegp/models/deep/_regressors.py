@@ -138,11 +138,11 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     fit_report_ : FitReport
         How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        Device and precision of training.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
@@ -338,11 +338,11 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     fit_report_ : FitReport
         How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        Device and precision of training.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
@@ -533,11 +533,11 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     fit_report_ : FitReport
         How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        Device and precision of training.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------

@@ -213,9 +213,9 @@ class KISSGPRegressor(GPRegressorBase):
     device_, dtype_ : str
         "cpu" and "float64".
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------

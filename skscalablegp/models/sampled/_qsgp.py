@@ -165,11 +165,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_samples_seen_ : int
         Number of rows, of all calls of `partial_fit` together.
     device_, dtype_ : str
-        Where and in what precision training ran.
+        Device and precision of training.
     n_features_in_ : int
-        Columns of X.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (d,)
-        Their names where X had any.
+        Names of the columns, if X had any.
 
     See Also
     --------
