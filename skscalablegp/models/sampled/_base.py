@@ -22,14 +22,14 @@ from ._site import Site, noise_of
 from ._start import Start, first_rows, trained_start
 from ._steps import train_steps
 
-# Number of rows for the typical curvature of a likelihood.
+# Number of rows from which the typical curvature of a likelihood is computed.
 _CURVATURE_ROWS = 1000
-# Newton steps of the exact process on the start's rows.
+# Largest number of Newton steps of the exact process on the start's rows.
 _PROCESS_STEPS = 30
 # Share of the time budget for the last stage.
 _LAST_SHARE = 0.2
-# Share of the noise (one over a likelihood's curvature) that the remaining variance of a row, given
-# the chosen functions, may have.
+# Kernel functions are chosen until the variance of every row, given these functions, is below this
+# share of the noise (or of one over the likelihood's curvature).
 _LEFT_OPEN = 1e-2
 _TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_steps}
 
@@ -62,7 +62,7 @@ class QSGPMixin:
         n_seen : int, default=0
             Number of other rows that this model has seen.
         grows : bool, default=False
-            Whether these are the first rows of a stream, so that functions are not chosen for them
+            Whether these are the first rows of a stream. If so, functions are not chosen for them
             alone.
         noise_variance : float, array-like of shape (n,), or None
             Known noise of the rows, in squared units of the target.
@@ -134,7 +134,8 @@ class QSGPMixin:
                 trained = _TRAIN[plan.method](fit, functions, site)
         model = trained.model
         if model is None:
-            # Training ended before it began. The model is that of the start's rows, or the past.
+            # Training ended before its first step. The model is that of the start's rows, or the
+            # past one.
             model = run.finish("start's rows", lambda: past or process(start))
         self._keep(model)
         run.ended(
@@ -156,15 +157,15 @@ class QSGPMixin:
     def _chosen(
         self, plan: Plan, kernel: Any, source: RowSource, site: Site, run: FitRun
     ) -> Functions:
-        """Kernel functions at the rows that explain the others."""
+        """Kernel functions at rows that determine the function at the other rows."""
         X = source.rows(slice(None))[0]
         tol = _LEFT_OPEN / site.curvature
         rows, left = pivots(
             compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.monitor.check_time
         )
-        why = "given these, no row's variance is above a hundredth of the noise"
+        why = "given these, every row's variance is below a hundredth of the noise"
         if left > tol:
-            why = f"as many as some seconds allow for {len(X):,} rows"
+            why = f"as many as a few seconds allow for {len(X):,} rows"
         run.chose("n_components", len(rows), why)
         run.chose("n_dense", len(rows), "solved exactly")
         return Functions.at(kernel, X[rows].cpu().numpy())
@@ -172,7 +173,7 @@ class QSGPMixin:
     def _points(
         self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
     ) -> np.ndarray | None:
-        """Points of a kernel basis in the model's units; None where the settings name none."""
+        """Points of a kernel basis in the model's units; None if the settings name none."""
         if isinstance(self.basis, str) and self.basis != "rows":
             return None
         if isinstance(self.basis, str):

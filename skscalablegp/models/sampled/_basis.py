@@ -40,7 +40,7 @@ class BasisPart:
 
 
 class SampledBasis(ABC):
-    """m basis functions in units of q that belong together, the units in blocks.
+    """m basis functions in units of q functions that belong together; blocks consist of units.
 
     A draw takes whole blocks, each equally likely, so that every function is in it with equal
     probability.
@@ -79,9 +79,9 @@ class SampledBasis(ABC):
         return torch.as_tensor(np.concatenate(ranges))
 
     def draw(self, n_blocks: int, rng: np.random.Generator) -> tuple[BasisPart, float]:
-        """Blocks drawn without replacement, and the factor that scales up their sums.
+        """Draw blocks without replacement; return them with the factor that scales up their sums.
 
-        O(n_blocks), whatever the number of all blocks.
+        O(n_blocks), independent of the number of all blocks.
         """
         n_blocks = min(n_blocks, self.n_blocks)
         blocks = rng.choice(self.n_blocks, n_blocks, replace=False, shuffle=False)
@@ -122,7 +122,7 @@ class SeededFourier(SampledBasis):
     Raises
     ------
     NoSpectralDensity
-        For kernels without one, and for factors that are not stationary.
+        For kernels without a spectral density, and for factors that are not stationary.
     """
 
     kernel: TorchKernel
@@ -154,7 +154,7 @@ class SeededFourier(SampledBasis):
 
     @cached_property
     def _kept(self) -> dict[int, PriorFeatures]:
-        """Frequencies by block, where all are few enough to keep."""
+        """Frequencies by block, kept only if all of them together are few."""
         return {}
 
     def _block(self, block: int) -> PriorFeatures:

@@ -19,64 +19,67 @@ _ROWS = 1024
 
 
 class QSGPClassifier(QSGPMixin, GPClassifierBase):
-    """Gaussian-process classification by steps whose cost depends on neither rows nor functions.
+    """Gaussian-process classification with a cost per step independent of rows and functions.
 
-    The kernel becomes a basis of m functions, and variational inference finds a Gaussian
-    distribution of their weights under a logistic likelihood, from sampled rows and sampled basis
-    functions. More than two classes are treated as one against the rest, in one pass over the data:
-    they share the kernel, the basis, the draws and the covariance, and each has its own mean.
+    The kernel is represented by a basis of m functions. Variational inference finds a Gaussian
+    distribution of their weights under a logistic likelihood, from random batches of rows and of
+    basis functions. With more than two classes each class is separated from the rest, in one pass
+    over the data: the classes share the kernel, the basis, the draws and the covariance, and each
+    has its own mean.
 
-    Small tables are solved by full-batch Newton steps instead, and `inference_` is then "exact".
+    Small tables are solved by full-batch Newton steps instead; `inference_` is then "exact".
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its units are those of the standardised columns. None is Constant *
-        Matern(nu=1.5), one length scale a column up to 30 columns; before steps a squared
-        exponential where that has the higher evidence.
+        Matern(nu=1.5), with one length scale per column for up to 30 columns. If steps follow, a
+        squared exponential replaces the Matern kernel if it has the higher evidence.
     n_components : int or "auto", default="auto"
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. m,
-        shared equally among the kernel's products. "auto" is as many as basis="auto" chooses; for
-        Fourier features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel
-        functions, the number of points. A number means Fourier features where basis="auto", and so
-        many random rows where basis="rows".
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. It is
+        called m, and shared equally among the kernel's products. With "auto", basis="auto" chooses
+        the number; Fourier features are four per row, but at least 256 and at most 1,024, or
+        100,000 above 2,000 rows; kernel functions are as many as points. A number makes
+        basis="auto" use Fourier features, and basis="rows" that many random rows.
     basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
         Basis functions of the model. They are random Fourier features, or kernel functions at all
-        rows or at given points (in X's units). "auto" is kernel functions, up to 2,000 rows, at the
-        rows that explain the others: until no row's variance is left open by more than a hundredth
-        of the noise, or as many as some seconds allow. For more rows, in streams, and where
-        `n_components`, `n_dense` or `inference` ask for features or steps, it is "fourier". With
-        kernel functions the hyperparameters stay where the exact start leaves them, and predictive
-        variances have what the points leave open.
+        rows or at given points (in X's units). "auto" takes kernel functions for up to 2,000 rows.
+        It adds rows as points until, given these, the variance of every row is below a hundredth of
+        the noise, or as many as a few seconds allow. For more rows, in streams, and if
+        `n_components`, `n_dense` or `inference` ask for features or steps, it takes "fourier". With
+        kernel functions the hyperparameters stay at those of the exact start, and predictive
+        variances include the variance given the points.
     n_dense : int or "auto", default="auto"
         Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
-        At most m; "auto" is 20, none for kernel functions at all rows, all when solved exactly.
+        It is at most m. "auto" is 20 for Fourier features, 0 for kernel functions at all rows, and
+        m if the model is solved exactly.
     covariance : {"support", "chevron"}, default="support"
-        Method that computes predictive variances after stochastic training. "support" is the latent
-        function given the support rows, each of which stands for n / control_variate_rank rows;
-        "chevron" is the factor that steps train, whose diagonal of very many weights is nearly the
-        prior's. Exact models have all of C.
+        Method that computes predictive variances after stochastic training. "support" is the
+        variance given the support rows, each of which stands for n / control_variate_rank rows.
+        "chevron" is the factor that the steps train; its diagonal of very many weights remains
+        close to the prior's. Exact models have a full covariance.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 500. Full batches ignore it, and all that
-        follows up to `freeze` which is of steps.
+        Number of rows in a training step. "auto" is 500. Full batches ignore this and the other
+        parameters of steps.
     component_batch_size : int or "auto", default="auto"
-        Number of basis functions in one random draw. "auto" is a tenth of m, from 1,024 to 10,000,
-        and all for basis="rows", whose few large weights make sampled sums noisy.
+        Number of basis functions in one random draw. "auto" is a tenth of m, but at least 1,024 and
+        at most 10,000. For basis="rows" it is m, because a few large weights would make sampled
+        sums noisy.
     control_variate : {"regression", "squares"} or None, default="regression"
-        Control variate that reduces the variance of stochastic steps. "regression" knows of each
-        row what its values at the support rows explain; "squares" is the paper's, for Gaussian
-        noise only; None is the draws alone.
+        Control variate that reduces the variance of stochastic steps. "regression" predicts the
+        function at each row from its values at the support rows. "squares" is the paper's choice,
+        for Gaussian noise only. None uses the draws alone.
     control_variate_rank : int or "auto", default="auto"
         Number of support rows, at which the latent function is computed exactly. They serve as
-        control variate and preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
+        control variate and preconditioner. "auto" is 500 for up to 20,000 rows and 1,000 for more.
     inference : {"auto", "exact", "stochastic"}, default="auto"
         Whether the weights are computed with full-batch linear algebra or by stochastic steps.
-        "exact" costs O(n m^2). "auto" takes it where it is the cheaper way. Kernel functions at
-        given points, or at some of the rows, always have full batches.
+        "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
+        points, or at some of the rows, are always solved by full batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
-        Optimiser of the variational distribution. The distribution is that of the weights;
-        "adagrad" from zero is the paper's.
+        Optimiser of the variational distribution. It trains the distribution of the weights.
+        "adagrad", which starts from zero, is the paper's choice.
     variational_learning_rate : float or "auto", default="auto"
         Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
         largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
@@ -84,12 +87,12 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Fraction of the learning rates that remains at the last step. They fall exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto"
-        takes them from an exact regression of labels -1 and 1 on `subset_size` rows, the signal's
-        variance from their Laplace evidence; there they stay. "adam", as in the paper, goes on to
-        move them during the steps.
+        takes them from an exact regression on labels -1 and 1 of `subset_size` rows, and the signal
+        variance from the Laplace evidence of these rows; they stay there. "adam", as in the paper,
+        continues to train them during the steps.
     learning_rate : float or "auto", default=1e-05
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one; "auto" is the
-        default, the paper's for 100,000 steps.
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is the
+        default, which the paper uses for 100,000 steps.
     freeze : float, default=0.1
         Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
         uses it.
@@ -100,16 +103,17 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. They apply to the exact start only.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500
-        above; full batches take at most 100 Newton steps, one under a Gaussian likelihood.
+        Maximum number of training steps. "auto" is 100 for up to 2,000 rows, 200 for up to 20,000
+        and 500 for more. Full batches take at most 100 Newton steps.
     n_iter_no_change : int or None, default=None
         Number of steps or scores without progress after which training ends; None switches this
         rule off. A fit has twenty scores.
     standardize : bool, default=True
         Whether to subtract the mean of each column of X and divide by its standard deviation.
     warm_start : bool, default=False
-        Whether a fit continues from the previous fit. From its weights, hyperparameters and basis,
-        where the table has as many columns and the same labels, and for basis="rows" the same rows.
+        Whether a fit continues from the previous fit. It then starts from the previous weights,
+        hyperparameters and basis. The table must have as many columns and the same labels, and for
+        basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         basis, the draws and the subset.
@@ -126,8 +130,8 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
-        fit that ends with its start is the exact process on the start's rows.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
+        the budget ends during the exact start, the model is the exact process on the start's rows.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -140,14 +144,14 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     likelihood_ : Likelihood
         A logistic one.
     coef_ : ndarray of shape (m, 1) or (m, c)
-        Means of the weights, of the second class or of each.
+        Means of the weights, for the second class or for each class.
     inference_ : str
         "exact" or "stochastic".
     n_basis_ : int
         m.
     lower_bound_ : float
-        The ELBO in nats, summed over rows and classes; after steps an estimate. NaN after steps for
-        kernel functions, whose bound has a term that would cost O(n^3).
+        The ELBO in nats, summed over rows and classes; an estimate if training took steps. It is
+        NaN after steps with kernel functions, because a term of their bound would cost O(n^3).
     n_iter_ : int
         Steps of the last call, including those of the exact start.
     history_ : dict of lists
@@ -273,7 +277,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         y : array-like of shape (n,)
             Their labels.
         classes : array-like of shape (c,), optional
-            All labels of the stream. The first call needs them where its rows lack some.
+            All labels of the stream. The first call needs them if its rows lack some of them.
 
         Returns
         -------

@@ -51,7 +51,7 @@ class BasisDraw:
 class Control:
     """No control variate."""
 
-    # Whether the gradient of a draw uses the other draw's estimate of f, whatever the likelihood.
+    # Whether the gradient of a draw uses the other draw's estimate of f for every likelihood.
     crosses = False
 
     def function(self, draw: BasisDraw) -> Float[Tensor, "b k"]:
@@ -65,7 +65,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Squares(Control):
-    """The paper's control variate (eq. 3, proposition 3): squared norms at the support rows.
+    """The paper's control variate (eq. 3, proposition 3): squared norms over the support rows.
 
     The gradient of the known norm is dense. The drawn part of it is kept and rescaled (appendix
     F.1).

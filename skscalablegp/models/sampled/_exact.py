@@ -22,7 +22,7 @@ from ._process import FullMap, full_map
 from ._site import Site, noise_of
 from ._stepper import OBJECTIVE
 
-# Multiplications between two checks of the time.
+# Largest number of multiplications between two checks of the time.
 _WORK = 2e9
 
 
@@ -173,7 +173,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
         f = phi @ mean
         curvature = -2 * site.terms(Y, f, std.square()).d_variance / Y.shape[1]
         new = prior + phi.T @ (curvature * phi)
-        # Half of the way, because mean and curvature would otherwise oscillate.
+        # Only half of the change is made, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
         factor, _ = cholesky_with_jitter(precision)
         loss, gradient = batch.loss(mean, std.square())
@@ -236,7 +236,7 @@ def full_batch(
 def believed(
     functions: Functions, batch: FullBatch, q: Belief, past: ExactModel | None = None
 ) -> ExactModel:
-    """A distribution of the weights as a model, whose rows and evidence include those of a past."""
+    """A distribution of the weights as a model; rows and evidence of a past model are added."""
     return ExactModel(
         functions,
         q.mean.cpu().numpy(),
@@ -276,9 +276,9 @@ def exact_process(
 
 
 def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
-    """Train by full batches; a stop or an interrupt keeps the model of the last step."""
+    """Train by full batches; after a stop or an interrupt the model of the last step remains."""
     run, most, past = fit.run, fit.plan.steps, fit.past
-    # A model is no prior for the rows that it has already seen.
+    # A model may not be the prior of rows that it was already fitted to.
     past = past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, "converged"
     with run.stage("basis", optional=True):

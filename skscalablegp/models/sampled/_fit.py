@@ -20,12 +20,13 @@ from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 from ._plan import Plan, Settings
 from ._support import SupportRows, by_unit
 
-# Number of rows that estimate |phi_r|^2, and the numbers that this may evaluate.
+# Number of rows from which |phi_r|^2 is estimated, and the largest number of values computed for
+# it.
 _SQUARES_ROWS = 2_000
 _SQUARES_WORK = 2e9
 # Number of scores in one training.
 _CHECKS = 20
-# Loss of a score against the best one, in nats a row, from which on steps become smaller.
+# Steps become smaller when the score is this far below the best one, in nats per row.
 _WORSE = 0.02
 
 
@@ -35,7 +36,7 @@ class Trained(NamedTuple):
     Attributes
     ----------
     model : ExactModel, SampledModel or None
-        None where training ended before it began.
+        None if training ended before its first step.
     reason : str
         Why training ended.
     n_iter : int
@@ -92,7 +93,7 @@ class Fit:
             self.run.monitor.check_time()
 
     def check_range(self, K: Tensor) -> None:
-        """Refuse covariances (s, s) whose sums over all rows the steps' precision cannot hold.
+        """Refuse a covariance (s, s) whose sum over all rows overflows in the steps' precision.
 
         Raises
         ------
@@ -106,7 +107,7 @@ class Fit:
             )
 
     def support(self, compiled: TorchKernel) -> SupportRows:
-        """Support rows, taken from the past where there is one, and rows for the scores."""
+        """The support rows, those of the past model if there is one, and rows for the scores."""
         theta = compiled.theta0.to(self.source.device)
         if self.past is not None and self.plan.method == "steps":
             X, Y = torch.as_tensor(self.past.support_X), torch.as_tensor(self.past.support_Y)
@@ -125,7 +126,7 @@ class Fit:
         )
 
     def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the support rows and of the scores' rows, disjoint where rows suffice."""
+        """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
         if self._chosen is None:
             s, order = self.plan.support, self.run.random_state.permutation(self.n)
             check = order[s:] if s < self.n else order
@@ -143,8 +144,8 @@ class Fit:
     ) -> StepsResult:
         """Take all steps.
 
-        `show` gives a copy of the estimator the current model with its score. Without it callbacks
-        get no model.
+        `show` sets the current model and its score in a copy of the estimator. Without it callbacks
+        receive no model.
         """
         run, steps = self.run, self.plan.steps
         run.preview = None

@@ -26,8 +26,8 @@ class SparseOptimizer(ABC):
     n_steps : int
         Number of planned steps.
     spent : callable, optional
-        Returns the share of the time budget that is spent. Where this is above the share of steps
-        that are done, the rate follows it.
+        Returns the share of the time budget that is spent. The rate follows this share if it
+        exceeds the share of the planned steps.
     """
 
     learning_rate: float

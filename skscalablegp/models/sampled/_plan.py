@@ -11,14 +11,14 @@ import torch
 from ...core import FitRun
 from ...core.likelihoods import Likelihood
 
-# Number of functions up to which full-batch linear algebra is cheaper than steps.
+# Up to this number of functions full-batch linear algebra is cheaper than steps.
 EXACT_FEATURES = 2048
 # Multiplications of full batches that "auto" accepts. They take some seconds.
 _EXACT_WORK = 5e10
-# Number of rows above which there are as many random features as in the paper.
+# Above this number of rows there are as many random features as in the paper.
 _SMALL_ROWS = 2_000
-# Number of rows up to which the default basis is kernel functions at pivots, and the
-# multiplications that choosing these may take. Fits by many Newton steps have lower limits.
+# Up to this number of rows the default basis is kernel functions at pivots, whose choice may take
+# this many multiplications. Fits by many Newton steps have lower limits.
 _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
 _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
@@ -27,14 +27,14 @@ _NEWTON_STEPS = 100
 _RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}
 _THETA_RATE = 1e-5
 _START_ROWS = 1000
-# Number of rows from which on some are held out to choose the scale of variances.
+# From this number of rows on, some are held out to choose the scale of variances.
 _HELD_FROM = 2_000
-# Number of these held-out rows, and their smallest share of the table.
+# Smallest number of these held-out rows, and their smallest share of the table.
 _HELD, _HELD_SHARE = 200, 0.1
 
 
 class Settings(SimpleNamespace):
-    """The parameters of an estimator under their own names, and what "auto" means for some."""
+    """The parameters of an estimator under their own names, and the values of "auto" for some."""
 
     @classmethod
     def of(cls, estimator: Any, **changed: Any) -> Settings:
@@ -71,7 +71,7 @@ class Settings(SimpleNamespace):
 
     @property
     def theta_rate(self) -> float:
-        """Learning rate of the hyperparameters; 0 where they stay at the exact start."""
+        """Learning rate of the hyperparameters; 0 if they stay at those of the exact start."""
         if self.optimizer != "adam":
             return 0.0
         return _THETA_RATE if self.learning_rate == "auto" else float(self.learning_rate)
@@ -101,7 +101,7 @@ class Plan:
     steps : int
         Largest number of steps.
     planned : bool
-        Whether so many steps are a schedule that is meant to run out, rather than a limit.
+        Whether the number of steps is a schedule to be completed, rather than a limit.
     calibrates : bool
         Whether rows are held out for the scale of variances.
     dtype : torch.dtype
@@ -205,7 +205,7 @@ def make_plan(
 
 
 def _method(settings: Settings, n: int, m: int, points: int | None) -> str:
-    """The method of training; a ValueError where settings contradict each other."""
+    """The method of training; raises a ValueError for settings that contradict each other."""
     if points is not None and m != points:
         more = "more" if m > points else "fewer"
         raise ValueError(
@@ -255,7 +255,8 @@ def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
     """
     m = plan.n_components
     if plan.exact:
-        # The basis at all rows, weighted and times C; the precision, two factors and an inverse.
+        # The basis at all rows, weighted, and its product with C; the precision, two factors, an
+        # inverse.
         need = 8 * (3 * n * m + 4 * m * m)
         what = f"A full-batch model of {m} basis functions at {n} rows"
         remedy = f"use fewer functions, for example {max(2, m // 10)}"
@@ -276,22 +277,22 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
     fourier = plan.basis == "fourier"
     run.chose("n_components", plan.n_components, size if fourier else "as many points")
     why = {
-        "pivots": f"{size}: kernel functions at the rows that explain the others",
+        "pivots": f"{size}: kernel functions at rows that determine the others",
         "points": "points of the last fit",
         "fourier": f"{size}, a stream, or other settings that ask for random features or steps",
     }
     run.chose("basis", "fourier" if fourier else "rows", why[plan.basis])
     run.chose("n_dense", plan.n_dense, "solved exactly" if plan.exact else "of steps")
-    exact = "full batches are the cheaper ones" if fourier else "kernel functions are few"
-    steps = f"{plan.n_components:,} functions at {size} are too many for full batches"
+    exact = "full batches are cheaper" if fourier else "kernel functions are few"
+    steps = f"full batches of {plan.n_components:,} functions at {size} would cost too much"
     run.chose("inference", "exact" if plan.exact else "stochastic", exact if plan.exact else steps)
     run.chose("max_iter", plan.steps, size)
     run.chose("dtype", str(plan.dtype).removeprefix("torch."), "exact" if plan.exact else "steps")
     if settings.optimizer is not None:
-        why = f"an exact start on {settings.start_rows:,} rows, after which they stay"
+        why = f"an exact fit on {settings.start_rows:,} rows, whose hyperparameters are kept"
         run.chose("optimizer", "bfgs", why)
     if settings.subset_size is not None:
-        run.chose("subset_size", settings.start_rows, "an exact fit of some seconds")
+        run.chose("subset_size", settings.start_rows, "an exact fit takes a few seconds")
     if plan.exact:
         run.ignores(_OF_STEPS, "the model is solved by full batches, without steps")
         run.ignores("covariance", "full batches have all entries of C")
@@ -306,7 +307,9 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
         if settings.control_variate == "squares" and not likelihood.conjugate:
             run.ignores("control_variate", "'squares' is for a Gaussian likelihood: there is none")
         elif plan.method == "dual" and plan.components == plan.n_components:
-            run.ignores("control_variate", "draws of all functions have no variance to reduce")
+            run.ignores(
+                "control_variate", "draws that contain all functions have no variance to reduce"
+            )
     if plan.method == "dual":
         why = "kernel functions at all rows have a diagonal covariance of their own"
         run.ignores("n_dense", why)
@@ -319,7 +322,7 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
         run.ignores(("learning_rate", "freeze"), why)
 
 
-# Parameters of steps alone.
+# Parameters that only steps use.
 _OF_STEPS = (
     "n_dense",
     "batch_size",
@@ -342,7 +345,7 @@ def report_past(settings: Settings, run: FitRun) -> None:
         run.ignores("optimizer", "the fit continues with the last one's hyperparameters")
 
 
-# Parameters of the first fit alone.
+# Parameters that only the first fit uses.
 _OF_THE_FIRST = (
     "kernel",
     "n_components",

@@ -1,4 +1,4 @@
-"""Very many weights after steps, as a model of arrays: a mean, dense columns and a diagonal."""
+"""The model after steps, as arrays: means of very many weights, dense columns and a diagonal."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class ChevronPosterior(Posterior):
 
 @dataclass(frozen=True, eq=False)
 class SampledModel:
-    """A chevron of very many weights, with all that further training needs.
+    """A chevron of very many weights, and the data that further training needs.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class SampledModel:
     dtype : str
         Precision of training and of predictions.
     lower_bound : float
-        The ELBO in nats, NaN where it is not known.
+        The ELBO in nats, NaN if it is unknown.
     by_support : bool
         Whether variances are those given the support rows.
     variance_scale : float
@@ -278,9 +278,9 @@ def support_variance(
 
 
 def fitted_scale(variance: np.ndarray, residual: np.ndarray, noise: float) -> float:
-    """The factor of the variances of f under which residuals (v, t) are likeliest; O(v t).
+    """The factor of the variances of f with the highest likelihood of residuals (v, t); O(v t).
 
-    A weak prior at 1 decides where the residuals consist of noise alone.
+    A weak prior around 1 decides if the residuals consist of noise alone.
     """
     variance, square = variance[:, None], residual**2
 
@@ -296,7 +296,7 @@ def fitted_scales(
 ) -> tuple[float, float]:
     """The factor of the variances of f, and the noise variance in addition to the known one.
 
-    Under these, residuals (v, t) of held-out rows have the highest normal likelihood; O(v t).
+    They maximise the normal likelihood of the residuals (v, t) of held-out rows; O(v t).
     """
     variance, square = variance[:, None], residual**2
     known = np.broadcast_to(known, variance.shape[:1])[:, None]

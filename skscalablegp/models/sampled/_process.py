@@ -22,7 +22,7 @@ from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
 
-# Share of the prior variance that rounding leaves at a row that others explain completely.
+# Share of the prior variance that rounding leaves at a row that is determined by others.
 _ROUNDING = 1e-12
 # Number of rows that `pivots` considers together.
 _BLOCK = 32
@@ -69,9 +69,9 @@ class FullMap:
 class ProcessMap(FullMap):
     """Kernel functions at points Z, whitened: psi(x) = L^-1 k(Z, x) with L L' = k(Z, Z).
 
-    A Gaussian process is psi(x)'v plus a rest that does not depend on its values at Z, and that the
-    model takes from the prior. With all rows as points the rest is zero at these, and the process
-    is exact.
+    A Gaussian process is psi(x)'v plus a remainder that is independent of its values at Z. The
+    model takes this remainder from the prior. With all rows as points it is zero at the rows, and
+    the process is exact.
     """
 
     @cached_property
@@ -105,7 +105,7 @@ class ProcessMap(FullMap):
 
 
 class ProcessPosterior(FeaturePosterior):
-    """The posterior of kernel functions at points, plus the prior of the rest.
+    """The posterior of kernel functions at points, plus the prior of the remainder.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def pivots(
     tol: float,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Int64[Tensor, " m"], float]:
-    """Choose rows whose kernel functions explain the other rows.
+    """Choose rows that nearly determine the function at all other rows.
 
     This is a Cholesky factorisation of k(X, X) with pivots, some rows at a time, which ends when no
     row's variance given the pivots is above `tol`. The number of pivots depends on the kernel, the

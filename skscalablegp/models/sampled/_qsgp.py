@@ -12,75 +12,80 @@ from ._base import QSGPMixin
 
 
 class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
-    """Gaussian-process regression whose steps cost the same for any number of rows and functions.
+    """Gaussian-process regression with a cost per step independent of rows and functions.
 
-    The kernel becomes a basis of m functions, ten million if need be, and variational inference
-    finds a Gaussian distribution of their weights. Each step draws rows, and basis functions twice
-    independently (three times where hyperparameters are trained), so that its cost depends on the
-    sizes of the draws alone. Frequencies of Fourier features are regenerated from seeds, and X may
-    be a memory map.
+    The kernel is represented by a basis of m functions, up to ten million, and variational
+    inference finds a Gaussian distribution of their weights. Each step draws a batch of rows and
+    two independent batches of basis functions (three if hyperparameters are trained), so that its
+    cost depends on the sizes of these draws alone. Frequencies of Fourier features are regenerated
+    from seeds, and X may be a memory map.
 
     Smaller tables are solved exactly instead, with kernel functions at some of the rows. These rows
-    are chosen so that they explain the others, and the result is close to the exact process.
-    `inference_` says which way was taken, and `fit_report_` how many functions there are and why.
+    are chosen so that they nearly determine the function at the others, and the result is close to
+    the exact process. `inference_` tells which of the two was used, and `fit_report_` the number of
+    functions and the reason.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its units are those of the standardised columns. None is Constant *
-        Matern(nu=1.5) + White, one length scale a column up to 30 columns; before steps a squared
-        exponential in the place of Matern where it has the higher evidence at the start; with
-        Fourier features the signal's variance is at most ten times the target's (they err by a
-        share of it). A kernel without WhiteKernel gets one: the likelihood needs noise.
+        Matern(nu=1.5) + White, with one length scale per column for up to 30 columns. If steps
+        follow, a squared exponential replaces the Matern kernel if it has the higher evidence at
+        the start. With Fourier features, whose error is proportional to the signal variance, this
+        variance is at most ten times the target's. A kernel without WhiteKernel receives one,
+        because the likelihood needs noise.
     n_components : int or "auto", default="auto"
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. m,
-        shared equally among the kernel's products. "auto" is as many as basis="auto" chooses; for
-        Fourier features four a row, from 256 to 1,024, and 100,000 above 2,000 rows; for kernel
-        functions, the number of points. A number means Fourier features where basis="auto", and so
-        many random rows where basis="rows".
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. It is
+        called m, and shared equally among the kernel's products. With "auto", basis="auto" chooses
+        the number; Fourier features are four per row, but at least 256 and at most 1,024, or
+        100,000 above 2,000 rows; kernel functions are as many as points. A number makes
+        basis="auto" use Fourier features, and basis="rows" that many random rows.
     basis : {"auto", "fourier", "rows"} or ndarray of shape (m, d), default="auto"
         Basis functions of the model. They are random Fourier features, or kernel functions at all
-        rows or at given points (in X's units). "auto" is, up to 12,000 rows, kernel functions at
-        the rows that explain the others: until no row's variance is left open by more than a
-        hundredth of the noise, or as many as some seconds allow. For more rows, in streams, and
-        where `n_components`, `n_dense` or `inference` ask for features or steps, it is "fourier".
-        With kernel functions the hyperparameters stay where the exact start leaves them, and
-        predictive variances have what the points leave open.
+        rows or at given points (in X's units). "auto" takes kernel functions for up to 12,000 rows.
+        It adds rows as points until, given these, the variance of every row is below a hundredth of
+        the noise, or as many as a few seconds allow. For more rows, in streams, and if
+        `n_components`, `n_dense` or `inference` ask for features or steps, it takes "fourier". With
+        kernel functions the hyperparameters stay at those of the exact start, and predictive
+        variances include the variance given the points.
     n_dense : int or "auto", default="auto"
         Number of dense columns in the factor of the covariance; the remaining columns are diagonal.
-        At most m; "auto" is 20, none for kernel functions at all rows, all when solved exactly.
+        It is at most m. "auto" is 20 for Fourier features, 0 for kernel functions at all rows, and
+        m if the model is solved exactly.
     covariance : {"support", "chevron"}, default="support"
         Method that computes predictive variances after stochastic training. "support" is the
-        variance given the support rows, each of which stands for n / control_variate_rank rows;
-        from 2,000 rows on some are held out and choose a factor of it and the noise that
-        predictions have (`kernel_` keeps its own). "chevron" is the factor that steps train, which
-        knows no correlations between most weights and may be far too narrow or too wide. Kernel
-        functions keep their augmented chevron, exact models have all of C.
+        variance given the support rows, each of which stands for n / control_variate_rank rows.
+        From 2,000 rows on, held-out rows choose a factor of this variance and the noise of
+        predictions (`kernel_` keeps its own noise). "chevron" is the factor that the steps train.
+        It contains no correlations between most weights, so that its variances may be far too small
+        or too large. Kernel functions keep their augmented chevron, and exact models have a full
+        covariance.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 500. Full batches ignore it, and all that
-        follows up to `freeze` which is of steps.
+        Number of rows in a training step. "auto" is 500. Full batches ignore this and the other
+        parameters of steps.
     component_batch_size : int or "auto", default="auto"
-        Number of basis functions in one random draw. "auto" is a tenth of m, from 1,024 to 10,000,
-        and all for basis="rows", whose few large weights make sampled sums noisy.
+        Number of basis functions in one random draw. "auto" is a tenth of m, but at least 1,024 and
+        at most 10,000. For basis="rows" it is m, because a few large weights would make sampled
+        sums noisy.
     control_variate : {"regression", "squares"} or None, default="regression"
-        Control variate that reduces the variance of stochastic steps. "regression" knows of each
-        row what its values at the support rows explain; "squares" is the paper's, for Gaussian
-        noise only; None is the draws alone.
+        Control variate that reduces the variance of stochastic steps. "regression" predicts the
+        function at each row from its values at the support rows. "squares" is the paper's choice,
+        for Gaussian noise only. None uses the draws alone.
     control_variate_rank : int or "auto", default="auto"
         Number of support rows, at which the latent function is computed exactly. They serve as
-        control variate and preconditioner. "auto" is 500 up to 20,000 rows and 1,000 above.
+        control variate and preconditioner. "auto" is 500 for up to 20,000 rows and 1,000 for more.
     likelihood : {"gaussian", "laplace"} or Likelihood, default="gaussian"
         Distribution of the target given the latent function. "laplace" is robust to outliers; its
-        scale is the root of half the noise variance. Any log-concave one from
-        ``skscalablegp.likelihoods``, or of your own, is accepted.
+        scale is the root of half the noise variance. Any log-concave likelihood from
+        ``skscalablegp.likelihoods``, or one of your own, is accepted.
     inference : {"auto", "exact", "stochastic"}, default="auto"
         Whether the weights are computed with full-batch linear algebra or by stochastic steps.
-        "exact" costs O(n m^2). "auto" takes it where it is the cheaper way. Kernel functions at
-        given points, or at some of the rows, always have full batches.
+        "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
+        points, or at some of the rows, are always solved by full batches.
     variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
-        Optimiser of the variational distribution. The distribution is that of the weights;
-        "adagrad" from zero is the paper's.
+        Optimiser of the variational distribution. It trains the distribution of the weights.
+        "adagrad", which starts from zero, is the paper's choice.
     variational_learning_rate : float or "auto", default="auto"
         Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
         largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
@@ -88,11 +93,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Fraction of the learning rates that remains at the last step. They fall exponentially.
     optimizer : {"auto", "adam"} or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto"
-        takes them from an exact Gaussian process on `subset_size` rows, where they stay; "adam", as
-        in the paper, goes on to move them during the steps.
+        takes them from an exact Gaussian process on `subset_size` rows and keeps them. "adam", as
+        in the paper, continues to train them during the steps.
     learning_rate : float or "auto", default=1e-05
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one; "auto" is the
-        default, the paper's for 100,000 steps.
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is the
+        default, which the paper uses for 100,000 steps.
     freeze : float, default=0.1
         Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
         uses it.
@@ -103,8 +108,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. They apply to the exact start only.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100 up to 2,000 rows, 200 up to 20,000 and 500
-        above; full batches take at most 100 Newton steps, one under a Gaussian likelihood.
+        Maximum number of training steps. "auto" is 100 for up to 2,000 rows, 200 for up to 20,000
+        and 500 for more. Full batches take at most 100 Newton steps, and a single one under a
+        Gaussian likelihood.
     n_iter_no_change : int or None, default=None
         Number of steps or scores without progress after which training ends; None switches this
         rule off. A fit has twenty scores.
@@ -116,8 +122,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
     warm_start : bool, default=False
-        Whether a fit continues from the previous fit. From its weights, hyperparameters and basis,
-        where the table has as many columns and targets, and for basis="rows" the same rows.
+        Whether a fit continues from the previous fit. It then starts from the previous weights,
+        hyperparameters and basis. The table must have as many columns and targets, and for
+        basis="rows" the same rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         basis, the draws and the subset.
@@ -134,8 +141,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
     max_seconds : float or None, default=None
-        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
-        fit that ends with its start is the exact process on the start's rows.
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. If
+        the budget ends during the exact start, the model is the exact process on the start's rows.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -152,9 +159,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     n_basis_ : int
         m.
     lower_bound_ : float
-        The ELBO in nats, summed over rows and targets: after steps an estimate, the log evidence
-        where a Gaussian likelihood is solved exactly. NaN after steps for kernel functions, whose
-        bound has a term that would cost O(n^3).
+        The ELBO in nats, summed over rows and targets. It is the log evidence if a Gaussian
+        likelihood is solved exactly, and an estimate if training took steps. It is NaN after steps
+        with kernel functions, because a term of their bound would cost O(n^3).
     n_iter_ : int
         Steps of the last call, including those of the exact start.
     history_ : dict of lists
@@ -179,9 +186,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     Notes
     -----
     A step costs O(b u (d + t) + b s^2) for b rows, u drawn functions and s support rows. Before the
-    steps come one pass over the basis at the support rows, O(s^2 m), and an exact Gaussian process
-    on 1,000 rows. Memory is that of the weights, m (t + n_dense) numbers, and some thousands of
-    rows.
+    steps a fit makes one pass over the basis at the support rows, O(s^2 m), and trains an exact
+    Gaussian process on 1,000 rows. The memory is that of the weights, m (t + n_dense) numbers, and
+    of a few thousand rows.
 
     References
     ----------
@@ -248,9 +255,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets, which share hyperparameters and covariance.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. That of the
-            kernel's white noise is added to it. Cross-validation splits it where metadata routing
-            is on.
+            Known noise variance of each row, in the target's own units squared. The variance of the
+            kernel's white noise is added to it. Cross-validation splits it if metadata routing is
+            enabled.
 
         Returns
         -------
@@ -259,7 +266,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Raises
         ------
         ValueError
-            For settings that contradict each other, an unknown likelihood, and one that is not
+            For settings that contradict each other, and for a likelihood that is unknown or not
             log-concave.
         MemoryError
             If the weights do not fit.
@@ -279,9 +286,9 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> QSGPRegressor:
         """Continue with further rows; the first call fits a new model.
 
-        An exact model takes its posterior as the prior of these rows, which for a Gaussian
-        likelihood gives the fit of all rows so far. Otherwise steps see only these rows, in the
-        place of all rows so far. Units and hyperparameters do not change.
+        An exact model takes its posterior as the prior of the new rows, which for a Gaussian
+        likelihood gives the fit of all rows so far. Otherwise steps see only the new rows, which
+        stand for all rows so far. Units and hyperparameters do not change.
 
         Parameters
         ----------

@@ -30,8 +30,8 @@ from ._site import Site
 from ._start import Start, first_rows, trained_start
 from ._steps import make_stepper
 
-# Number of functions whose precisions are trained by full batches. Larger dictionaries are first
-# reduced by steps, or to the second number where there is no time for steps.
+# Up to this number of functions precisions are trained by full batches. Larger dictionaries are
+# first reduced by steps, or to the second number if there is no time for steps.
 _EXACT, _EXACT_IN_HASTE = 2048, 1024
 # Share of the time budget for moments and weights.
 _LAST_SHARE = 0.2
@@ -41,12 +41,13 @@ _ROUNDS, _ROUND_STEPS = 12, 40
 _UPDATES = 500
 # Smallest gain of an update in a fold, in log evidence per row and target.
 _FOLD_TOL = 1e-4
-# Number of rows from which on variances are scaled, and from which on there may be a warning; the
-# loss against the exact process that it needs, in nats a row, beyond so many standard errors.
+# From the first number of rows on variances are scaled, and from the second on there may be a
+# warning. It appears if the loss against the exact process is above this many nats per row, and
+# above this many standard errors.
 _FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
 # Number of rows of the exact process.
 _START_ROWS = 1000
-# Number of functions in the models that callbacks are shown during rounds.
+# Number of functions in the models that callbacks receive during rounds.
 _GLIMPSE = 512
 
 
@@ -56,20 +57,20 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     Every basis function has its own prior precision s_i. Maximising the evidence drives most of
     these to infinity. The functions with s_i below `max_precision` remain, and the cost of
     predictions is proportional to their number. Dictionaries of up to 2,048 functions are trained
-    by full batches. Larger ones are first reduced to this number by rounds of quadruply stochastic
-    steps, in which s_i = 1 / (mu_i^2 + c_ii^2). After twelve rounds the 2,048 functions with the
-    smallest s_i remain.
+    by full batches. Larger ones are first reduced by up to twelve rounds of quadruply stochastic
+    steps, after each of which s_i = 1 / (mu_i^2 + c_ii^2). If more than 2,048 functions are left,
+    those with the smallest s_i remain.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its units are those of the standardised columns. None is Constant *
-        Matern(nu=1.5) + White, one length scale a column up to 30 columns.
+        Matern(nu=1.5) + White, with one length scale per column for up to 30 columns.
     n_components : int or "auto", default="auto"
-        Number of basis functions; each random frequency contributes two, a sine and a cosine. They
-        are kernel functions at this many random rows, the dictionary; "auto" is all rows up to
-        10,000.
+        Number of basis functions; each random frequency contributes two, a sine and a cosine. Here
+        they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
+        but at most 10,000.
     max_precision : float, default=10000.0
         Prior precision above which a basis function is removed from the model. Its unit is that of
         the target's mean square.
@@ -80,8 +81,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         Number of basis functions in one random draw. "auto" is a tenth of the dictionary, at least
         1,024.
     control_variate_rank : int or "auto", default="auto"
-        Number of support rows, at which the latent function is computed exactly. "auto" is 500 up
-        to 20,000 rows and 1,000 above.
+        Number of support rows, at which the latent function is computed exactly. "auto" is 500 for
+        up to 20,000 rows and 1,000 for more.
     optimizer : {"auto"} or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto"
         takes length scales and noise from an exact Gaussian process on `subset_size` rows.
@@ -136,20 +137,22 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     relevance_vectors_ : ndarray of shape (r, d)
         These rows, in the units of X.
     precision_ : ndarray of shape (r,)
-        Their s_i, for functions that are 1 at their own row, in units of the target's mean square.
+        The prior precisions s_i, for functions scaled to 1 at their own row, in units of the
+        target's mean square.
     coef_ : ndarray of shape (r, t)
         Means of the weights of these functions.
     coef_covariance_cholesky_ : ndarray of shape (r, r)
         Lower Cholesky factor of the weights' covariance.
     noise_variance_ : float
-        In normalised units.
+        The noise variance in normalised units.
     lower_bound_ : float
         Log evidence of the functions that remain, in nats, summed over rows and targets.
     n_iter_ : int
         Steps of the exact start and of the rounds, and updates of all precisions.
     history_ : dict of lists
-        stage, iteration, theta (during updates log noise, functions left), objective (what is
-        maximised), objective_name, residual, epochs and seconds of each step or score.
+        stage, iteration, theta (during updates the log noise and the number of functions),
+        objective (what is maximised), objective_name, residual, epochs and seconds of each step or
+        score.
     fit_report_ : FitReport
         How the fit ended, the choices for "auto", ignored parameters and seconds.
     n_samples_seen_ : int
@@ -167,14 +170,15 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     Notes
     -----
-    The moments cost O(n m^2) and an update O(m^3) for m functions, whose number falls quickly. The
-    relevance vector machine itself has no uncertainty about the functions that it has dropped, and
-    so hardly any far from the relevance vectors. Predictive variances are therefore those of the
-    Gaussian process with the same kernel that sees the rows through the relevance vectors, times a
-    factor that fits the errors at held-out rows. For this factor the updates are repeated without a
-    fifth of the rows, from 10 rows on: five times below 200 rows, twice below 500, otherwise once.
-    The same rows show whether the functions are enough: a warning suggests QSGPRegressor where the
-    difference to an exact process is above .15 nats a row by three standard errors.
+    The moments cost O(n m^2) and an update O(m^3) for m functions, whose number falls quickly. A
+    relevance vector machine has no uncertainty about the functions that it has dropped, and
+    therefore hardly any far from the relevance vectors. Predictive variances are instead those of a
+    Gaussian process with the same kernel and the relevance vectors as inducing points, times a
+    factor that fits the errors at held-out rows. With 10 rows or more, the updates are repeated
+    without a fifth of the rows to choose this factor: five times below 200 rows, twice below 500,
+    otherwise once. The held-out rows also show whether the functions suffice: a warning suggests
+    QSGPRegressor if an exact process is better by more than 0.15 nats per row and three standard
+    errors.
 
     References
     ----------
@@ -235,7 +239,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             Targets.
         noise_variance : None, default=None
             Not available, because the evidence has one noise variance for all rows. Predictions
-            take the known noise of new rows.
+            accept the known noise of new rows.
 
         Returns
         -------
@@ -277,7 +281,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 )
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
-            # The cost of the weights is cubic in their number, so that there are fewer in haste.
+            # The cost of the weights is cubic in their number, so that a short time allows fewer.
             few = dictionary.most_relevant(min(_EXACT, _EXACT_IN_HASTE) if run.stopped else _EXACT)
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
@@ -324,7 +328,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return Settings.of(steps)
 
     def _size(self, n: int, run: FitRun) -> int:
-        """The number of functions in the dictionary; refused where memory is too small."""
+        """The number of functions in the dictionary; raises an error if the memory is too small."""
         auto = self.n_components == "auto"
         m = run.chose("n_components", min(n, 10_000) if auto else self.n_components, f"{n:,} rows")
         if m > n:
@@ -359,8 +363,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     ) -> tuple[Dictionary, int, int]:
         """Reduce the dictionary by rounds of steps; returns it, and the numbers of both.
 
-        A round that is stopped counts with the steps that it has taken. One that is stopped before
-        its first step does not change the dictionary.
+        A round that is stopped counts with the steps taken so far. If it is stopped before its
+        first step, the dictionary does not change.
         """
         source, n_rounds, n_iter = dictionary.source, 0, 0
         if len(dictionary) <= _EXACT:
@@ -406,8 +410,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     ) -> float:
         """The factor of the variances that fits the errors at held-out rows.
 
-        Every fold is trained with the same kernel on the rows that it does not hold out. Warns
-        where the exact process with this kernel predicts the held-out rows far better.
+        Every fold is trained with the same kernel on the rows that it does not hold out. A warning
+        follows if the exact process with this kernel predicts the held-out rows far better.
         """
         n, d = source.X.shape
         if n < _FEWEST_CHECKED:
@@ -490,9 +494,9 @@ def _process(
 ) -> tuple[ProcessMap, FeatureWeights]:
     """The process behind predictions, and the distribution of its weights.
 
-    The mean is that of the relevance vector machine. The variance is that of the Gaussian process
-    with the same kernel that sees all rows through the relevance vectors, because the machine has
-    no uncertainty about the functions that it has dropped.
+    The mean is that of the relevance vector machine. The variance is that of a Gaussian process
+    with the same kernel and the relevance vectors as inducing points, because the machine has no
+    uncertainty about the functions that it has dropped.
     """
     at, dictionary = stepper.active[order], stepper.dictionary
     points = dictionary.points[at]

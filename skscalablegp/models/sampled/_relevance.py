@@ -1,4 +1,4 @@
-"""Empirical Bayes: a prior precision for each function of a dictionary; most become infinite."""
+"""Empirical Bayes: a prior precision for each function of a dictionary. Most become infinite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._stepper import QSGPStepper
 
 # Number of rows in a block of the moments.
 _ROWS = 4096
-# Number of functions up to which single ones are dropped, and how many an update may drop so.
+# Up to the first number of functions single ones are dropped; an update may drop the second number.
 _DROPPED_SINGLY, _DROPS = 512, 16
 # Log evidence per target, in nats, that a function has to add. MacKay's updates keep clusters of
 # functions that add less.
@@ -133,7 +133,7 @@ class Dictionary:
 
 
 def own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
-    """k(x_i, x_i), the values of the functions at their own rows; 1 where a function is zero."""
+    """k(x_i, x_i), the values of the functions at their own rows; 1 in place of 0."""
     with torch.no_grad():
         values = kernel.diag(kernel.theta0.to(points.device), points).double()
     return torch.where(values > 0, values, torch.ones_like(values))

@@ -34,9 +34,9 @@ ARD_COLUMNS = 30
 # Signal variances that are compared for labels, and the number of rows of this comparison.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
-# Most halvings of a Newton step that goes too far.
+# Largest number of halvings of a Newton step that is too long.
 _HALVINGS = 30
-# Most steps of the exact start.
+# Largest number of steps of the exact start.
 _STEPS = 100
 
 
@@ -135,13 +135,13 @@ def trained_start(
     start : Start
     settings : Settings
     likelihood : Likelihood
-        For one that is not additive the signal variance is chosen afterwards.
+        If its noise is not additive, the signal variance is chosen afterwards.
     run : FitRun
     preview : callable
-        Gives a copy of the estimator the model of a start.
+        Sets the model of a start in a copy of the estimator.
     smooth : bool, default=False
         Whether a squared exponential is compared with the default kernel. Steps converge far better
-        with the noise of a kernel that fits.
+        with the noise estimate of a kernel that suits the data.
     """
     X, Y = start.X, start.Y
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
@@ -161,8 +161,8 @@ def trained_start(
             preview(model, replace(start, kernel=at(compiled, step.theta)))
 
         run.preview = show
-        # Rows are measured from their mean where the kernel sees differences only, so that they
-        # keep their digits. The jitter is relative to the target, which may be small.
+        # If the kernel depends on differences only, rows are centred, so that they keep their
+        # digits. The jitter is relative to the target, which may be small.
         rows = torch.as_tensor(X - compiled.origin(X.mean(axis=0)))
         known = start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))
         return exact_start(
@@ -194,8 +194,8 @@ def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own:
     """The kernel of a regression, with the best signal variance for another likelihood.
 
     A regression on labels -1 and 1, or on counts, gives the shape of the kernel, but the latent
-    function is larger. Its variance is that of the largest Laplace evidence (Rasmussen and Williams
-    2006, algorithm 3.1), summed over the columns of Y.
+    function is larger. Its variance maximises the Laplace evidence (Rasmussen and Williams 2006,
+    algorithm 3.1), summed over the columns of Y.
 
     Parameters
     ----------

@@ -31,7 +31,8 @@ from ._weights import RunningMean, SampledWeights
 
 # Name of the objective, which is minus the score.
 OBJECTIVE = "lower bound a row and target"
-# Factor of the learning rate when steps have made the score worse, and the most such reductions.
+# Factor of the learning rate when steps have made the score worse, and the largest number of such
+# reductions.
 _SLOWER = 0.3
 _MOST_RETREATS = 8
 # Numbers in one evaluation of the basis.
@@ -39,7 +40,7 @@ _NUMBERS = 2**24
 
 
 class SampledStepper(Stepper):
-    """Shared by all steps: batches, changes of the weights, their running mean and snapshots.
+    """Common parts of all steps: batches, changes of the weights, their running mean and snapshots.
 
     Parameters
     ----------
@@ -214,7 +215,7 @@ class Drawn(NamedTuple):
 class QSGPStepper(SampledStepper):
     """Trains q(w) = N(mu, C C') for a basis with identity prior precision.
 
-    A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, whatever n and m are.
+    A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, independent of n and m.
     Parameters are those of `SampledStepper`, and `hyperparameters`, the optimiser of theta or None.
     """
 
@@ -379,11 +380,12 @@ class DualStepper(SampledStepper):
     """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
 
     The gradient of minus the ELBO is K (r + mu), with r the derivative of minus the log likelihood
-    in f = K mu. The natural gradient is r + mu, which has an entry for each row, and a step changes
-    the entries of its rows only. The estimate of f at these rows comes from other, independently
-    drawn functions and from the support rows. A step costs O(b u d + b s^2) for u drawn functions.
-    Weights are residuals over the noise variance, so that sums of few of them are noisy. Draws of
-    all functions cost O(b n d), but often need so many fewer steps that they are cheaper.
+    in f = K mu. The natural gradient is r + mu, which has an entry for each row; a step changes
+    only the entries of its own rows. The estimate of f at these rows comes from other,
+    independently drawn functions and from the support rows. A step costs O(b u d + b s^2) for u
+    drawn functions. Weights are residuals over the noise variance, so that sums of few of them are
+    noisy. Draws of all functions cost O(b n d), but often need so many fewer steps that they are
+    cheaper.
 
     Parameters are those of `SampledStepper`, and `support_index`, the numbers of the support rows.
     The shared weights belong to the support rows.

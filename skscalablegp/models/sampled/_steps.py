@@ -48,7 +48,7 @@ def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
 def make_stepper(
     fit: Fit, basis: SampledBasis, site: Site, rng: np.random.Generator
 ) -> SampledStepper:
-    """A stepper with its first weights: the posterior given the support rows, or those of the past.
+    """A stepper with its first weights, from the posterior given the support rows or from the past.
 
     O(s^2 m + s^3), or O(s^3) for kernel functions at all rows; checks the time.
     """
@@ -86,7 +86,7 @@ def make_stepper(
 def calibrates(fit: Fit) -> bool:
     """Whether the scores' rows are held out of batches to fit the scale of the variances.
 
-    With warm_start the past has already been trained on them.
+    They are not after a warm start, because the past model was already trained on them.
     """
     return fit.plan.calibrates and (fit.past is None or fit.n_seen > 0)
 
@@ -109,13 +109,14 @@ def state_of(
     score : float
         Minus the lower bound per row and target.
     scales : tuple of float, optional
-        Scale of the variance, and the noise. The default is that of the past where there is one.
+        Scale of the variance, and the noise. The default is that of the past model, if there is
+        one.
     """
     past, t, compiled = fit.past, fit.t, stepper.support.kernel
     if scales is None:
         scales = 1.0, stepper.site.noise
         if past is not None and stepper.site.noise > 0:
-            # Scales that held-out rows chose before still hold, in units of the kernel's noise.
+            # Scales chosen before from held-out rows remain valid, in units of the kernel's noise.
             own = noise_of(compiled, compiled.theta0)
             scales = past.variance_scale, stepper.site.noise * past.noise / own
     with torch.no_grad():
@@ -143,7 +144,7 @@ def state_of(
 def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, float]:
     """The factor of the variance given the support rows, and the noise, that fit held-out rows.
 
-    O(s^3), without a check of the time: predictions need it also where the time is up.
+    O(s^3), without a check of the time, because predictions need it even when the time is up.
     """
     support, s = stepper.support, len(stepper.support)
     weight = stepper.curvature * fit.n_total / s

@@ -14,9 +14,9 @@ from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import BasisPart, SampledBasis
 
-# Numbers of phi(support rows) that are kept at a time.
+# Largest number of entries of phi(support rows) that are stored at a time.
 _NUMBERS = 2**24
-# Eigenvalues below so many rounding errors of the largest are noise, and are not flattened.
+# Eigenvalues below this many rounding errors of the largest one are noise, and not flattened.
 _ROUNDING = 100
 # Share of the support rows' eigenvectors that the preconditioner flattens; the rest are noise.
 _FLATTENED = 0.4
@@ -33,8 +33,8 @@ class SupportRows:
     X : Tensor of shape (s, d)
     Y : Tensor of shape (s, t)
     X_check : Tensor of shape (v, d)
-        Further rows at which f is known. They are for scores, because the start fits the support
-        rows too well for a score.
+        Further rows at which f is known, from which scores are computed. The start fits the support
+        rows too well for that.
     Y_check : Tensor of shape (v, t)
     known, known_check : Tensor or float
         Known noise of the support rows and of the scores' rows.
@@ -86,7 +86,7 @@ def support_gram(
 ) -> Float64[Tensor, "sv s"]:
     """phi phi_p' summed over all units but the first `skip`, with phi at all rows; O(s^2 m).
 
-    `parts` iterates over the basis, so many units at a time.
+    `parts(basis, k)` iterates over the basis, k units at a time.
     """
     X, s = support.all_rows, len(support)
     gram = torch.zeros(len(X), s, dtype=torch.float64, device=X.device)
