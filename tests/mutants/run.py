@@ -2,7 +2,7 @@
 
     make mutants                                       # all families
     python tests/mutants/run.py sampled                # one family: tests/mutants/sampled.py
-    python tests/mutants/run.py sampled -k "one draw"  # mutants whose names hold these words
+    python tests/mutants/run.py sampled -k "one draw"  # words of the name, the file or the tests
 
 A family is a file beside this one with a list ``MUTANTS`` of tuples, the fields of `Mutant`. Each
 replaces one text, which occurs once in its file, by another, and names the tests that are to fail
@@ -105,7 +105,9 @@ def main() -> int:
     )
     known = families()
     parser.add_argument("family", nargs="*", help=f"default: all of {', '.join(known)}")
-    parser.add_argument("-k", default="", help="only mutants with these words in their names")
+    parser.add_argument(
+        "-k", default="", help="only mutants with these words in name, file or tests"
+    )
     parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=600, help="limit of one mutant's tests")
     args = parser.parse_args()
@@ -113,7 +115,7 @@ def main() -> int:
         (family, mutant)
         for family in args.family or known
         for mutant in known[family]
-        if args.k in mutant.name
+        if args.k in f"{mutant.name} {mutant.file} {mutant.tests}"
     ]
     with tempfile.TemporaryDirectory() as folder:
         copies: Queue[Path] = Queue()
