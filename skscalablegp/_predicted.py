@@ -231,18 +231,33 @@ def _of_targets(
 
 def unwrapped(estimator: Any, X: Any) -> tuple[Any, Any]:
     """The innermost estimator of pipelines and searches, and its rows."""
-    if isinstance(estimator, MetaEstimatorMixin | TransformedTargetRegressor):
-        check_is_fitted(estimator)
-    if isinstance(estimator, Pipeline):
-        # pipeline.predict(X, return_std=True) would fail if metadata routing is enabled.
-        if len(estimator) > 1:
+    while True:
+        if isinstance(estimator, MetaEstimatorMixin | TransformedTargetRegressor):
+            check_is_fitted(estimator)
+        if isinstance(estimator, Pipeline) and len(estimator) > 1:
+            # pipeline.predict(X, return_std=True) would fail if metadata routing is enabled.
             X = estimator[:-1].transform(X)
-        return unwrapped(estimator[-1], X)
+        inner = _inner(estimator)
+        if inner is None:
+            return estimator, X
+        estimator = inner
+
+
+def core_of(estimator: Any) -> Any:
+    """The innermost estimator of pipelines, fitted searches and transformed targets."""
+    inner = _inner(estimator)
+    if inner is None and isinstance(estimator, TransformedTargetRegressor):
+        inner = getattr(estimator, "regressor_", None)
+    return estimator if inner is None else core_of(inner)
+
+
+def _inner(estimator: Any) -> Any:
+    """The estimator whose targets are those of a pipeline or fitted search; None for others."""
+    if isinstance(estimator, Pipeline):
+        return estimator[-1]
     if isinstance(estimator, FrozenEstimator):
-        return unwrapped(estimator.estimator, X)
-    if hasattr(estimator, "best_estimator_"):
-        return unwrapped(estimator.best_estimator_, X)
-    return estimator, X
+        return estimator.estimator
+    return getattr(estimator, "best_estimator_", None)
 
 
 def _quantiles(

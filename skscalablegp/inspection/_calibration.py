@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import binom
 
-from .._predicted import predict_quantiles
+from .._predicted import core_of, predict_quantiles
 from .._validation import check_share
 from ._shared import (
     axes_for,
     check_count,
     chosen_kinds,
     chosen_target,
-    core_of,
     numbers,
     refuse_classifier,
     styled,

@@ -1,4 +1,4 @@
-"""Functions that the displays share: axes, one of several targets, the innermost estimator."""
+"""Functions that the displays share: axes, one of several targets, names of hyperparameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.frozen import FrozenEstimator
-from sklearn.pipeline import Pipeline
 
 from .._compat import check_matplotlib_support
+from .._predicted import core_of
 
 
 def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
@@ -148,19 +146,6 @@ def check_count(name: str, value: Any, least: int) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
     return int(value)
-
-
-def core_of(estimator: Any) -> Any:
-    """The fitted estimator inside pipelines, fitted searches and transformed targets."""
-    if isinstance(estimator, Pipeline):
-        return core_of(estimator[-1])
-    if isinstance(estimator, FrozenEstimator):
-        return core_of(estimator.estimator)
-    if isinstance(estimator, TransformedTargetRegressor) and hasattr(estimator, "regressor_"):
-        return core_of(estimator.regressor_)
-    return (
-        core_of(estimator.best_estimator_) if hasattr(estimator, "best_estimator_") else estimator
-    )
 
 
 def hyperparameter_names(kernel: Any) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ._shared import axes_for, chosen_kinds, core_of, hyperparameter_names, styled
+from .._predicted import core_of
+from ._shared import axes_for, chosen_kinds, hyperparameter_names, styled
 
 _KINDS = ("objective", "hyperparameters", "residuals", "seconds")
 

@@ -129,6 +129,13 @@ def test_worse_scores_send_steps_back_and_make_them_smaller():
     assert (walk.at, walk.length, result.score, result.stop_reason) == (1.5, 1.5, 0.5, "max_iter")
 
 
+def test_after_steps_back_the_parameters_they_led_to_are_the_last_ones():
+    walk = Walk([2.0, 1.0, 1.2, 3.0])
+    walk.slow_down = lambda: True
+    result = run(walk, max_steps=3, keep_best=False, retreat=0.5)
+    assert (walk.at, result.score, result.stop_reason) == (1, 1.0, "max_iter")
+
+
 def test_steps_that_cannot_be_smaller_have_diverged():
     walk = Slowing()
     walk.length = 16.0

@@ -6,5 +6,5 @@ from ._monitor import Monitor, StopTraining, TrainingStep
 from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import QuasiNewton
-from ._resolve import OPTIMIZERS, resolve_optimizer
+from ._resolve import OPTIMIZERS, check_noisy_optimizer, resolve_optimizer
 from ._steps import Stepper, StepsResult, train_steps

@@ -55,3 +55,36 @@ def resolve_optimizer(
             "IterativeGPRegressor and RRCGRegressor have: use another optimizer."
         )
     return made
+
+
+def check_noisy_optimizer(
+    optimizer: Any, model: str, names: tuple[str, ...], *, informed: bool = False
+) -> None:
+    """Refuse optimisers that need exact values and gradients, before any work is done.
+
+    Parameters
+    ----------
+    optimizer : str, object, callable or None
+    model : str
+        Name of the estimator, whose gradients are noisy.
+    names : tuple of str
+        Names of the optimisers that it takes, the default apart.
+    informed : bool, default=False
+        See `resolve_optimizer`.
+
+    Raises
+    ------
+    ValueError
+        As for `resolve_optimizer`, and for optimisers that need exact values.
+    """
+    named = isinstance(optimizer, str)
+    if optimizer is None or (named and optimizer in ("auto", *names)):
+        return
+    made = resolve_optimizer(optimizer, more=("auto",), informed=informed)
+    if named or made.exact_only:
+        listed = ", ".join(f"optimizer={name!r}" for name in names)
+        kind = "an object of this class" if len(names) == 1 else "an object of these classes"
+        raise ValueError(
+            f"optimizer={optimizer!r} needs exact values and gradients, but those of {model} are "
+            f"noisy: use {listed}, {kind}, or None."
+        )

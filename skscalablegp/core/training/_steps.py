@@ -115,7 +115,7 @@ def train_steps(
         Passes over the data in one step, for the history.
     keep_best : bool, default=True
         Whether to keep the parameters of the best score; otherwise the last scored ones are kept,
-        unless training diverges.
+        unless training diverges. A retreat makes the best ones the last.
     retreat : float, optional
         If a score is worse than the best by more than this, or not finite, the best parameters are
         restored and the steps become smaller. Only for scores without noise. Without it, or if
@@ -186,7 +186,7 @@ class _Run:
         score = float(self.stepper.score())
         if self._retreats(score):
             self.stepper.restore(self.kept)
-            self.moved = False
+            self.moved, self.last = False, (self.best, self.kept)
             self.monitor.record_score(self.stepper.theta(), -score, epochs)
             return
         if not np.isfinite(score):

@@ -306,12 +306,14 @@ TRUNCATIONS = {
 }
 
 
-def resolve_truncation(truncation: Any) -> TruncationDistribution:
+def resolve_truncation(truncation: Any, more: tuple[str, ...] = ()) -> TruncationDistribution:
     """Return the distribution that a name stands for; objects are returned unchanged.
 
     Parameters
     ----------
     truncation : str or TruncationDistribution
+    more : tuple of str
+        Further names for the message, which the caller resolves.
 
     Raises
     ------
@@ -322,4 +324,5 @@ def resolve_truncation(truncation: Any) -> TruncationDistribution:
         "or an object such as ExponentialTruncation(rate=0.1); a distribution of your own is a "
         "subclass of skscalablegp.truncation.TruncationDistribution"
     )
-    return named("truncation", truncation, TRUNCATIONS, others, kinds=TruncationDistribution)
+    kinds = TruncationDistribution
+    return named("truncation", truncation, TRUNCATIONS, others, kinds=kinds, more=more)

@@ -80,15 +80,12 @@ class Settled:
         Of these features.
     evaluation : WeightSpaceEvaluation
         At this noise.
-    slope_bias : float or None
-        The error of the rule's approximate F^-1 for these features before the pass, if known.
     """
 
     tensors: list[Tensor]
     noise: float
     moments: FeatureMoments
     evaluation: WeightSpaceEvaluation
-    slope_bias: float | None = None
 
 
 class WeightSpaceStepper(Stepper):
@@ -242,11 +239,14 @@ class WeightSpaceStepper(Stepper):
         if self._failed or not self._finite():
             return math.inf
         try:
-            settled = self._settle(self.tensors, self.scored_rows, self.n, self.source.dtype)
-            if settled is None:
+            rows, dtype = self.scored_rows, self.source.dtype
+            moments = self._moments(self.tensors, rows, self.n, dtype, self.noise)
+            if not bool(moments.gram.isfinite().all()):
                 return math.inf
-            if settled.slope_bias is not None:
-                self.slope_bias = settled.slope_bias
+            if self._state is not None:
+                bias = self.rule.bias(self._state, moments, self.noise)
+                self.slope_bias = self.slope_bias if bias is None else bias
+            settled = self._settle(self.tensors, moments, rows, self.n, dtype)
             own = self.snapshot()
             self._adopt(settled.tensors, settled.noise, settled.evaluation)
             moments, density = settled.moments, None
@@ -254,7 +254,7 @@ class WeightSpaceStepper(Stepper):
                 noise, density, moments = self._unseen(moments)
                 self._adopt(self.tensors, noise, weight_space_likelihood(moments, noise))
             if self.settles or self._state is None:
-                start = self.rule.start(moments, self.noise, self.batch_size, self.source.dtype)
+                start = self.rule.start(moments, self.noise, self.batch_size, dtype)
                 self._state = start
             else:
                 self.restore(own)
@@ -279,14 +279,15 @@ class WeightSpaceStepper(Stepper):
         return moments if moments.n == n else moments.extended(n)
 
     def _settle(
-        self, tensors: list[Tensor], rows: RowSource, n: int, dtype: torch.dtype
-    ) -> Settled | None:
-        """The best noise, amplitude and weights for these features; None if not finite."""
+        self,
+        tensors: list[Tensor],
+        moments: FeatureMoments,
+        rows: RowSource,
+        n: int,
+        dtype: torch.dtype,
+    ) -> Settled:
+        """The best noise, amplitude and weights for these features and their moments."""
         noise, amplitude, bounds = self.noise, 1.0, self.noise_bounds
-        moments = self._moments(tensors, rows, n, dtype, noise)
-        if not bool(moments.gram.isfinite().all()):
-            return None
-        bias = None if self._state is None else self.rule.bias(self._state, moments, noise)
         if not self._frozen:
             if rows.noise is not None:
                 # Where rows are held out, these choose the noise later.
@@ -303,7 +304,7 @@ class WeightSpaceStepper(Stepper):
         if at is not None:
             tensors[k] = tensors[k].detach().clone()
             tensors[k][at] += math.log(amplitude)
-        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise), bias)
+        return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
 
     def _value(
         self, tensors: list[Tensor], rows: RowSource, dtype: torch.dtype, noise: float
@@ -395,9 +396,10 @@ class WeightSpaceStepper(Stepper):
         tensors = [
             t.detach().double() if t.is_floating_point() else t.clone() for t in self.tensors
         ]
-        if self.held_out is None:
-            return self._settle(tensors, rows, n, torch.float64)
         noise, dtype = self.noise, self.source.dtype
+        if self.held_out is None:
+            moments = self._moments(tensors, rows, n, torch.float64, noise)
+            return self._settle(tensors, moments, rows, n, torch.float64)
         if not (self.settles or self._frozen):
             seen = None
             if self.held_out.noise is None:

@@ -9,6 +9,7 @@ import torch
 from ..._compat import fit_context
 from ...core import FactorBudget, FitRun, GPRegressorBase, StageSettings, train_or_report
 from ...core.posteriors import Posterior
+from ...core.training import check_noisy_optimizer
 from ...kernels import TorchKernel
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
@@ -204,6 +205,7 @@ class SSRFFRegressor(GPRegressorBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
+            check_noisy_optimizer(self.optimizer, type(self).__name__, ("adam",))
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel)

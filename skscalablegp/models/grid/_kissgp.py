@@ -45,7 +45,7 @@ from ._objective import (
     GridEvaluation,
     GridGradient,
     GridProblem,
-    Rows,
+    SummedRows,
     check_rank,
     grid_marginal_likelihood,
     summed,
@@ -70,13 +70,13 @@ class GridFit(NamedTuple):
         The features that replace the columns.
     problem : GridProblem
         The rows that train the hyperparameters.
-    rows : Rows
+    rows : SummedRows
         All rows.
     """
 
     features: GridFeatures | None
     problem: GridProblem
-    rows: Rows
+    rows: SummedRows
 
 
 # A sum over columns is the wrong model if it leaves so many times the variance unexplained that an

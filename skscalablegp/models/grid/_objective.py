@@ -67,7 +67,7 @@ def noise_jitter(smallest: float, prior: float) -> float:
     return max(0.0, SMALLEST_NOISE * prior - smallest)
 
 
-class Rows(ABC):
+class SummedRows(ABC):
     """The moments of a table at any variance of the kernel's white noise."""
 
     smallest: float
@@ -85,7 +85,7 @@ class Rows(ABC):
         """The sums that a fitted model keeps, given the white noise and the prior variance."""
 
 
-class KeptRows(Rows):
+class KeptRows(SummedRows):
     """The sums on a grid that a fitted model keeps, to which further rows can be added.
 
     Subclasses have ``moved(numbers, grid)``, the sums on a grid in which point i has the number
@@ -146,7 +146,7 @@ class CommonNoise(KeptRows):
         return fixed.plus(X, Y, known, white, prior)
 
 
-class NoiseByRow(Rows):
+class NoiseByRow(SummedRows):
     """Rows of unequal noise, which are read again for every variance of the white noise.
 
     Parameters
@@ -211,7 +211,7 @@ class FixedNoise(KeptRows):
         return FixedNoise(moments, self.grid, log_det, max(self.added, new))
 
 
-def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> Rows:
+def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> SummedRows:
     """The moments of all or of chosen rows. Rows of unequal noise are kept during training."""
     X, Y, known = table.X, table.targets, table.noise
     if chosen is not None:
@@ -238,18 +238,20 @@ class GridProblem(GPProblem):
     ----------
     grid_kernel : GridKernel
         The prior.
-    rows : Rows
+    rows : SummedRows
         The moments.
     probes : RowProbes or None
         Random vectors over the rows, for ``solver="cg"``.
     """
 
     grid_kernel: GridKernel
-    rows: Rows = field(repr=False)
+    rows: SummedRows = field(repr=False)
     probes: Any = field(default=None, repr=False)
 
     @classmethod
-    def make(cls, grid_kernel: GridKernel, rows: Rows, n: int, probes: Any = None) -> GridProblem:
+    def make(
+        cls, grid_kernel: GridKernel, rows: SummedRows, n: int, probes: Any = None
+    ) -> GridProblem:
         nothing, kernel = torch.empty(n, 0, dtype=torch.float64), grid_kernel.kernel
         return cls(kernel, nothing, nothing, grid_kernel=grid_kernel, rows=rows, probes=probes)
 

@@ -8,9 +8,10 @@ from typing import Any
 from sklearn.base import clone
 
 from ...core import SMALL_TABLE, FitRun, StageSettings
-from ...core.training import resolve_optimizer
+from ...core.training import check_noisy_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, TruncatedGradient
+from ...linalg.solvers import Cholesky
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor, has_spectral_density
 from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
@@ -251,7 +252,10 @@ class RRCGRegressor(SolvedGPRegressor):
         return replace(settings, optimizer="natural") if noisy else settings
 
     def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
-        self._check_optimizer()
+        check_noisy_optimizer(
+            self.optimizer, type(self).__name__, ("natural", "adam"), informed=True
+        )
+        resolve_truncation(_law(self.truncation), more=("auto",))
         # Twenty iterations and the products of a gradient cost more than a small factorisation.
         may_be_exact = (
             is_auto(self.truncation)
@@ -324,23 +328,12 @@ class RRCGRegressor(SolvedGPRegressor):
             "training and predictions factorise the matrix",
         )
         solves = Solves(
-            preconditioned("cg", self.preconditioner),
+            Cholesky(),
             for_variances("auto", self.preconditioner),
             self.solver_tol,
             self.solver_max_epochs,
         )
-        return Plan(sizes, ExactGradient(), solves, 0).factorised(sizes.dtype)
-
-    def _check_optimizer(self) -> None:
-        named = isinstance(self.optimizer, str)
-        if self.optimizer is None or (named and self.optimizer in ("auto", "natural", "adam")):
-            return
-        if named or resolve_optimizer(self.optimizer, informed=True).exact_only:
-            raise ValueError(
-                f"optimizer={self.optimizer!r} needs exact values and gradients, but those of "
-                "RRCGRegressor are noisy: use optimizer='natural', optimizer='adam', an object of "
-                "these classes, or None."
-            )
+        return Plan(sizes, ExactGradient(), solves, 0)
 
 
 def _law(truncation: Any) -> Any:

@@ -34,7 +34,7 @@ from skscalablegp.models.fourier import (
     level_terms,
     single_sample_terms,
 )
-from skscalablegp.training import Adam
+from skscalablegp.training import LBFGS, Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
 C, W = ConstantKernel, WhiteKernel
@@ -321,7 +321,12 @@ def test_weights_are_those_of_dense_algebra_with_hardly_any_noise(amplitude, alp
             ValueError,
             "at most min_iter=12",
         ),
-        (SSRFFRegressor(optimizer="lbfgs"), ValueError, "optimizer='adam'"),
+        (SSRFFRegressor(optimizer="lbfgs"), ValueError, "of SSRFFRegressor are noisy: use .*adam"),
+        (SSRFFRegressor(optimizer="bfgs"), ValueError, "of SSRFFRegressor are noisy"),
+        (SSRFFRegressor(optimizer="natural"), ValueError, "random rows"),
+        # Before memory, and where nothing is trained.
+        (SSRFFRegressor(optimizer="lbfgs", memory_budget=1.0), ValueError, "are noisy"),
+        (SSRFFRegressor(RBF(1.0, "fixed"), optimizer=LBFGS()), ValueError, "are noisy"),
     ],
     ids=str,
 )
