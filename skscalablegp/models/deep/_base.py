@@ -1,4 +1,4 @@
-"""Shared by the deep-kernel regressors: features, random batches and a last exact pass."""
+"""Common parts of the deep-kernel regressors: features, random batches and a last exact pass."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ from ._stream import KEPT_ROWS, sampled
 _COMPONENTS = 1000
 # Layers of feature_extractor="auto" on tables that are not small.
 _LAYERS = (128, 128)
-# Largest number of scores in one training, and per epoch. Each score is an exact pass, and these
-# must not cost more than the steps.
+# Largest number of scores in one training, and per epoch. Each score is an exact pass over the
+# rows, and all scores together must not cost more than the steps.
 _SCORES, _SCORES_PER_EPOCH = 20, 4
-# Rows up to which "auto" is the exact process: networks that were trained on 2,200 rows of pol for
-# ten seconds had a negative log density of 1.6 to 4.1 on a fold where the exact process has -.88.
+# Up to this number of rows "auto" is the exact process: networks that were trained on 2,200 rows of
+# pol for ten seconds had a negative log density of 1.6 to 4.1 on a fold where the exact process has
+# -.88.
 _EXACT_ROWS = 3000
-# Largest table, in numbers, that is kept as tensors.
+# Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
-# Loss of the log likelihood per row, in nats, from which on training counts as diverged.
+# Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
 # Upper bound of the noise variance, in units of the normalised target.
 _LARGEST_NOISE = 1e3
@@ -82,9 +83,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets, which share the features.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. The noise that is
-            learned, `noise_variance_`, is added to it. Cross-validation splits it where metadata
-            routing is on.
+            Known noise variance of each row, in the target's own units squared. The learned noise,
+            `noise_variance_`, is added to it. Cross-validation splits it if metadata routing is
+            enabled.
 
         Returns
         -------
@@ -134,11 +135,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None):
         """Train on one more chunk of a stream, by one pass of random batches over it.
 
-        The first chunk sets the units, so that it should resemble the others. The posterior is
-        computed from a uniform sample of at most 8,192 of all rows so far, in the place of all of
-        them; after `fit`, from a sample of its rows. Every pass starts its optimiser anew, at a
-        constant rate. A stream always has a network: after a `fit` without one, a network is
-        trained here on the rows of both.
+        The first chunk sets the units, and should therefore resemble the others. The posterior is
+        computed from a uniform sample of at most 8,192 of all rows so far, which stands for all of
+        them; after `fit` the sample also contains rows of that fit. Every pass starts its optimiser
+        anew, with a constant learning rate. A stream always has a network: after a `fit` without
+        one, `partial_fit` trains a network on the rows of both.
 
         Parameters
         ----------
@@ -209,7 +210,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         return self
 
     def _seeds(self, seen: int, run: FitRun) -> tuple[np.random.RandomState, torch.Generator]:
-        """Generators that repeat for the same stream, and differ from chunk to chunk."""
+        """Generators that are the same for the same stream, and differ between its chunks."""
         if not seen:
             self._stream = int(run.random_state.randint(2**31 - 1))
             return run.random_state, run.generator
@@ -220,7 +221,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     # ------------------------------------------------------------------ without a network
 
     def _is_small(self, n: int, run: FitRun) -> bool:
-        """Whether "auto" means no network; reports the parameters that then have no effect."""
+        """Whether "auto" means no network; if so, reports the parameters without effect."""
         open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
         if not open_ or n > _EXACT_ROWS or self.kernel is not None or self.optimizer is None:
             return False
@@ -284,7 +285,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _new_source(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, dtype: torch.dtype, run: FitRun
     ) -> RowSource:
-        """Rows in units of their standard deviations; normalize_y=False leaves the mean of y."""
+        """Rows in units of their standard deviations; normalize_y=False keeps the mean of y."""
         y_mean, y_scale = column_moments(Y)
         if not run.normalizes(Y, scaled=True):
             y_mean = np.zeros(Y.shape[1])
@@ -442,16 +443,16 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             return
         reason, values = result.stop_reason, stepper.likelihoods
         if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
-            # The likelihood is finite, since an exact pass repairs the weights, and yet it is worse
+            # An exact pass repairs the weights, so that the likelihood is finite, but it is lower
             # than without training. The score alone does not show this: held-out rows also prefer
-            # the start where a network overfits.
+            # the start if a network overfits.
             reason = "diverged"
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
     def _keep(
         self, stepper: WeightSpaceStepper, kernel: TorchKernel, rows: RowSource, n: int
     ) -> float:
-        """Keep the arrays that predictions need, from an exact pass; returns the jitter."""
+        """Store the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
         weights = settled.evaluation.posterior(settled.noise)
         self.kernel_ = kernel.to_sklearn(settled.tensors[features.theta_at].cpu())
@@ -489,7 +490,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def extract_features(self, X: Any) -> np.ndarray:
         """Inputs of the kernel: the outputs of the network, divided by the root of their number.
 
-        They are multiplied by 3 where the kernel is stationary, so that its length scales can begin
+        If the kernel is stationary, they are multiplied by 3, so that its length scales can start
         at 1.
 
         Parameters
@@ -500,7 +501,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Returns
         -------
         Z : ndarray of shape (m, q)
-            The standardised rows themselves where there is no network.
+            The inputs of the kernel; the standardised rows themselves if there is no network.
         """
         X = self._rows(X)
         if self._tensors is None:
@@ -516,7 +517,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         Parameters
         ----------
         theta : None
-            Only the trained parameters: no training rows are kept.
+            Other values are not available, because no training rows are stored.
         eval_gradient : bool, default=False
             Not available.
 
@@ -542,7 +543,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
 
 def _noise_of(source: RowSource) -> np.ndarray:
-    """The known noise variance of every row, zeros where there is none."""
+    """The known noise variance of every row, zero for rows without any."""
     return np.zeros(len(source)) if source.noise is None else source.noise
 
 

@@ -71,7 +71,7 @@ class BatchGradient(BaseEstimator, ABC):
         """An approximate F^-1 that preconditions the weights' own steps; None for no such steps."""
 
     def slope(self, state: Any) -> Tensor | None:
-        """An approximate F^-1 in the direction of descent; None where the rule has none."""
+        """An approximate F^-1 in the direction of descent; None if the rule has none."""
         return self.inverse(state)
 
     def bias(self, state: Any, moments: FeatureMoments, noise: float) -> float | None:
@@ -87,9 +87,9 @@ class BatchGradient(BaseEstimator, ABC):
 
         With P = F^-1 and k = rate n / b the new weights are w - rate s2 P w - k P phi' (I + k phi P
         phi')^-1 (phi w - Y). This is the proximal form of a step along an unbiased direction to
-        F^-1 Z'Y, and it is stable where features have moved to where P is large. Its noise is a
-        fixed part of s2, whatever the scale of the features; the noise of steps of a fixed length
-        would be larger than a small s2. O(b m^2 + b^3).
+        F^-1 Z'Y. It remains stable when features move into directions in which P is large. Its
+        noise is a fixed part of s2 for any scale of the features; the noise of steps of a fixed
+        length would exceed a small s2. O(b m^2 + b^3).
         """
         P = self.inverse(state)
         if P is None:
@@ -120,9 +120,9 @@ def averaging_rate(given: Any, batch_size: int, m: int, window: int = AVERAGED) 
 def automatic_rate(batch_size: int, m: int, window: int = AVERAGED) -> float:
     """Weight of a batch in a running average whose window is `window` times m rows.
 
-    An m x m matrix estimated from r rows has an inverse that is too large by a factor of about
-    1 / (1 - m / r), the mean of an inverse Wishart. A running average remembers twice its window,
-    so that a window of ten times m rows leaves an excess of a twentieth.
+    An m x m matrix estimated from r rows has an inverse that is too large by a factor of about 1 /
+    (1 - m / r), the mean of an inverse Wishart. A running average has the noise of an average over
+    twice its window, so that a window of ten times m rows leaves an excess of a twentieth.
     """
     return min(0.9, batch_size / (window * m))
 

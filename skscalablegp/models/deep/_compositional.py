@@ -24,7 +24,7 @@ class RunningGram:
     inverse : Tensor of shape (m, m)
         (n gram + s2 I)^-1 at the last factorisation.
     trace : Tensor, scalar
-        Of the inverse.
+        Trace of the inverse.
     pending : tuple of Tensor
         Features of the batches since then.
     t : int
@@ -50,8 +50,8 @@ class CompositionalGradient(BatchGradient):
     Parameters
     ----------
     averaging : float or "auto", default="auto"
-        b_t in (0, 1]: 0.9 is the paper's; "auto" is b / (10 m), whose window holds 10 m rows. At
-        smaller values the average is less noisy and lags further behind the features.
+        b_t in (0, 1]. The paper uses 0.9; "auto" is b / (10 m), which averages over a window of 10
+        m rows. With smaller values the average is less noisy, but lags further behind the features.
     decay : float, default=0
         b_t = averaging / (1 + t)^decay, t the steps since the last exact pass; Wang et al. (2017)
         prove convergence for 1/2.

@@ -12,8 +12,8 @@ from torch import Generator, Tensor
 from ...features import Network, PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel
 
-# Spread of the inputs of a stationary kernel, in length scales. 3 and 5 train alike; 1 is
-# worse on three of four sets.
+# Spread of the inputs of a stationary kernel, in length scales. Results with 3 and 5 are alike, and
+# 1 is worse on three of four data sets.
 _SPREAD = 3.0
 # Margin around the rows' range within which columns enter a network, as a share of the range.
 _MARGIN = 0.1
@@ -25,10 +25,10 @@ class DeepFeatures:
 
     The division puts unrelated rows at a distance of about 1 when training begins, whatever the
     width of the network. Without layers z is x itself. c is 3 for kernels with a stationary factor.
-    With length scales as long as the distances these kernels would be nearly linear, and large
-    weights would cancel between the rows and explode beyond them. The tensors are one list: the
-    trained ones of the network, theta (the log hyperparameters of the kernel, float64), and the
-    frozen ones of the network.
+    If length scales were as long as the distances, these kernels would be nearly linear, and large
+    weights would cancel at the rows and diverge beyond them. The tensors are one list: the trained
+    ones of the network, theta (the log hyperparameters of the kernel, float64), and the frozen ones
+    of the network.
 
     Beyond its training rows a network continues in straight lines, however steep. Columns are
     therefore clipped to `box` before they enter it, and a further feature, sqrt(1 - exp(-r^2 / 2))
@@ -43,8 +43,8 @@ class DeepFeatures:
     theta0, bounds : tuple
         Start of theta, and its bounds as pairs.
     box : tuple of tuple of float, or None
-        The lowest and the highest value of each column that a network sees; None where no network
-        is trained.
+        The lowest and the highest value of each column of a network's inputs; None if no network is
+        trained.
     """
 
     network: Network

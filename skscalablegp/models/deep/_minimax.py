@@ -1,4 +1,4 @@
-"""Minimax gradients: log|F| through a constrained stand-in A and its multiplier B."""
+"""Minimax gradients: log|F| through a substitute A, a constraint A = F and its multiplier B."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._objective import FeatureMoments
 # Curvature of the proximal term's smoothed penalty. The saddle is stable above 1, the curvature of
 # log|A| relative to F.
 _STIFFNESS = 2.0
-# Step of A relative to that of B, which has to be the faster one.
+# Step of A relative to that of B, which must be the faster one.
 _PRIMAL_RATE = 0.5
 # Smallest eigenvalue of A relative to the last exact F.
 _SMALLEST = 0.1
@@ -41,7 +41,7 @@ class Saddle:
     slope : Tensor of shape (m, m)
         -R^-T q R^-1, which takes the place of F^-1 in the direction of descent.
     trace : Tensor, scalar
-        Of the slope.
+        Trace of the slope.
     inverse : Tensor of shape (m, m)
         F^-1 at the last exact pass.
     pending : tuple of Tensor
@@ -68,11 +68,11 @@ class MinimaxGradient(BatchGradient):
     """Descend Psi = g + log|A| + mu <B, A - F> in (w, alpha, s2, A), ascend it in |B| <= 1.
 
     Psi is a sum over rows, so that batches give unbiased gradients of it. A and F are measured
-    relative to R R', the exact F of the last pass over the data, which gives mu sqrt(m) <B, R^-1
-    (A - F) R^-T>. The constraint is exact as soon as the multiplier that balances log|A| fits into
-    the ball. Here this is so for mu >= 1, whatever the features; in the paper's scale (its equation
-    3.2) mu has to grow with the condition number of F. Descent and ascent use independent batches.
-    A is projected onto A >= s2 I, and B onto its ball.
+    relative to R R', the exact F of the last pass over the data, which gives mu sqrt(m) <B, R^-1 (A
+    - F) R^-T>. The constraint is exact if the multiplier that balances log|A| lies within the ball.
+    On this scale it does so for mu >= 1 and any features; on the paper's scale (its equation 3.2)
+    mu must grow with the condition number of F. Descent and ascent use independent batches. A is
+    projected onto A >= s2 I, and B onto its ball.
 
     Parameters
     ----------
@@ -160,8 +160,8 @@ class MinimaxGradient(BatchGradient):
         else:
             change = torch.linalg.inv(state.a) + state.q
         a = state.a - _PRIMAL_RATE * step * change
-        # The gradient of the logarithm is unbounded towards 0. Batches that underestimate F for a
-        # while must not pull A there, which only an exact pass would undo.
+        # The gradient of the logarithm is unbounded near 0. Batches that underestimate F for a
+        # while must not move A there, because only an exact pass would undo that.
         a = _at_least(floor, (a + a.T) / 2)
         if self.scale == "relative":
             a = _at_least(_SMALLEST * torch.eye(len(a)).to(a), a)
@@ -184,8 +184,8 @@ class MinimaxGradient(BatchGradient):
 def _at_least(floor: Float[Tensor, "m m"], a: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
     """The nearest matrix to `a` that is `floor` plus a positive semidefinite matrix.
 
-    Rounding leaves `a` a little below `floor` where it should touch it. A hundredth is tolerated,
-    so that eigenvalues are computed only where there is more to correct.
+    Rounding leaves `a` slightly below `floor` where the two should be equal. A hundredth is
+    tolerated, so that eigenvalues are computed only for larger corrections.
     """
     if int(torch.linalg.cholesky_ex(a - 0.99 * floor)[1]) == 0:
         return a

@@ -72,7 +72,7 @@ def feature_moments(
     Parameters
     ----------
     blocks : iterable of (Tensor of shape (b, d), Tensor of shape (b, t)[, Tensor of shape (b,)])
-        Inputs, targets, and factors of rows whose noise is unequal (see `row_scale`).
+        Inputs, targets, and the factors of rows with known noise (see `row_scale`).
     evaluate : callable
         phi of a block of rows; products are accumulated in float64.
     """
@@ -149,9 +149,9 @@ def held_out_noise(
     noise_bounds: tuple[float, float],
     known: Float[Tensor, " h"] | float = 0.0,
 ) -> tuple[float, float]:
-    """The noise variance under which held-out rows are likeliest.
+    """The noise variance that maximises the likelihood of held-out rows.
 
-    Learned features fit their own training rows too well for these to show the noise.
+    It is estimated from held-out rows because trained features overfit the training rows.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def held_out_noise(
     noise_bounds : tuple of float
         Of s2.
     known : Tensor of shape (h,), optional
-        Known noise variances of the held-out rows, on top of s2.
+        Known noise variances of the held-out rows, in addition to s2.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The choice of settings that a deep kernel's user leaves at "auto"."""
+"""The choice of a deep kernel's settings that are left at "auto"."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from ..._validation import resolve_dtype
 from ...core import FitRun
 
-# Steps of 64 rows for max_epochs="auto", and the epochs between which their number may vary.
+# Number of steps of 64 rows for max_epochs="auto", and the range of the number of epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100
 _BATCH, _LARGE_BATCH = 64, 256
-# From so many rows on, batches are large, and a copy without the held-out rows would cost too much.
+# Above this number of rows batches are large, and a copy without held-out rows would cost too much.
 LARGE_TABLE = 100_000
-# Fewest rows of which "auto" holds some out.
+# From this number of rows on "auto" holds some out.
 FEWEST_SPLIT = 200
-# Learning rates that do well with the default network, at batches of 64.
+# Learning rates that suit the default network and batches of 64 rows.
 _RATES = {"adam": 0.01, "adamw": 0.01, "adadelta": 1.0, "adagrad": 0.05, "rmsprop": 3e-3}
 _OTHER_RATE = 0.01
 _SMALL_TABLE = 1000
@@ -33,7 +33,7 @@ BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
-# Parameters without effect where nothing is trained.
+# Parameters that have no effect if nothing is trained.
 OF_TRAINING = (
     "learning_rate", "max_epochs", "batch_size", "early_stopping", "validation_fraction", "tol",
     "n_iter_no_change", "averaging", "averaging_decay", "penalty", "dual_rate", "batches",

@@ -1,6 +1,6 @@
 """Deep kernels trained by random batches: minimax, compositional, and the biased baseline.
 
-Longer than most files here: nearly all of it documents the parameters, class by class.
+The file is long because every class documents all of its parameters.
 """
 
 from __future__ import annotations
@@ -20,73 +20,78 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
-    over rows plus log|Z'Z + s2 I|, whose gradient comes from a running average of the batches'
-    estimates of the matrix. A bias remains, because the inverse of such an average is too large on
-    average: by 5% for `averaging` at "auto", and by less for smaller weights. The trace of the
-    approximate inverse times the exact matrix shows it, and ``fit_report_.slope_bias`` is the
-    relative error of this trace before the last exact pass. One more such pass ends the training.
+    over rows plus log|Z'Z + s2 I|, whose gradient is computed from a running average of the
+    batches' estimates of this matrix. A bias remains, because the expected inverse of such an
+    average is too large: by 5% with averaging="auto", and by less with smaller values of
+    `averaging`. ``fit_report_.slope_bias`` measures it: the relative error of the trace of the
+    approximate inverse times the exact matrix, before the last exact pass. Training ends with one
+    more exact pass over the rows.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It sees the network's outputs divided by the square root of their number (times 3
-        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
-        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
-        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
-        DotProduct()``, the linear kernel.
+        respected. Its inputs are the network's outputs divided by the square root of their number
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
+        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
+        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
+        * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
-        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
-        at its default is no network at all but the exact process of the standardised columns, with
-        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
-        columns. A module is copied and starts from the weights that it has. Its features of a row
-        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
-        mode.
+        returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
+        rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
+        no network but the exact process of the standardised columns, with a Matern kernel and one
+        length scale per column. () and None apply the kernel to the standardised columns. A module
+        is copied, and training starts from its current weights. The features of a row must not
+        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
+        ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally; exact columns of DotProduct
-        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
+        "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
         Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
-        where 28 epochs need them. `partial_fit` always takes one pass.
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
-        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
-        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. The network
-        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
-        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
-        keeps the initial network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. It also
+        trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
+        also keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
-        Whether rows are held out to choose the best parameters. The score is then their mean
-        negative log density; otherwise it is the exact negative log marginal likelihood per row,
-        which a network can overfit. The posterior is that of all rows, under the noise that the
-        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+        Whether rows are held out to choose the best parameters. The score is then the mean negative
+        log density of these rows; otherwise it is the exact negative log marginal likelihood per
+        row, which a network can overfit. The posterior is that of all rows, with the noise variance
+        that suits the held-out rows. "auto" holds rows out if the table has between 200 and 100,000
+        rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
     exact_passes : bool, default=True
         Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that stands for F. False
-        leaves them to the steps, as published, but for the first start and the posterior.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     tol : float, default=0.0001
         Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores, of which a whole training has 20.
+        rule off. It counts scores; a complete training has 20.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
-        target's root mean square.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
@@ -95,48 +100,51 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
-        too, where it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
+        same device if it is available, and otherwise on the CPU.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
-        pass and predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 for up to 1,000 rows and
+        float32 for more. The last pass and predictions are in float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They are called after each score.
+        returns a true value. Here they are called after each score.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
     averaging : float or "auto", default="auto"
-        Weight of a batch in the running average. It is b_t, in (0, 1]; "auto" is batch_size / (10
-        m) for m features, and 0.9 is the paper's, close to BSGD with the right scale.
+        Weight of a batch in the running average. It is called b_t and lies in (0, 1]. "auto" is
+        batch_size / (10 m) for m features. The paper uses 0.9, with which the method is close to
+        BSGD on the right scale.
     averaging_decay : float, default=0.0
-        Exponent with which this weight decreases over the steps. It is divided by the number of
-        steps since the last exact pass to the power averaging_decay.
+        Exponent with which this weight decreases over the steps. The weight is divided by this
+        power of the number of steps since the last exact pass.
 
     Attributes
     ----------
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        s2, in normalised units.
+        The noise variance s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out. A
-        network's last feature is zero at the training rows and gives rows far from them the
-        target's variance.
+        Posterior mean of the weights of the m features; None if "auto" uses no network. The last
+        feature of a network is zero at the training rows and gives rows far from them the target's
+        variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
-        Lower Cholesky factor of the weights' posterior precision; None where there are none.
+        Lower Cholesky factor of the weights' posterior precision; None if there are no weights.
     log_marginal_likelihood_value_ : float
-        Exact for these features, in normalised units, summed over targets.
+        The log marginal likelihood, exact for these features, in normalised units, summed over
+        targets.
     n_iter_ : int
-        Training steps; `partial_fit` counts those of its chunk.
+        Number of training steps; `partial_fit` counts those of its chunk.
     n_samples_seen_ : int
-        Rows of fit, and of partial_fit since.
+        Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
         stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
         its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+        How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
+        and seconds by stage.
     device_, dtype_ : str
         Device and precision of training.
     n_features_in_ : int
@@ -146,14 +154,15 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    MinimaxDKLRegressor : The same model, trained by descent and ascent.
-    BSGDDKLRegressor : The same model, trained by the batches' own likelihoods.
+    MinimaxDKLRegressor : The same model, trained by descent and ascent. BSGDDKLRegressor : The same
+    model, trained by the marginal likelihoods of batches.
 
     Notes
     -----
-    A step costs O(b m^2) and a pass of b rows through the network, each tenth of the average's
-    window O(m^3), and each score O(n m^2). A prediction costs O(m) a row, its variance O(m^2).
-    Memory beside the data is O(m^2) and one list of row numbers.
+    A step costs O(b m^2) and a pass of b rows through the network. The matrix is factorised, in
+    O(m^3), after each tenth of the average's window, and each score costs O(n m^2). For each row a
+    mean costs O(m) and a variance O(m^2). Memory beside the data is O(m^2) and one list of row
+    numbers.
 
     References
     ----------
@@ -213,74 +222,78 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     The kernel is the inner product of features phi(x), a network followed by a kernel's own
     features; the prior is f(x) = phi(x)'w with w ~ N(0, I). The log marginal likelihood is a sum
-    over rows plus log|F|, F = Z'Z + s2 I. In the objective a matrix A takes the place of F, and a
-    multiplier B penalises their difference. The objective is then a sum over rows, so that batches
-    give unbiased gradients at any A and B. Noisy steps move A and B away from the saddle, where the
-    gradient is that of the likelihood: ``fit_report_.slope_bias`` is the relative error that this
-    leaves in the trace of the approximate F^-1 times F, before the last exact pass. One more such
-    pass ends the training.
+    over rows plus log|F|, F = Z'Z + s2 I. In the objective a matrix A replaces F, and a multiplier
+    B penalises their difference. The objective is then a sum over rows, so that batches give
+    unbiased gradients at any A and B. Its gradient is that of the likelihood at the saddle point,
+    but noisy steps move A and B away from there. ``fit_report_.slope_bias`` measures the effect:
+    the relative error of the trace of the approximate F^-1 times F, before the last exact pass.
+    Training ends with one more exact pass over the rows.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It sees the network's outputs divided by the square root of their number (times 3
-        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
-        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
-        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
-        DotProduct()``, the linear kernel.
+        respected. Its inputs are the network's outputs divided by the square root of their number
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
+        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
+        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
+        * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
-        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
-        at its default is no network at all but the exact process of the standardised columns, with
-        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
-        columns. A module is copied and starts from the weights that it has. Its features of a row
-        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
-        mode.
+        returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
+        rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
+        no network but the exact process of the standardised columns, with a Matern kernel and one
+        length scale per column. () and None apply the kernel to the standardised columns. A module
+        is copied, and training starts from its current weights. The features of a row must not
+        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
+        ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally; exact columns of DotProduct
-        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
+        "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
         Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
-        where 28 epochs need them. `partial_fit` always takes one pass.
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
-        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
-        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. The network
-        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
-        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
-        keeps the initial network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. It also
+        trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
+        also keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
-        Whether rows are held out to choose the best parameters. The score is then their mean
-        negative log density; otherwise it is the exact negative log marginal likelihood per row,
-        which a network can overfit. The posterior is that of all rows, under the noise that the
-        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+        Whether rows are held out to choose the best parameters. The score is then the mean negative
+        log density of these rows; otherwise it is the exact negative log marginal likelihood per
+        row, which a network can overfit. The posterior is that of all rows, with the noise variance
+        that suits the held-out rows. "auto" holds rows out if the table has between 200 and 100,000
+        rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
     exact_passes : bool, default=True
         Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that stands for F. False
-        leaves them to the steps, as published, but for the first start and the posterior.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     tol : float, default=0.0001
         Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores, of which a whole training has 20.
+        rule off. It counts scores; a complete training has 20.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
-        target's root mean square.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
@@ -289,54 +302,56 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
-        too, where it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
+        same device if it is available, and otherwise on the CPU.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
-        pass and predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 for up to 1,000 rows and
+        float32 for more. The last pass and predictions are in float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They are called after each score.
+        returns a true value. Here they are called after each score.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
     penalty : float or callable, default=2.0
-        Weight of the penalty term in the saddle-point problem. It is mu, the price of A differing
-        from F, relative to F; the constraint is exact from 1 on. A function of the number of steps
-        since the last exact pass makes it a schedule.
+        Weight of the penalty term in the saddle-point problem. It is called mu and multiplies the
+        difference between A and F, relative to F; from 1 on the constraint is exact. A function of
+        the number of steps since the last exact pass gives a schedule.
     penalty_scale : {"relative", "published"}, default="relative"
-        Scale relative to which the constraint of the saddle-point problem is measured. "relative"
-        measures it relative to F; "published" relative to the determinant of A, where the
-        constraint is only exact for a penalty above the condition number of F.
+        Scale relative to which the constraint of the saddle-point problem is measured. With
+        "relative" the scale is F. With "published" it is the determinant of A; the constraint is
+        then exact only for a penalty above the condition number of F.
     dual_rate : float or "auto", default="auto"
-        Step size of the ascent in the saddle-point problem. It is how far one batch moves B, in (0,
-        1]; "auto" is batch_size / (400 m) for m features, where batches' noise moves the saddle by
-        a twentieth at most.
+        Step size of the ascent in the saddle-point problem. It is the share, in (0, 1], by which
+        one batch changes B. "auto" is batch_size / (400 m) for m features; the noise of batches
+        then moves the saddle by at most a twentieth.
 
     Attributes
     ----------
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        s2, in normalised units.
+        The noise variance s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out. A
-        network's last feature is zero at the training rows and gives rows far from them the
-        target's variance.
+        Posterior mean of the weights of the m features; None if "auto" uses no network. The last
+        feature of a network is zero at the training rows and gives rows far from them the target's
+        variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
-        Lower Cholesky factor of the weights' posterior precision; None where there are none.
+        Lower Cholesky factor of the weights' posterior precision; None if there are no weights.
     log_marginal_likelihood_value_ : float
-        Exact for these features, in normalised units, summed over targets.
+        The log marginal likelihood, exact for these features, in normalised units, summed over
+        targets.
     n_iter_ : int
-        Training steps; `partial_fit` counts those of its chunk.
+        Number of training steps; `partial_fit` counts those of its chunk.
     n_samples_seen_ : int
-        Rows of fit, and of partial_fit since.
+        Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
         stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
         its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+        How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
+        and seconds by stage.
     device_, dtype_ : str
         Device and precision of training.
     n_features_in_ : int
@@ -346,16 +361,16 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    SCGDDKLRegressor : The same model, trained by a running average.
-    BSGDDKLRegressor : The same model, trained by the batches' own likelihoods.
+    SCGDDKLRegressor : The same model, trained by a running average. BSGDDKLRegressor : The same
+    model, trained by the marginal likelihoods of batches.
 
     Notes
     -----
-    A step costs O(b m^2) and a pass of two independent batches of b rows through the network, each
-    tenth of the multiplier's window O(m^3), and each score O(n m^2). A prediction costs O(m) a row,
-    its variance O(m^2). In two points this departs from the paper: the penalty is relative to the
-    last exact F, and the ascent has a proximal term. ``skscalablegp.models.deep.MinimaxGradient``
-    describes both.
+    A step costs O(b m^2) and a pass of two independent batches of b rows through the network. Each
+    tenth of the multiplier's window costs O(m^3), and each score O(n m^2). For each row a mean
+    costs O(m) and a variance O(m^2). Two points differ from the paper: the penalty is relative to
+    the last exact F, and the ascent has a proximal term.
+    ``skscalablegp.models.deep.MinimaxGradient`` describes both.
 
     References
     ----------
@@ -416,75 +431,79 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
 
 class BSGDDKLRegressor(DeepKernelRegressorBase):
-    """A deep kernel trained by the batches' own marginal likelihoods: the biased baseline.
+    """A deep kernel trained by the marginal likelihoods of batches: the biased baseline.
 
     Each step follows the gradient of the exact log marginal likelihood of one batch as if the batch
-    were the whole table. The bias of this gradient falls with the size of batches. At 16 to 64 rows
-    it costs accuracy on pol, kin40k and protein, but not on bike. The bias of
-    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. One exact pass ends
-    the training.
+    were the whole table. The bias of this gradient falls with the size of the batches. With batches
+    of 16 to 64 rows it costs accuracy on pol, kin40k and protein, but not on bike. The bias of
+    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. Training ends with
+    one exact pass over the rows.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. It sees the network's outputs divided by the square root of their number (times 3
-        for stationary kernels, so that a length scale of 1 is short enough to begin with) and has
-        no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels (RBF,
-        Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel() *
-        DotProduct()``, the linear kernel.
+        respected. Its inputs are the network's outputs divided by the square root of their number
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
+        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
+        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
+        * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. "auto" is two layers of 128. Up to 3,000
-        rows, from which a network of that size learns little but their noise, "auto" with `kernel`
-        at its default is no network at all but the exact process of the standardised columns, with
-        a Matern kernel of one length scale a column. () and None put the kernel on the standardised
-        columns. A module is copied and starts from the weights that it has. Its features of a row
-        may not depend on other rows (batch norm) or on chance (dropout), unless it is in ``eval()``
-        mode.
+        returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
+        rows such a network would mostly fit noise. There, with `kernel` at its default, "auto" uses
+        no network but the exact process of the standardised columns, with a Matern kernel and one
+        length scale per column. () and None apply the kernel to the standardised columns. A module
+        is copied, and training starts from its current weights. The features of a row must not
+        depend on other rows (batch norm) or on random numbers (dropout), unless the module is in
+        ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
     n_components : int or "auto", default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
-        kernel's products with a stationary factor share them equally; exact columns of DotProduct
-        and constants come on top, and a kernel of these alone ignores the number. "auto" is 1,000.
+        kernel's products with a stationary factor share them equally. The exact columns of
+        DotProduct and constants are added to this number, and a kernel of these alone ignores it.
+        "auto" is 1,000.
     min_noise : float, default=0.01
-        Lower bound of the noise standard deviation, in units of the normalised target. Below 10.
+        Lower bound of the noise standard deviation, in units of the normalised target. It must be
+        below 10.
     batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 64 up to 100,000 rows and 256 above.
+        Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
         Maximum number of training passes over the rows. The learning rate falls to zero at the last
-        one. "auto" makes about 12,000 steps of 64 rows, at most 100 epochs, and up to 18,000 steps
-        where 28 epochs need them. `partial_fit` always takes one pass.
+        one. "auto" takes about 12,000 steps of 64 rows, but at most 100 epochs; if these steps are
+        fewer than 28 epochs, it takes 28, but at most 18,000 steps. `partial_fit` always takes one
+        pass.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. It is that of the start, and falls
-        to zero along a half cosine, over all steps or the time budget. "auto" is 0.01 for Adam,
-        times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
+        Step size of the optimiser, for optimisers that have one. It is the initial step size, which
+        falls to zero along a half cosine over all steps or the time budget. "auto" is 0.01 for
+        Adam, times the square root of batch_size / 64 for smaller batches, and 1 for Adadelta.
     optimizer : str, callable or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. The network
-        is moved with them. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
-        callable gets a list of parameter groups and returns a `torch.optim.Optimizer`. None also
-        keeps the initial network and a noise variance of 0.1.
+        Method that trains the hyperparameters; None keeps them at their initial values. It also
+        trains the network. Names are "adam", "adamw", "adadelta", "adagrad", "rmsprop" and "sgd". A
+        callable receives a list of parameter groups and returns a `torch.optim.Optimizer`. None
+        also keeps the initial network and a noise variance of 0.1.
     early_stopping : bool or "auto", default="auto"
-        Whether rows are held out to choose the best parameters. The score is then their mean
-        negative log density; otherwise it is the exact negative log marginal likelihood per row,
-        which a network can overfit. The posterior is that of all rows, under the noise that the
-        rows held out ask for. "auto" holds rows out from 200 to 100,000 rows.
+        Whether rows are held out to choose the best parameters. The score is then the mean negative
+        log density of these rows; otherwise it is the exact negative log marginal likelihood per
+        row, which a network can overfit. The posterior is that of all rows, with the noise variance
+        that suits the held-out rows. "auto" holds rows out if the table has between 200 and 100,000
+        rows.
     validation_fraction : float, default=0.1
         Fraction of the rows that is held out.
     exact_passes : bool, default=True
         Whether each score also sets the parameters that have a closed-form optimum to that optimum.
-        These are the weights, the noise, the amplitude and the matrix that stands for F. False
-        leaves them to the steps, as published, but for the first start and the posterior.
+        These are the weights, the noise, the amplitude and the matrix that approximates F. With
+        False the steps train them, as published, except at the start and for the posterior.
     tol : float, default=0.0001
         Smallest improvement of a score that counts as progress. Only `n_iter_no_change` uses it.
     n_iter_no_change : int or None, default=None
         Number of steps or scores without progress after which training ends; None switches this
-        rule off. It counts scores, of which a whole training has 20.
+        rule off. It counts scores; a complete training has 20.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
-        "auto" does so. Without it the model's mean is zero, and the unit of its noise is the
-        target's root mean square.
+        "auto" does so. Without it the prior mean is zero in the target's units, and the unit of the
+        noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
@@ -493,45 +512,48 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run there
-        too, where it still exists, and on the CPU otherwise.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Predictions run on the
+        same device if it is available, and otherwise on the CPU.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. "auto" is float64 up to 1,000 rows. The last
-        pass and predictions are float64.
+        Precision of the matrix products in training. "auto" is float64 for up to 1,000 rows and
+        float32 for more. The last pass and predictions are in float64.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
-        returns a true value. They are called after each score.
+        returns a true value. Here they are called after each score.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
     verbose : int, default=0
         Whether to show a progress bar.
     batches : {"random", "neighbours"}, default="random"
-        Method that chooses the rows of a batch. Rows are random, or a random row with its nearest
-        neighbours (sgGP; 15 of them at batch_size=16), which need a tree over all rows in memory.
+        Method that chooses the rows of a batch. They are random rows, or a random row and its
+        nearest neighbours (sgGP; 15 neighbours with batch_size=16). Neighbours need a tree over all
+        rows in memory.
 
     Attributes
     ----------
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        s2, in normalised units.
+        The noise variance s2, in normalised units.
     coef_ : ndarray of shape (m, t) or None
-        Posterior mean of the weights of the m features; None where "auto" left the network out. A
-        network's last feature is zero at the training rows and gives rows far from them the
-        target's variance.
+        Posterior mean of the weights of the m features; None if "auto" uses no network. The last
+        feature of a network is zero at the training rows and gives rows far from them the target's
+        variance.
     coef_precision_cholesky_ : ndarray of shape (m, m) or None
-        Lower Cholesky factor of the weights' posterior precision; None where there are none.
+        Lower Cholesky factor of the weights' posterior precision; None if there are no weights.
     log_marginal_likelihood_value_ : float
-        Exact for these features, in normalised units, summed over targets.
+        The log marginal likelihood, exact for these features, in normalised units, summed over
+        targets.
     n_iter_ : int
-        Training steps; `partial_fit` counts those of its chunk.
+        Number of training steps; `partial_fit` counts those of its chunk.
     n_samples_seen_ : int
-        Rows of fit, and of partial_fit since.
+        Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
         stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
         its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, ignored parameters, epochs, seconds by stage.
+        How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
+        and seconds by stage.
     device_, dtype_ : str
         Device and precision of training.
     n_features_in_ : int
@@ -541,12 +563,12 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    SCGDDKLRegressor : The same model with little of the bias.
-    MinimaxDKLRegressor : The same model with little of the bias.
+    SCGDDKLRegressor : The same model with far less bias. MinimaxDKLRegressor : The same model with
+    far less bias.
 
     Notes
     -----
-    A step costs O(b^2 m + b^3) and a pass of b rows through the network, each score O(n m^2).
+    A step costs O(b^2 m + b^3) and a pass of b rows through the network; each score costs O(n m^2).
 
     References
     ----------

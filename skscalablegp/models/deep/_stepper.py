@@ -27,16 +27,17 @@ from ._objective import (
     weight_space_likelihood,
 )
 
-# Rows of an exact pass at a time. Their features take a few dozen megabytes.
+# Number of rows that an exact pass evaluates at a time. Their features take some dozen megabytes.
 _PASS_ROWS = 4096
-# Smallest factor of the weights' steps. They shrink with the learning rate, so that their noise
-# averages out, but not to 0.
+# Smallest factor of the weights' steps. It falls with the learning rate, so that noise averages
+# out, but not to 0.
 _SLOWEST_WEIGHTS = 0.1
-# Longest gradient of the mean objective per row. Rare batches have far longer ones.
+# Largest norm of the gradient of the mean objective per row. Rare batches have far larger ones.
 _LONGEST = 100.0
-# Steps from one change of the learning rate to the next.
+# Number of steps between two changes of the learning rate.
 _SCHEDULE_STEPS = 10
-# Rows of a search for the noise beside the known noise, and the range of later searches, in logs.
+# Number of rows of a search for the noise in addition to known noise, and the range of later
+# searches, in logarithms.
 _SEARCH_ROWS = 8192
 _SEARCH_WIDTH = 2.0
 
@@ -44,7 +45,7 @@ _SEARCH_WIDTH = 2.0
 def cosine(total: int, spent: Callable[[], float] | None = None) -> Callable[[int], float]:
     """A factor of the learning rate that falls from 1 to 0 in `total` steps.
 
-    Where a time budget ends sooner, the factor falls with the `spent` share of the budget.
+    If a time budget ends sooner, the factor falls with the `spent` share of the budget.
     """
 
     def factor(t: int) -> float:
@@ -77,9 +78,9 @@ class Settled:
     noise : float
         s2.
     moments : FeatureMoments
-        Of these features.
+        Moments of these features.
     evaluation : WeightSpaceEvaluation
-        At this noise.
+        Evaluation at this noise variance.
     """
 
     tensors: list[Tensor]
@@ -107,10 +108,10 @@ class WeightSpaceStepper(Stepper):
     rule : BatchGradient
     optimizer : callable or None
         ``optimizer(groups)`` returns a torch optimiser for groups of parameters with their "lr".
-        With None nothing is trained, and a score moves the weights alone.
+        With None nothing is trained, and a score changes only the weights.
     learning_rate : float
     batches : callable
-        Makes an iterator over row numbers. It is called twice where the rule needs independent
+        Makes an iterator over row numbers. It is called twice if the rule needs independent
         batches.
     batch_size : int
     schedule : callable, optional
@@ -211,10 +212,10 @@ class WeightSpaceStepper(Stepper):
             return
         self._optimizer.zero_grad()
         loss.backward()
-        # This changes the weights, which the backward pass reads, and so has to follow it.
+        # This changes the weights that the backward pass reads, and must therefore follow it.
         self.rule.descend_weights(batch, before, self._weight_rate * max(factor, _SLOWEST_WEIGHTS))
         if isinstance(self._optimizer, torch.optim.SGD):
-            # The steps of the other optimisers do not depend on the length of the gradient.
+            # Steps of the other optimisers do not depend on the norm of the gradient.
             torch.nn.utils.clip_grad_norm_(self._trained, _LONGEST)
         self._optimizer.step()
         self._project()
@@ -290,7 +291,7 @@ class WeightSpaceStepper(Stepper):
         noise, amplitude, bounds = self.noise, 1.0, self.noise_bounds
         if not self._frozen:
             if rows.noise is not None:
-                # Where rows are held out, these choose the noise later.
+                # If rows are held out, they choose the noise later.
                 if self.held_out is None:
                     noise = self._searched(
                         rows, lambda s, few: -self._value(tensors, few, dtype, s)
@@ -315,17 +316,17 @@ class WeightSpaceStepper(Stepper):
         return weight_space_likelihood(moments.scaled(amplitude), noise).value
 
     def _searched(self, rows: RowSource, loss: Callable[[float, RowSource], float]) -> float:
-        """The noise variance, beside the known one, with the smallest loss on some rows.
+        """The noise variance, in addition to the known one, with the smallest loss on some rows.
 
         Every evaluation is a pass over at most `_SEARCH_ROWS` rows, because moments do not simply
-        scale with the noise where the known noise differs from row to row.
+        scale with the noise if the known noise differs between rows.
         """
         if len(rows) > _SEARCH_ROWS:
             rows = rows.subset(np.linspace(0, len(rows) - 1, _SEARCH_ROWS).astype(int))
         low, high = (math.log(bound) for bound in self.noise_bounds)
         later = bool(self.likelihoods)
         if later:
-            # After a score, searches begin at the noise of the steps since.
+            # After the first score, searches start at the current noise of the steps.
             now = math.log(self.noise)
             low, high = max(low, now - _SEARCH_WIDTH), min(high, now + _SEARCH_WIDTH)
         found = minimize_scalar(
@@ -343,16 +344,16 @@ class WeightSpaceStepper(Stepper):
             return 1.0, 1.0
         now = float(self.tensors[self.features.theta_at].detach()[at])
         low, high = self.features.bounds[at]
-        # A step of several orders of magnitude would only undo the balance that training found, but
-        # a constant outside its bounds has to reach them, however far they are.
+        # A change by several orders of magnitude would only undo the balance found by training, but
+        # a constant outside its bounds must reach them at any distance.
         nearest = min(max(0.0, low - now), high - now)
         return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
     def _unseen(self, moments: FeatureMoments | None) -> tuple[float, float, FeatureMoments]:
-        """The noise under which held-out rows are likeliest, and their mean negative log density.
+        """The noise that maximises the likelihood of held-out rows, and their mean NLL.
 
         Also returns the moments of the training rows at this noise. `moments` are those at the
-        steps' noise; with known noise they are needed only where the noise is not trained.
+        noise of the steps; with known noise they are needed only if the noise is not trained.
         """
         with torch.no_grad():
             blocks = [
@@ -391,7 +392,7 @@ class WeightSpaceStepper(Stepper):
     def finish(self, rows: RowSource, n: int) -> Settled:
         """An exact pass over other rows, all in float64; it does not change the training.
 
-        The noise is that under which held-out rows are likeliest, where there are any.
+        The noise is the one that maximises the likelihood of held-out rows, if there are any.
         """
         tensors = [
             t.detach().double() if t.is_floating_point() else t.clone() for t in self.tensors
@@ -408,7 +409,7 @@ class WeightSpaceStepper(Stepper):
         moments = self._moments(tensors, rows, n, torch.float64, noise)
         return Settled(tensors, noise, moments, weight_space_likelihood(moments, noise))
 
-    # ------------------------------------------------------------------ for the driver
+    # ------------------------------------------------------------------ called by the driver
 
     def theta(self) -> np.ndarray:
         """The kernel's log hyperparameters and log s2."""

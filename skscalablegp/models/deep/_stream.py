@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# Rows that are kept for the exact passes of partial_fit.
+# Number of rows that are stored for the exact passes of partial_fit.
 KEPT_ROWS = 8192
 
 
@@ -19,7 +19,7 @@ def sampled(
     Parameters
     ----------
     kept : tuple of ndarray or None
-        The sample of the `seen` rows before these.
+        The sample of the `seen` earlier rows.
     rows : tuple of ndarray
         Further rows: inputs, targets and known noise.
     seen : int
