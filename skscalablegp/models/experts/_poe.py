@@ -67,26 +67,26 @@ class PoERegressor(GPRegressorBase):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     combination : {"gpoe", "poe", "bcm", "rbcm", "grbcm"}, default="gpoe"
-        Rule that combines the predictions of the experts. "gpoe" errs on the side of caution. "poe"
-        is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data. "grbcm"
-        adds a common random part of the table to every expert. Its standard deviations match the
-        errors best; training costs the same, and factorisations and predictions cost two to four
-        times as much.
+        Rule that combines the predictions of the experts. "gpoe" tends to overestimate variances.
+        "poe" is overconfident everywhere, and "bcm" and "rbcm" are overconfident near the data.
+        "grbcm" adds a common random part of the table to every expert. Its standard deviations
+        match the errors best; training costs the same, and factorisations and predictions cost two
+        to four times as much.
     expert_size : int or "auto", default="auto"
         Number of training rows of an expert. If the table has no more rows, there is one expert,
-        which is the exact Gaussian process whatever the combination. "auto" is all rows up to
-        2,000, and 1,024 above.
+        which is the exact Gaussian process whatever the combination. "auto" is all rows for up to
+        2,000 rows, and 1,024 for more.
     partition : {"kmeans", "random"}, default="kmeans"
         Method that divides the rows among the experts. "kmeans" forms neighbourhoods of equal size,
         by bisecting k-means on standardised columns, and "random" draws rows at random. In a
         neighbourhood rows are as close to each other as in the whole table, so that its expert
-        predicts as well there as an exact process. Only "poe" does better with random parts.
+        predicts as well there as an exact process. Only "poe" is better with random parts.
     n_experts : int or "auto", default="auto"
-        Number of experts that predict a row, those nearest to it. An expert is as near as the
-        nearest of 64 of its rows, by the kernel's correlation. "auto" is 4 for
-        ``combination="gpoe"`` with ``partition="kmeans"``, where distant experts say little and
-        widen the intervals, and all experts otherwise, as in the papers. With "grbcm" the common
-        part is one of them.
+        Number of experts that predict a row, those nearest to it. The distance of an expert is that
+        of the nearest of 64 of its rows, by the kernel's correlation. "auto" is 4 for
+        ``combination="gpoe"`` with ``partition="kmeans"``, where distant experts add little
+        information and widen the intervals. Otherwise it is all experts, as in the papers. With
+        "grbcm" the common part is one of them.
     share_hyperparameters : bool, default=True
         Whether all experts have the same hyperparameters. Shared hyperparameters maximise the sum
         of the experts' log marginal likelihoods. Experts with different kernels cannot be combined

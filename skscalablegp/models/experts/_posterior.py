@@ -18,7 +18,7 @@ from ...linalg.parallel import run
 # New rows that an expert predicts at a time, and rows of the inverse factor in one product.
 _ROWS = 1024
 _BLOCK = 128
-# Rows of an expert whose distances from a new row say how near the expert is.
+# Number of an expert's rows whose distances from a new row determine how near the expert is.
 _SHOWN = 64
 # Training rows at which single precision is checked, and its largest relative error there.
 _CHECKED_ROWS, _RELATIVE_ERROR = 32, 1e-3

@@ -15,7 +15,7 @@ _IN_U = np.array([[0, -1, 2, -1], [2, 0, -5, 3], [0, 1, 4, -3], [0, 0, -1, 1]]) 
 _SHIFT = np.array([[math.comb(k, j) * 0.5 ** (k - j) if j <= k else 0 for j in range(4)]
                    for k in range(4)])  # fmt: skip
 WEIGHTS = _IN_U @ _SHIFT
-# Steps from the start of a grid beyond which float64 no longer has places within a cell.
+# Beyond this number of steps from the start of a grid, float64 cannot resolve places within a cell.
 _FARTHEST = 2.0**52
 
 
@@ -62,7 +62,7 @@ class Axis:
         return first - 1, place - first - 0.5
 
     def covers(self, x: np.ndarray) -> np.ndarray:
-        """Where x lies in a cell of the grid."""
+        """Whether each x lies in a cell of the grid."""
         place = self.place(x)
         return (place >= 1) & (place <= self.size - 2)
 
@@ -77,9 +77,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Product grids over disjoint sets of columns, their points numbered one grid after the other.
+    """Product grids over disjoint sets of columns; their points are numbered grid by grid.
 
-    One component with all columns is a product grid, one component a column an additive one.
+    A single component with all columns is a product grid. One component per column is an additive
+    grid.
 
     Attributes
     ----------
@@ -112,7 +113,7 @@ class Grid:
         return reduce(np.logical_and, [axis.covers(X[:, axis.column]) for axis in axes])
 
     def interpolate(self, X: np.ndarray) -> scipy.sparse.csr_array:
-        """W of shape (n, m), with 4^d nonzeros a row and component (Keys 1981); rows inside."""
+        """W of shape (n, m) for rows inside, 4^d nonzeros per row and component (Keys 1981)."""
         indices, values = [], []
         for axes, shape, start in zip(self.components, self.shapes, self.starts, strict=True):
             index, value = np.full((len(X), 1), start), np.ones((len(X), 1))
@@ -131,7 +132,7 @@ class Grid:
         )
 
     def extended(self, X: np.ndarray) -> Grid:
-        """A grid of the same spacing that also covers X; only its sizes are worked out."""
+        """A grid of the same spacing that also covers X; only its sizes are computed."""
         components = tuple(
             tuple(axis.extended(X[:, axis.column]) for axis in axes) for axes in self.components
         )
@@ -173,7 +174,7 @@ def make_grid(X: np.ndarray, sizes: list[int], structure: str) -> Grid:
     for column in varying_columns(X):
         low, high = float(X[:, column].min()), float(X[:, column].max())
         inner = max(sizes[column] - 5, 1)
-        # A little wider than the data, so that rounding leaves the last row inside.
+        # Slightly wider than the data, so that the last row remains inside in spite of rounding.
         step = (high - low) * (1 + 1e-9) / inner
         axes.append(Axis(int(column), low - 2 * step, step, inner + 5))
     components = (tuple(axes),) if structure == "product" else tuple((axis,) for axis in axes)

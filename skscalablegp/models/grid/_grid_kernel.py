@@ -15,7 +15,7 @@ from ..._validation import check_memory
 from ...kernels import MAX_POWER, Node, Term, TorchKernel
 from ._grid import Grid, keys_weights
 
-# Smallest noise variance as a share of the prior variance. Smaller ones are raised, and reported.
+# Smallest noise variance, as a share of the prior variance. A smaller one is raised and reported.
 SMALLEST_NOISE = 1e-9
 # Pairs of rows whose covariances are computed at a time.
 _BLOCK_PAIRS = 2**18
@@ -44,9 +44,10 @@ class GridFactor:
 class GridKernel:
     """The covariance Kuu of the points of a grid, as a function of theta.
 
-    A product grid has one component, an additive grid one for each column. Every component has the
-    whole kernel along its own axes. Its covariance is a sum of terms, each the Kronecker product of
-    one Toeplitz matrix for each axis. Along a single axis the terms are summed.
+    A product grid has one component, an additive grid one for each column. On every component the
+    whole kernel acts along the component's axes. The covariance is a sum of terms, each of which is
+    a Kronecker product with one Toeplitz matrix per axis. Along a single axis the terms are added
+    up.
 
     Parameters
     ----------
@@ -177,7 +178,7 @@ class GridKernel:
         Raises
         ------
         MemoryError
-            For a factor that does not fit, with its rank and what makes it smaller.
+            For a factor that does not fit; the message names its rank and how to reduce it.
         """
         columns = self.columns(theta)
         n_terms = sum(len(terms) for terms in columns)
@@ -193,10 +194,10 @@ class GridKernel:
         return cuts
 
     def rows(self, theta: Float[Tensor, " p"], X: np.ndarray) -> Tensor:
-        """Interpolated covariances of any rows with the points of the grid, W_x K(around x, grid).
+        """Interpolated covariances of any rows with the grid, W_x K(points around x, grid).
 
-        Off the grid they use the four points around x of an infinite grid, which is not built.
-        O(m) a row.
+        Outside the grid they use the four points around x of an infinite grid, which is never
+        stored. O(m) per row.
         """
         return torch.cat([sum(terms) for terms in self._rows_by_term(theta, X)], 1)
 

@@ -1,6 +1,6 @@
 """Gaussian-process regression on a grid: kernel interpolation for scalable structured GPs.
 
-Longer than most files here: half of it documents the parameters.
+The file is long because half of it documents the parameters.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class GridFit(NamedTuple):
     rows: SummedRows
 
 
-# A sum over columns is the wrong model if it leaves so many times the variance unexplained that an
-# exact process of a few rows leaves: a loss of a fifth of a nat a row.
+# A sum over columns is the wrong model if it leaves this many times the unexplained variance of an
+# exact process of a few rows, which is a loss of a fifth of a nat per row.
 _INTERACTIONS = 1.5
 
 
@@ -88,76 +88,79 @@ class KISSGPRegressor(GPRegressorBase):
     """Gaussian-process regression by interpolation from a regular grid.
 
     The kernel matrix is W Kuu W', with sparse cubic interpolation weights W and the covariance Kuu
-    of a regular grid. Rows are read once. After that the cost of the likelihood, of gradients and
-    of predictions does not depend on the number of rows. A million rows of two columns took three
-    seconds of one core (``benchmarks/papers/love.py columns``). Grids of three columns take longer,
-    and those of four columns longer still.
+    of a regular grid. Rows are read once. After that, the cost of the likelihood, of its gradient
+    and of predictions does not depend on the number of rows. A million rows of two columns took
+    three seconds of one core (``benchmarks/papers/love.py columns``). Grids of three columns take
+    longer, and those of four columns longer still.
 
     Parameters
     ----------
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
-        respected. A product grid needs a product over columns (RBF, SpectralMixture, or anything
-        stationary where there is one column); an additive one takes any stationary kernel, applied
-        to each column in turn and summed. None means ``ConstantKernel() * RBF() + WhiteKernel()``
-        with one length scale a column, in the units of the table.
+        respected. A product grid needs a kernel that is a product over columns (RBF,
+        SpectralMixture, or for a single column any stationary kernel). An additive grid applies any
+        stationary kernel to each column and adds the results. None means ``ConstantKernel() * RBF()
+        + WhiteKernel()`` with one length scale per column, in the units of the table.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its
-        objective. From `skscalablegp.priors`, by the names in ``kernel.hyperparameters`` (those of
-        the default kernel are ``"k1__k1__constant_value"``, ``"k1__k2__length_scale"`` and
-        ``"k2__noise_level"``), in the units of the kernel: variances are those of the normalised
-        target. "auto" gives the noise of the default kernel a prior where the exact process takes
-        the grid's place on at most 120 rows, and at most 15 a column, of three columns or more;
-        None gives none.
+        objective. The values are objects from `skscalablegp.priors`. The keys are names from
+        ``kernel.hyperparameters``; those of the default kernel are ``"k1__k1__constant_value"``,
+        ``"k1__k2__length_scale"`` and ``"k2__noise_level"``. Hyperparameters are in the units of
+        the kernel, in which variances are those of the normalised target. "auto" puts a prior on
+        the noise level of the default kernel if the exact process replaces the grid and there are
+        at least three columns, at most 120 rows, and at most 15 rows per column. None means no
+        priors.
     grid_size : "auto", int or array-like of shape (d,), default="auto"
         Number of grid points along each column. Two cells of padding at both ends are included.
         "auto" is at most 400, 100, 36 or 8 for 1 to 4 columns, and 100 for sums over columns.
     structure : {"auto", "product", "additive"}, default="auto"
-        How the columns share grids. "product" is one grid over all columns, "additive" a sum of
-        functions of one column each; "auto" is product up to four columns that vary. Up to 2,000
-        rows, "auto" for both this and `grid_size`, with `kernel` at its default, is no grid but the
-        exact process of the rows under the default kernel of :class:`IterativeGPRegressor`: it
-        costs no more, columns may interact, and nothing is interpolated.
+        How the columns share grids. "product" is one grid over all columns, and "additive" a sum of
+        functions of one column each. "auto" is "product" for up to four columns that vary. For up
+        to 2,000 rows, if this, `grid_size` and `kernel` are left at their defaults, there is no
+        grid but the exact process of the rows with the default kernel of
+        :class:`IterativeGPRegressor`. It costs no more, columns may interact, and nothing is
+        interpolated.
     solver : {"auto", "cholesky", "cg"}, default="auto"
         Solver for the linear systems of a training step. "cholesky" factorises the grid's
-        covariance at its numerical rank: likelihood, gradients and variances are exact. "cg" is the
-        method as published, conjugate gradients by fast Toeplitz and Kronecker products: memory of
-        O(m), gradients whose traces are estimated, and variances by a solve for each row unless
-        :class:`LOVEPredictor` makes them cheap. "auto" is "cholesky".
+        covariance at its numerical rank, so that likelihood, gradients and variances are exact.
+        "cg" is the published method: conjugate gradients with fast Toeplitz and Kronecker products.
+        It needs O(m) memory, estimates the traces of gradients, and solves a system for the
+        variance of each row, unless :class:`LOVEPredictor` makes variances cheap. "auto" is
+        "cholesky".
     extrapolation : {"extend", "error"}, default="extend"
-        Treatment of rows outside the grid. "extend" lets the grid go on, with exact variances, at a
-        cost of O(m r) a row; "error" is a ValueError.
+        Treatment of rows outside the grid. "extend" continues the grid, with exact variances, at a
+        cost of O(m r) per row; "error" raises a ValueError.
     feature_extractor : array-like of int, callable, torch.nn.Module or None, default=None
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
-        returns a module for a given number of columns. It ends in 1 or 2 features, which are
-        squashed into (-1, 1) and take the place of the columns: a deep kernel. It is trained by
-        squared error, then by the marginal likelihood of batches of rows; the kernel's
-        hyperparameters on the 15% of the rows that the network does not see (from 400 rows on). On
-        learned features the default kernel's length scales are at least 0.7, a third of the
-        features' range.
+        returns a module for a given number of columns. It ends in 1 or 2 features, which are mapped
+        into (-1, 1) and replace the columns: a deep kernel. It is trained by squared error, and
+        then by the marginal likelihood of batches of rows. From 400 rows on, the kernel's
+        hyperparameters are trained on 15% of the rows, which the network does not see. On learned
+        features the length scales of the default kernel are at least 0.7, a third of the features'
+        range.
     activation : str, default="relu"
         Activation function after each layer of a network that is given by its layer sizes. The last
         layer is followed by tanh.
     max_epochs : int or "auto", default="auto"
-        Maximum number of training passes over the rows. They count for the network, whose learning
-        rates fall to zero at their end; "auto" is 2,600 steps of 256 rows, or of all where there
-        are fewer.
+        Maximum number of training passes over the rows. They are those of the network, whose
+        learning rates fall to zero at the end. "auto" is 2,600 steps of 256 rows, or of all rows if
+        there are fewer.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
-        of the normalised target if normalize_y=True. The default is relative to the target's
-        variance in any case.
+        of the normalised target if normalize_y=True. The default is always relative to the target's
+        variance.
     optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
-        quasi-Newton method with exact values and gradients. A network is trained whatever this is.
+        quasi-Newton method with exact values and gradients. A network is trained in any case.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel.
     learning_rate : float or "auto", default="auto"
-        Step size of the optimiser, for optimisers that have one. Only Adam has one: "auto" is 0.1
-        up to 50,000 rows and 0.03 above.
+        Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
+        for up to 50,000 rows and 0.03 for more.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. They count for the hyperparameters, for each start; "auto"
-        is 100.
+        Maximum number of training steps. The limit applies to the hyperparameters and to each
+        start. "auto" is 100.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
@@ -174,11 +177,11 @@ class KISSGPRegressor(GPRegressorBase):
         Memory that matrices may take, in bytes; "auto" uses what the machine has free. The largest
         are those of the grid.
     device : str, default="auto"
-        Device on which the fit runs; "auto" uses CUDA where it is available. A grid is always
-        worked on by the CPU: another device has no effect.
+        Device on which the fit runs; "auto" uses CUDA where it is available. Computations on a grid
+        always run on the CPU; another device has no effect.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Precision of the matrix products in training. Sums on a grid are always in float64, and a
-        network is trained in float32: this has no effect.
+        Precision of the matrix products in training. It has no effect here: sums on a grid are
+        always in float64, and a network is trained in float32.
     callbacks : callable, list of callable or None, default=None
         Functions called after each step or score with a `TrainingStep`; training ends when one
         returns a true value.
@@ -192,24 +195,26 @@ class KISSGPRegressor(GPRegressorBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel.
     grid_ : Grid or None
-        The axes of the grid; None where there is no grid.
+        The axes of the grid; None if there is no grid.
     X_train_, y_train_ : ndarray or None
-        The table with the normalised target; None where there is a grid.
+        The table with the normalised target; None if there is a grid.
     log_marginal_likelihood_value_ : float
         Log marginal likelihood of the interpolated model at `kernel_`, in normalised units. With
         ``solver="cg"`` it is a stochastic Lanczos estimate, and NaN after `partial_fit`.
     log_marginal_likelihood_std_error_ : float
-        Its standard error, plus the bias that the quadrature may have; 0 where it is exact.
+        Its standard error, plus the largest possible bias of the quadrature; 0 if the value is
+        exact.
     n_iter_ : int
-        Training steps of the network plus evaluations of the likelihood; 1 after `partial_fit`.
+        Number of training steps of the network plus evaluations of the likelihood; 1 after
+        `partial_fit`.
     n_samples_seen_ : int
         Number of rows in the model, including those of `partial_fit`.
     history_ : dict of lists
         stage, iteration, theta, objective and its name, residual, epochs and seconds of each
         evaluation of the likelihood and of each score of the network; empty after `partial_fit`.
     fit_report_ : FitReport
-        How the fit ended, what "auto" chose and why, seconds by stage, the jitter added to the
-        noise, and ``grid_rank``, the numerical rank of Kuu.
+        How the fit ended, the choices for "auto" with their reasons, seconds by stage, the jitter
+        added to the noise, and ``grid_rank``, the numerical rank of Kuu.
     device_, dtype_ : str
         "cpu" and "float64".
     n_features_in_ : int
@@ -225,8 +230,8 @@ class KISSGPRegressor(GPRegressorBase):
     -----
     Reading the rows costs O(n 7^d), and each evaluation O(m r^2) for m grid points and a grid
     covariance of rank r. The interpolation error falls with the third power of the grid's spacing.
-    In three columns r is above a thousand where length scales are below a third of a column's
-    range. Where that is too slow, use a smaller grid_size, or a lower bound of the length scales.
+    In three columns r exceeds a thousand if length scales are below a third of a column's range. If
+    that is too slow, use a smaller grid_size, or a lower bound of the length scales.
 
     References
     ----------
@@ -287,8 +292,8 @@ class KISSGPRegressor(GPRegressorBase):
         y : array-like of shape (n,) or (n, t)
             Targets.
         noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. Where it differs
-            from row to row, every evaluation of the likelihood reads the rows again.
+            Known noise variance of each row, in the target's own units squared. If it differs
+            between rows, every evaluation of the likelihood reads the rows again.
 
         Returns
         -------
@@ -300,15 +305,15 @@ class KISSGPRegressor(GPRegressorBase):
         ValueError
             For input, kernels or settings the model cannot honour.
         MemoryError
-            For a grid, or a covariance of its points, that would not fit, before any work; or
-            during training, where shorter length scales make this covariance too large.
+            Before any work, for a grid or a covariance of its points that would not fit; or during
+            training, if shorter length scales make this covariance too large.
         """
         return self._fit(X, y, noise_variance, small=SMALL_TABLE)
 
     def _fit(self, X: Any, y: Any, noise_variance: Any, small: int) -> KISSGPRegressor:
-        """Fit on a grid, or the exact process of at most `small` rows where "auto" may choose."""
+        """Fit on a grid, or the exact process of at most `small` rows if the settings allow it."""
         with FitRun(self) as run:
-            # A grid sums rows up and does not keep them.
+            # A grid stores sums over the rows, not the rows.
             table = self._read_table(X, y, noise_variance, run, copy=False)
             self._choose(len(table.X), run)
             if len(table.X) <= small and self._may_leave_grid():
@@ -354,7 +359,7 @@ class KISSGPRegressor(GPRegressorBase):
         self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
 
     def _choose(self, n: int, run: FitRun) -> None:
-        """Report the choices that depend on nothing but the number of rows."""
+        """Report the choices that depend only on the number of rows."""
         if self.solver not in ("auto", "cholesky", "cg"):
             raise ValueError(
                 f"solver={self.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
@@ -402,8 +407,8 @@ class KISSGPRegressor(GPRegressorBase):
     ) -> GridFit:
         """The sums on a grid of the rows, or of their features from a network.
 
-        The rows that a network has not seen (`held`) alone train the hyperparameters, because the
-        network fits the others too well to show their noise.
+        Only rows that the network has not seen (`held`) train the hyperparameters, because the
+        network overfits the others, so that they underestimate the noise.
         """
         extent, shortest = table.X, 0.0
         if features is None:
@@ -489,7 +494,7 @@ class KISSGPRegressor(GPRegressorBase):
         return self._evaluate(made.problem.probes)
 
     def _evaluate(self, probes: Any = None) -> GridEvaluation | ProductEvaluation:
-        """Keep the posterior and its likelihood."""
+        """Store the posterior and its likelihood."""
         posterior = self._build_posterior(probes)
         self._remember(posterior)
         self.log_marginal_likelihood_value_ = posterior.evaluation.value
@@ -515,10 +520,10 @@ class KISSGPRegressor(GPRegressorBase):
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> KISSGPRegressor:
         """Add rows to the model, exactly, without training its hyperparameters.
 
-        The scale of the target and the spacing of the grid do not change. The grid grows where rows
-        lie outside it. The first call makes a grid whatever the number of rows. After a `fit`
-        without a grid the exact process of all rows is factorised again, so that a stream should
-        begin with this method.
+        The scale of the target and the spacing of the grid do not change. The grid grows to include
+        rows outside it. The first call makes a grid for any number of rows. After a `fit` without a
+        grid the exact process of all rows is factorised again, so that a stream should begin with
+        this method.
 
         Parameters
         ----------
@@ -539,7 +544,7 @@ class KISSGPRegressor(GPRegressorBase):
         ValueError
             For rows unlike those of the first call.
         MemoryError
-            For a grid that would not fit once grown.
+            For a grid that would not fit after it has grown.
         """
         if not hasattr(self, "n_iter_"):
             return self._fit(X, y, noise_variance, small=0)
@@ -573,7 +578,7 @@ class KISSGPRegressor(GPRegressorBase):
         run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
         run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
 
-    # ------------------------------------------------------------------ what predictions need
+    # ------------------------------------------------------------------ predictions
 
     def extract_features(self, X: Any) -> np.ndarray:
         """Inputs of the kernel: the features of a network, or the rows themselves.

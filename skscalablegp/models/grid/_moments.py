@@ -13,7 +13,8 @@ import scipy.sparse
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 
-# Mean squared residual, in units of the noise, above which there is a misfit. Usual is below 1.
+# There is a misfit if the mean squared residual, in units of the noise, exceeds this. It is usually
+# below 1.
 _MISFIT = 1.5
 # Bytes of one block of powers while rows are read.
 _BLOCK_BYTES = 2**25
@@ -68,7 +69,7 @@ def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> flo
         Moments with weights 1 / D.
     mean : ndarray of shape (m, t)
     D : float
-        Harmonic mean of the rows' noise; NaN where it is not known, and the misfit is then 0.
+        Harmonic mean of the rows' noise; if it is unknown (NaN), the misfit is 0.
     jitter : float
         The part of D that was added for numerical reasons.
     """

@@ -24,10 +24,10 @@ _SCORES = 20
 _BATCH_ROWS = 256
 # Weight decay of a step, in units of the rate. Without it features overfit the training rows.
 _DECAY = 1.0
-# Factor of standardised features before tanh squashes them into (-1, 1).
+# Factor of standardised features before tanh maps them into (-1, 1).
 _SQUASH = 0.5
-# Shortest length scale on such features. The network can represent rough functions, and low-rank
-# variances are accurate for smooth kernels only.
+# Shortest length scale on these features. The network can represent rough functions itself, and
+# low-rank variances are accurate for smooth kernels only.
 SHORTEST_FEATURE_LENGTH = 0.7
 # Share and smallest number of rows that the network does not see. They train the hyperparameters.
 _HELD_SHARE = 0.15
@@ -37,7 +37,7 @@ _MOST_FEATURES = 2
 
 @dataclass(frozen=True, eq=False)
 class GridFeatures:
-    """The outputs of a network, standardised and squashed into (-1, 1).
+    """The outputs of a network, standardised and mapped into (-1, 1).
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def grid_network(n_columns: int, feature_extractor: Any, activation: str) -> Net
     Raises
     ------
     ValueError
-        For anything that does not end in 1 or 2 features.
+        For a network that does not end in 1 or 2 features.
     """
     network = make_network(n_columns, feature_extractor, activation, linear_end=True)
     if network.n_features > _MOST_FEATURES or network.n_trainable == 0:
@@ -84,10 +84,10 @@ def grid_network(n_columns: int, feature_extractor: Any, activation: str) -> Net
 
 
 def held_rows(n: int, random_state: np.random.RandomState) -> np.ndarray:
-    """The rows that the network does not see, as booleans; none of a small table.
+    """The rows that are held out from the network, as booleans; none of a small table.
 
-    On rows that train the network residuals are too small, and so would be a noise variance that is
-    trained on them.
+    Residuals on the network's own training rows are too small, and so would be a noise variance
+    trained on these rows.
     """
     held = np.zeros(n, dtype=bool)
     count = int(_HELD_SHARE * n)

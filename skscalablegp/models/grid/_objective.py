@@ -1,4 +1,4 @@
-"""The marginal likelihood of an interpolated kernel from sums on the grid, whatever n is."""
+"""The marginal likelihood of an interpolated kernel from sums on the grid, for any n."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ._grid_kernel import SMALLEST_NOISE, GridFactor, GridKernel
 from ._moments import GridMoments, grid_moments, misfit
 from ._polynomials import offset_sums
 
-# Error allowed for leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
-# bound that is some hundred times too large in practice, and as a share of the prior variance.
+# Allowed error from leaving out the smallest eigenvalues of the grid's covariance: in nats, by a
+# bound that in practice is about a hundred times too large, and as a share of the prior variance.
 _CUT_NATS = 1e-3
 _CUT_VARIANCE = 1e-9
 # Numbers in one block of columns on the grid.
@@ -36,7 +36,7 @@ class NoisyMoments:
     Attributes
     ----------
     first, second : GridMoments
-        Moments with weights 1 / D and 1 / D^2, the second without a gram where D is constant.
+        Moments with weights 1 / D and 1 / D^2, the second without a gram if D is constant.
     sums : list of Tensor
         `offset_sums` of each component's block of ``first.gram``.
     log_det : float
@@ -78,15 +78,15 @@ class SummedRows(ABC):
 
     @abstractmethod
     def at(self, noise: float) -> NoisyMoments:
-        """The moments when white noise adds `noise` to every row's own."""
+        """The moments when the white noise `noise` is added to the known noise of every row."""
 
     @abstractmethod
     def settled(self, white: float, prior: float) -> KeptRows:
-        """The sums that a fitted model keeps, given the white noise and the prior variance."""
+        """The sums that a fitted model stores, given the white noise and the prior variance."""
 
 
 class KeptRows(SummedRows):
-    """The sums on a grid that a fitted model keeps, to which further rows can be added.
+    """The sums on a grid that a fitted model stores, and to which further rows can be added.
 
     Subclasses have ``moved(numbers, grid)``, the sums on a grid in which point i has the number
     ``numbers[i]``, and ``plus(X, Y, known, white, prior)``, the sums with further rows, exactly, at
@@ -147,7 +147,7 @@ class CommonNoise(KeptRows):
 
 
 class NoiseByRow(SummedRows):
-    """Rows of unequal noise, which are read again for every variance of the white noise.
+    """Rows with different noise, which are read again for every variance of the white noise.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class NoiseByRow(SummedRows):
 
 
 class FixedNoise(KeptRows):
-    """Rows with fixed noise variances D, of which only weighted moments are kept.
+    """Rows with fixed noise variances D, of which only weighted moments are stored.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class FixedNoise(KeptRows):
 
 
 def summed(kernel: GridKernel, table: Table, chosen: np.ndarray | None = None) -> SummedRows:
-    """The moments of all or of chosen rows. Rows of unequal noise are kept during training."""
+    """The moments of all or of chosen rows. Rows with different noise are kept during training."""
     X, Y, known = table.X, table.targets, table.noise
     if chosen is not None:
         X, Y, known = X[chosen], Y[chosen], known[chosen]
@@ -288,10 +288,10 @@ class GridEvaluation:
     jitter : float
         Jitter added to the noise variance.
     misfit : float
-        Mean squared residual of the rows beyond the noise. It is the interpolation error, where
-        there is hardly any noise.
+        Mean squared residual of the rows beyond the noise. Without noise it is the interpolation
+        error.
     std_error : float
-        Of the value, which is exact here.
+        Standard error of the value, which is exact here.
     solve : SolveSummary or None
         The linear solve behind the weights; None, because they come from a factorisation.
     """
@@ -318,7 +318,7 @@ def grid_marginal_likelihood(
     r"""log p(Y) of the interpolated model from moments alone, exact up to rounding.
 
     With Kuu = F F', H = D + (W F)(W F)' and A = F' (W' D^-1 W) F: log|H| = log|D| + log|I + A|, and
-    H^-1 by Woodbury's formula. O(m r^2 + r^3) and memory O(m r), whatever n is; the numerical rank
+    H^-1 by Woodbury's formula. O(m r^2 + r^3) time and O(m r) memory for any n; the numerical rank
     r of a smooth kernel is far below m.
 
     Parameters
@@ -337,7 +337,7 @@ def grid_marginal_likelihood(
         prior = float(kernel.prior(theta))
         G, n = moments.first.gram, moments.first.n
         norm = float(abs(G).sum(0).max())
-        # log|H| moves by at most tr(G R) <= norm tr(R) for the part R that is cut.
+        # Leaving out a part R changes log|H| by at most tr(G R) <= norm tr(R).
         tol = min(_CUT_NATS / norm, _CUT_VARIANCE * prior * kernel.n_points)
         factor = kernel.factor(theta, tol)
         F = factor.F
@@ -377,7 +377,7 @@ def check_rank(kernel: GridKernel, theta: Float[Tensor, " p"]) -> None:
     Raises
     ------
     MemoryError
-        Names the rank and what makes it smaller.
+        The message names the rank and how to reduce it.
     """
     with torch.no_grad():
         kernel.cuts(theta, _CUT_VARIANCE * float(kernel.prior(theta)) * kernel.n_points)

@@ -1,4 +1,4 @@
-"""Sums of powers of places within cells, and the stencils and polynomials that they give."""
+"""Sums of powers of places within cells, and the stencils and polynomials computed from them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
 # Bytes of k(x, grid) for a block of rows outside the grid.
 _BLOCK_BYTES = 2**26
-# Number of columns up to which polynomials in a cell are cheaper. A variance has 7^d coefficients.
+# Up to this number of columns polynomials in a cell are cheaper. A variance has 7^d coefficients.
 _POLYNOMIAL_COLUMNS = 3
-# Products that building the polynomials may always take. Beyond that many rows have to share them.
+# Number of products that building the polynomials may always take. If more are needed, they must
+# pay off over the rows of the request.
 _SHARED_PRODUCTS = 1e9
 # Points of the last axis in one block of covariances.
 _STENCIL_BLOCK = 64
@@ -33,8 +34,8 @@ class GridPosterior(Posterior):
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E', so that variances are sums
     of squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6
-    a column, which takes O(7^d) a row on a product grid, whatever the rank. The interpolation error
-    at the rows, where it is above the noise, is added to every variance.
+    a column, which takes O(7^d) a row on a product grid, whatever the rank. The mean squared
+    interpolation error at the rows, as far as it exceeds the noise, is added to every variance.
 
     For rows outside the grid the kernel is that of an infinite grid. With g the covariance of f(x)
     and z, where f = F z on the grid, the mean is g' E[z] and the variance k(x, x) - |g|^2 +
@@ -84,7 +85,7 @@ class GridPosterior(Posterior):
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
         """S in single precision and a scale c, with c^2 S S' close to E E'.
 
-        S has the principal components of the root but for a share `_CUT_SHARE` of the trace.
+        S has the principal components of the root, without a share `_CUT_SHARE` of the trace.
         """
         values, vectors = torch.linalg.eigh(self.root.T @ self.root)
         share = values.clamp_min(0).cumsum(0)
@@ -118,7 +119,7 @@ class GridPosterior(Posterior):
         return self.evaluation.rank
 
     def _polynomials_are_dear(self, n_rows: int) -> bool:
-        """Whether building the polynomials costs more than so few rows without them."""
+        """Whether building the polynomials costs more than `n_rows` variances without them."""
         (m, r), d = (self.grid_kernel.n_points, self._columns), len(self._axes)
         shared = m * r * 7**d
         return shared > _SHARED_PRODUCTS and n_rows * r * (4**d + r) < shared

@@ -42,8 +42,8 @@ class GridProducts:
 
     K is a Kronecker product of Toeplitz matrices (Wilson and Nickisch 2015; Pleiss et al. 2018,
     equations 5 and 6), G is sparse. Solves with H = D + W K W' become solves with I + G K, which is
-    self-adjoint in the inner product of K. Conjugate gradients and Lanczos take O(m log m) a step,
-    whatever n is.
+    self-adjoint in the inner product of K. Conjugate gradients and Lanczos take O(m log m) per step
+    for any n.
 
     Parameters
     ----------
@@ -175,14 +175,14 @@ class ProductEvaluation:
     Attributes
     ----------
     value, std_error : float
-        An estimate of the log marginal likelihood, summed over targets, and its standard error
-        plus the bias that the quadrature may have; NaN without probes.
+        An estimate of the log marginal likelihood, summed over targets, and its standard error plus
+        the largest possible bias of the quadrature; NaN without probes.
     products : GridProducts
     weights : Tensor of shape (m, t)
         W' H^-1 Y; K times these is the mean on the grid.
     mean : Tensor of shape (m, t)
     jitter, misfit : float
-        As of `GridEvaluation`.
+        As in `GridEvaluation`.
     solve : SolveSummary
         How the solve for the weights ended.
     """
@@ -199,7 +199,7 @@ class ProductEvaluation:
 
 
 def evaluate_products(problem: GridProblem, theta: Float[Tensor, " p"]) -> ProductEvaluation:
-    """The weights of the posterior, and an estimate of the likelihood where there are probes."""
+    """The weights of the posterior, and an estimate of the likelihood if there are probes."""
     kernel, theta = problem.grid_kernel, theta.detach().double()
     noise, jitter, moments = raised_noise(problem, theta)
     first, n = moments.first, moments.first.n
@@ -309,7 +309,7 @@ class ProductPosterior(GridPosterior):
         return C, self._solved(products.matmul(C.T.contiguous())).T
 
     def _solved(self, B: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
-        """(I + G K)^-1 B; remembers a solve that did not reach its tolerance."""
+        """(I + G K)^-1 B; records a solve that did not reach its tolerance."""
         solution, summary = self.evaluation.products.inverse(B)
         if summary.status is not Status.CONVERGED:
             self._unfinished.append(summary)
@@ -332,8 +332,8 @@ class ProductPosterior(GridPosterior):
     def _sampling_root(self) -> tuple[Float[Tensor, "m k"], float]:
         """S with S S' close to the posterior covariance C of the grid's points (equation 13).
 
-        S S' = C Q (Q' C Q)^-1 Q' C for an orthonormal Q in the range of C^2, whose rank doubles
-        until the trace stands still.
+        S S' = C Q (Q' C Q)^-1 Q' C for an orthonormal Q in the range of C^2. Its rank doubles until
+        the trace no longer changes.
         """
         m, before, rank = self.grid_kernel.n_points, 0.0, _SAMPLE_RANK
         generator = torch.Generator().manual_seed(0)

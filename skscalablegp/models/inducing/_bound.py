@@ -152,7 +152,7 @@ class Whitening:
 
     @classmethod
     def of(cls, K: Float[Tensor, "m m"]) -> Whitening:
-        """In float64 whatever the precision of K; O(m^3)."""
+        """In float64 for any precision of K; O(m^3)."""
         fraction = JITTER[K.dtype]
         K = K.detach().double()
         eye = torch.eye(len(K), dtype=K.dtype, device=K.device)

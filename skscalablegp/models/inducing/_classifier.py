@@ -114,8 +114,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The last state counts as the best, since the bound on a batch is too noisy to compare states
-        by.
+        The last state counts as the best, because the bound on a batch is too noisy for a
+        comparison of states.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -241,8 +241,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """Update the posterior with further rows; the first call is `fit`.
 
         The current posterior is the prior for the new rows. Hyperparameters, inducing points and
-        the calibration stay those of the first call, which should therefore have rows from
-        everywhere. Rows that are passed twice count twice.
+        the calibration stay those of the first call, whose rows should therefore cover the whole
+        range. Rows that are passed twice count twice.
 
         Parameters
         ----------

@@ -214,7 +214,7 @@ class SparseStepper(Stepper):
         try:
             self._step(self.rows.take(next(self._batches)))
         except torch.linalg.LinAlgError:
-            # Not a number as the score makes the driver go back to the best state.
+            # A score of NaN makes the driver return to the best state.
             with torch.no_grad():
                 self._points.fill_(math.nan)
 

@@ -24,10 +24,10 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     The posterior is summarised by the function values at m inducing points. Their distribution, the
     positions of the points and the hyperparameters maximise a lower bound of the log marginal
-    likelihood (Hensman et al. 2013). A step costs O(b m^2 + m^3) for a batch of b rows, whatever
-    the number of rows. A predicted mean costs O(m), and a standard deviation O(m^2). With Gaussian
-    noise the distribution follows natural gradients in closed form, and its optimum for all rows is
-    computed at the end.
+    likelihood (Hensman et al. 2013). A step costs O(b m^2 + m^3) for a batch of b rows, independent
+    of the number of rows. A predicted mean costs O(m), and a standard deviation O(m^2). With
+    Gaussian noise the distribution follows natural gradients in closed form, and its optimum for
+    all rows is computed at the end.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         returns a true value.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The last state counts as the best, since the bound on a batch is too noisy to compare states
-        by.
+        The last state counts as the best, because the bound on a batch is too noisy for a
+        comparison of states.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -252,7 +252,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
         The current posterior is the prior for the new rows. With Gaussian noise, one pass over them
         gives the same result as all rows together. Hyperparameters and inducing points stay those
-        of the first call, which should therefore have rows from everywhere. Rows that are passed
+        of the first call, whose rows should therefore cover the whole range. Rows that are passed
         twice count twice.
 
         Parameters

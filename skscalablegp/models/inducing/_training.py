@@ -76,10 +76,10 @@ def best_noise(
     """The default kernel's theta with a noise, its last entry, that suits the inducing points.
 
     The exact likelihood of a few rows chooses less noise than inducing points need. The noise is
-    therefore the best on a grid, by the collapsed bound of some thousand rows plus the prior.
-    Training starts below the larger values of the grid, since the points explain more once it has
-    moved them, which high noise would prevent, but not so far below that its steps could not
-    return.
+    therefore the best on a grid, by the collapsed bound of some thousand rows plus the prior. If a
+    large value of the grid is best, training starts below it: once the points have moved, less
+    noise suffices, and high noise would keep them from moving. It does not start so far below that
+    the steps could not return.
     """
     chosen = random_rows(len(rows), _NOISE_ROWS, generator)
     least = max(float(theta[-1]), math.log(_NOISE[0] * unit))

@@ -50,8 +50,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. None means ``ConstantKernel() * Matern(nu=1.5) + WhiteKernel()`` with one length
         scale per column. Training starts at the scale of the data; before a fit, and with
-        ``optimizer=None``, all values are 1. Any kernel will do. Kernels without a compiled form
-        are evaluated by their own NumPy code, and may take rows that are not vectors, such as
+        ``optimizer=None``, all values are 1. Any kernel can be used. Kernels without a compiled
+        form are evaluated by their own NumPy code, and may take rows that are not vectors, such as
         strings.
     priors : dict of str to Prior, "auto" or None, default="auto"
         Prior distributions of hyperparameters, by name; training adds their log density to its

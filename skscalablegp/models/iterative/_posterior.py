@@ -124,7 +124,7 @@ class IterativePosterior(KernelPosterior):
         """B = k(training rows, X), V near H^-1 B, and R = B - H V; one epoch more than the solve.
 
         B'V + V'R = B'V + V'B - V'HV is smaller than B' H^-1 B by R' H^-1 R, which is positive
-        semidefinite and of second order in R. However early the solve ended, variances are never
+        semidefinite and of second order in R. Even if the solve ended early, variances are never
         too small and covariances never indefinite.
         """
         cross = self.cross(X).to_dense().T.contiguous()

@@ -25,7 +25,7 @@ class RRCGRegressor(SolvedGPRegressor):
     """Gaussian-process regression trained by Russian-roulette conjugate gradients.
 
     Each training step truncates conjugate gradients at a random iteration and weights the terms
-    that were computed, so that the gradient is unbiased however few iterations it takes. Plain
+    that were computed, so that the gradient is unbiased for any number of iterations. Plain
     truncation is biased towards long length scales, and training with it may diverge. Solves for
     predictions run until they reach their tolerance.
 
@@ -45,13 +45,12 @@ class RRCGRegressor(SolvedGPRegressor):
     truncation : {"auto", "exponential", "geometric", "reciprocal", "fixed"} or object, \
             default="auto"
         Distribution of the term at which a series is truncated. The terms are iterations of
-        conjugate gradients. "auto" is "exponential", but truncates nothing up to 2,000 rows if
-        `optimizer` is "auto", too: exact gradients cost less there, and have no noise.
-        "exponential" always computes 20 iterations and on average about 20
-        more; it starts to truncate later if the two estimates of a step differ by more than a
-        tenth. Objects that say where truncation starts, such as ``ExponentialTruncation(0.05,
-        min_iter=20)``, are not changed. "fixed" is plain truncated conjugate gradients, for
-        comparison.
+        conjugate gradients. "auto" is "exponential". For up to 2,000 rows, if `optimizer` is
+        "auto", too, nothing is truncated, because exact gradients cost less and have no noise.
+        "exponential" always computes 20 iterations and on average about 20 more; it starts to
+        truncate later if the two estimates of a step differ by more than a tenth. Objects that say
+        where truncation starts, such as ``ExponentialTruncation(0.05, min_iter=20)``, are not
+        changed. "fixed" is plain truncated conjugate gradients, for comparison.
     preconditioner : {"auto", "pivoted_cholesky", "rpcholesky", "nystrom"}, object or None, \
             default="auto"
         Preconditioner of the iterative linear solver. It is used in training and in the solves for
@@ -273,7 +272,7 @@ class RRCGRegressor(SolvedGPRegressor):
             has_spectral_density=has_spectral_density(kernel, self.posterior),
             dtype=self.dtype,
         )
-        # Training never factorises the matrix, however badly conditioned a larger one is.
+        # On larger tables training never factorises the matrix, even if it is badly conditioned.
         sizes = replace(sizes, factor_if_ill_conditioned=False)
         if sizes.exact:
             return self._exact_plan(sizes, n, run)
@@ -337,7 +336,7 @@ class RRCGRegressor(SolvedGPRegressor):
 
 
 def _law(truncation: Any) -> Any:
-    """The distribution that "auto" stands for where terms are truncated."""
+    """The distribution of "auto" if terms are truncated."""
     return "exponential" if is_auto(truncation) else truncation
 
 

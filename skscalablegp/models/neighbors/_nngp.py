@@ -32,12 +32,13 @@ from ._metric import Metric
 from ._objectives import LocalGradient, Scales, neighbours_of
 from ._posterior import NeighborPosterior
 
-# Values of n_neighbors="auto" on tables that are not small. Predictions with the larger one take
-# three times as long; the last number is the gain that this is worth, in nats a row.
+# Values of n_neighbors="auto" on tables that are not small. Predictions with the larger number take
+# three times as long, which is accepted for this gain in nats per row.
 _NEIGHBORS, _MORE_NEIGHBORS, _WORTH = 200, 400, 0.02
 # Rows of the exact fit from which training starts, and with objective="subset".
 _START, _SUBSET = 1000, 3000
-# Value of batch_size="auto", and rows of the calibration, which costs as much as to predict them.
+# Value of batch_size="auto", and number of rows of the calibration, which costs as much as their
+# prediction.
 _CENTRES, _CALIBRATION = 1000, 2000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
@@ -48,9 +49,9 @@ class NNGPRegressor(GPRegressorBase):
 
     A row is predicted by the exact Gaussian process of its nearest training rows, a few hundred of
     them, by the distance that the kernel implies. The hyperparameters are trained to predict rows
-    that are left out. Every training row is used where it is near. Fits take seconds to minutes
-    (measured up to a million rows), and predictions half a millisecond to three milliseconds per
-    row.
+    that are left out. All training rows contribute, each near its own position. Fits take seconds
+    to minutes (measured up to a million rows), and predictions half a millisecond to three
+    milliseconds per row.
 
     Parameters
     ----------
@@ -346,7 +347,7 @@ class NNGPRegressor(GPRegressorBase):
         self, problem: GPProblem, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
         """Choose the number of neighbours and scale the kernel, by rows that are left out."""
-        # The rows that training has predicted are predicted too well.
+        # Predictions of the rows in the training objective are too good.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
         if not len(others):

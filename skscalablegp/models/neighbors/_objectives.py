@@ -24,7 +24,7 @@ VALUES = {"leave_one_out": left_out, "blocks": blocks}
 def neighbours_of(
     problem: GPProblem, theta: Float[Tensor, " p"], rows: Int[Tensor, " s"], m: int
 ) -> Int[Tensor, "s m"]:
-    """Of each row the m nearest other rows, in the kernel's metric at theta."""
+    """The m nearest other rows of each row, in the kernel's metric at theta."""
     points = Metric(problem.kernel, theta, problem.X).points
     return others_near(Index(points), points[rows.cpu().numpy()], rows, m)
 
