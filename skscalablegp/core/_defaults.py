@@ -44,7 +44,7 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
     if level is None or not few:
         return None, f"{n:,} rows of {d} columns: the likelihood decides"
     return {"k2__noise_level": LogNormal(0.1 * level, 1.5)}, (
-        f"{n} rows of {d} columns say little about the noise"
+        f"{n} rows of {d} columns contain little information on the noise"
     )
 
 
@@ -69,7 +69,7 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | Non
         Its bounds are relative to these starting values.
     """
     spread = X.std(axis=0)
-    # A constant column carries no information; any positive length scale will do.
+    # A constant column carries no information, so that any positive length scale is suitable.
     spread = np.where(spread > 1e-12 * np.abs(X).max(axis=0, initial=0.0), spread, 1.0)
     unit = float(np.mean(np.square(y)))
     if not np.isfinite(unit) or unit <= 0:

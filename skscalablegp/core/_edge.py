@@ -34,7 +34,7 @@ def more_noise(estimator: Any) -> str:
 
 
 def ours(error: BaseException, estimator: Any) -> BaseException | None:
-    """The error to raise in place of one from a library below; None if `error` itself will do.
+    """The error to raise in place of `error`; None if `error` can be raised as it is.
 
     Failed factorisations and allocations are translated. An error that this package raised keeps
     its type and gets the estimator's name in front of its message. All other errors pass unchanged:

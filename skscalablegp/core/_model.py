@@ -35,7 +35,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     ``_parameters``.
     """
 
-    # Whether kernels without a compiled form are accepted, and with them rows that are no vectors.
+    # Whether kernels without a compiled form are accepted, and with them rows that are not vectors.
     _any_kernel: bool = False
 
     def __init_subclass__(cls, **kwargs: Any):

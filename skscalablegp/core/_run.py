@@ -49,8 +49,8 @@ _OF_SOLVES = {
     Status.BREAKDOWN: "diverged",
 }
 
-# A fit warns of a target whose mean is so many standard deviations of the prior away from zero. The
-# prior is evaluated at the first few rows.
+# A fit warns if the mean of the target is this many standard deviations of the prior away from
+# zero. The prior is evaluated at the first few rows.
 _FAR, _FEW_ROWS = 10.0, 20
 
 # A warning is attributed to the innermost line of code outside these packages.
@@ -144,7 +144,7 @@ class FitRun(Run):
         try:
             return self._leave(error)
         except BaseException:
-            # An exception or a signal has come before the new model was complete.
+            # An exception or a signal arrived before the new model was complete.
             if not self._committed:
                 self._restore()
             raise
@@ -176,7 +176,7 @@ class FitRun(Run):
         return False
 
     def _restore(self) -> None:
-        """Restore the estimator in one assignment, except for what tears down its callbacks."""
+        """Restore the estimator in one assignment, except for attributes of its callbacks."""
         self.estimator.__dict__ = self._before | callbacks_under_way(self.estimator)
         self.estimator._remember(self._old_posterior)
 
@@ -236,7 +236,7 @@ class FitRun(Run):
         """
         check_memory(need_bytes, what, remedy, self.memory_budget, device=self.device)
 
-    # ------------------------------------------------------------------ what is announced
+    # ------------------------------------------------------------------ the beginning
 
     def begin(self, X: Any, y: Any, seen: int = 0) -> None:
         """Notify scikit-learn's callbacks that a fit on these validated arrays begins.
@@ -352,7 +352,7 @@ class FitRun(Run):
         """Add entries to the report, such as jitter, epochs and summary."""
         self._facts |= facts
 
-    # ------------------------------------------------------------------ how it goes
+    # ------------------------------------------------------------------ progress
 
     @property
     def stopped(self) -> bool:
@@ -448,7 +448,7 @@ class FitRun(Run):
         self.warn(message)
         self.reports(remark=message)
 
-    # ------------------------------------------------------------------ its end
+    # ------------------------------------------------------------------ the end
 
     def _settle(self) -> tuple[str, str]:
         """Final status and its reason; adds the reason to the warning if there is one."""
@@ -486,7 +486,7 @@ class FitRun(Run):
         if status == "callback":
             return f"a callback ended training after {steps}, {kept}"
         if status == "interrupted":
-            return f"the fit was interrupted after {steps}, {kept}: fit again to go to the end"
+            return f"the fit was interrupted after {steps}, {kept}: fit again to complete it"
         if status == "stagnated":
             return (
                 f"training stagnated after {steps} although the gradient is not small, {kept}: no "

@@ -31,7 +31,7 @@ _EXACT_STEPS = 100
 _REFINING_STEPS = 25
 # Budget of solver epochs for these steps: if systems are hard to solve, there are fewer steps.
 _REFINING_EPOCHS = 600
-# Training goes on after a stage that ended for one of these reasons.
+# Training continues after a stage that ended for one of these reasons.
 _DONE = ("converged", "max_iter", "max_epochs", "stagnated")
 # Maximum number of natural steps without an initialisation, and after one.
 _NATURAL_STEPS = {False: 200, True: 50}
@@ -40,8 +40,9 @@ _ADAM_STEPS = 100
 _REFINING_ADAM_STEPS = 30
 # Adam steps are smaller above this number of rows (Lin et al. 2024, appendix B).
 _LARGE_ROWS = 50_000
-# Relative tolerance on a subset, whose optimum is only a start. Looser ones have ended on plateaus
-# from where the likelihood still rises by two hundred nats, tighter ones take steps for nothing.
+# Relative tolerance on a subset, whose optimum is only a start. Fits with looser tolerances ended
+# on plateaus from which the likelihood could still rise by two hundred nats; tighter ones take
+# steps that gain nothing.
 _SUBSET_TOL = {True: 3e-5, False: 1e-5}
 # Relative tolerance on all rows. On small tables steps are cheap, so that the optimum under a given
 # kernel is found as precisely as by scikit-learn, with which users compare it.
@@ -191,7 +192,8 @@ def best_of(
     attempts : iterable of callable
         Trainings, the first from the given hyperparameters, the others from other starts.
     best : TrainingResult or None
-        What an interrupt of the first attempt leaves; its steps count. None raises.
+        The result if the first attempt is interrupted, whose steps count. With None the interrupt
+        is raised.
     run : Run
     ways : int
         Number of attempts from each start.
@@ -308,7 +310,7 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
 
 
 def adam_rate(n: int) -> float:
-    """The learning rate that "auto" stands for on n rows."""
+    """The learning rate of "auto" for n rows."""
     return 0.1 if n <= _LARGE_ROWS else 0.03
 
 

@@ -111,7 +111,7 @@ def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:
 
 @contextmanager
 def checking(run: FitRun) -> Iterator[None]:
-    """A stage that may add a warning; where time, memory or arithmetic fail, only it ends."""
+    """A stage that may add a warning; if time, memory or arithmetic fail, only this stage ends."""
     with run.stage("check", optional=True):
         try:
             yield
@@ -147,7 +147,7 @@ def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
     theta : array-like of shape (p,)
         Hyperparameters from an exact fit on some hundred rows.
     n : int
-        Number of rows of the table. Nothing is checked where the exact process replaces
+        Number of rows of the table. Nothing is checked if the exact process replaces
         approximations.
     run : FitRun
     """

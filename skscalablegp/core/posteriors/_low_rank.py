@@ -18,13 +18,14 @@ from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
 from ._weights import WeightForm
 
-# Lanczos starts with the average column of K over at most so many rows.
+# Lanczos starts with the average column of K over at most this many rows.
 _PROBE_ROWS = 1000
-# Largest rank that is tried without a limit by the user.
+# Largest rank that is tried if the user has set no limit.
 AUTO_RANK = 1600
 # Number of start vectors of Lanczos when the rank has to grow.
 _NEW_PROBES = 8
-# Up to so many rows samples come from a factorised covariance, above from random features.
+# Up to this number of rows samples come from a factorised covariance, and above it from random
+# features.
 _JOINT_ROWS = 1000
 _SAMPLE_PAIRS = 1000
 
@@ -188,7 +189,7 @@ class LOVEWeights(Posterior):
         return self._form.prior_covariance(X) - explained @ explained.T
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        """Joint draws of the weights, O(q k) each; from the covariance where f has a rest."""
+        """Joint draws of the weights, O(q k) each; from the covariance if f has a remainder."""
         if self._form.has_rest:
             return super().sample(X, n_samples, random_state)
         generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
@@ -363,9 +364,9 @@ def explained_weights(
 ) -> Float[Tensor, "q k"]:
     """Y with I - Y Y' >= (I + A)^-1, equal at full rank: LOVE for weights with a prior N(0, I).
 
-    Lanczos on I + A in the inner product of A, which is Lanczos on D^-1/2 H D^-1/2 for
-    H = D + phi phi' and A = phi' D^-1 phi, without a vector of length n. A Galerkin projection lies
-    below the inverse, so variances err upwards only. O(q^3).
+    Lanczos on I + A in the inner product of A, which is Lanczos on D^-1/2 H D^-1/2 for H = D + phi
+    phi' and A = phi' D^-1 phi, without a vector of length n. A Galerkin projection lies below the
+    inverse, so that variances are never too small. O(q^3).
 
     Parameters
     ----------

@@ -13,8 +13,9 @@ from torch import Tensor
 class WeightForm:
     """A posterior of ``f(x) = phi(x)' w + r(x)`` with the prior w ~ N(0, I).
 
-    Random features have no rest r. Inducing points, whose whitened values are the weights, have a
-    rest, which does not depend on the data. Posteriors return this form from ``weight_form()``.
+    Random features have no remainder r. Inducing points, whose whitened values are the weights,
+    have a remainder that does not depend on the data. Posteriors return this form from
+    ``weight_form()``.
 
     Attributes
     ----------
@@ -23,11 +24,11 @@ class WeightForm:
     precision : Tensor of shape (q, q)
         I + A, the inverse of the posterior covariance of the weights.
     prior : callable
-        Maps rows to the prior variances of f, (m,), including the rest.
+        Maps rows to the prior variances of f, (m,), including the remainder.
     prior_covariance : callable
-        Maps rows to the prior covariances of f, (m, m), including the rest.
+        Maps rows to the prior covariances of f, (m, m), including the remainder.
     has_rest : bool
-        Whether there is a rest r.
+        Whether there is a remainder r.
     """
 
     features: Callable[[Tensor], Float[Tensor, "m q"]]

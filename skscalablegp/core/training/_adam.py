@@ -11,9 +11,9 @@ from torch import Tensor
 class TensorAdam:
     """Adam's steps on groups of tensors, from the gradients that the tensors hold.
 
-    If all tensors have gradients at every step, the steps are those of `torch.optim.Adam`. That one
-    imports more than a second of compilers the first time that a process uses it: more than a small
-    fit takes.
+    If all tensors have gradients at every step, the steps are those of `torch.optim.Adam`. That
+    class imports compilers when a process first uses it, which takes more than a second and thus
+    longer than a small fit.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class TensorAdam:
         ]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         for moved, _ in self._groups:
             for x, _, _ in moved:
                 x.grad = None

@@ -163,7 +163,8 @@ class _Run:
         value = float("nan")
         if self.best_theta is not None:
             theta, value = self.best_theta, self.best_value
-            # Values that differ by rounding only say less than the slopes that an optimiser saw.
+            # If values differ only by rounding, the slopes seen by the optimiser are more
+            # informative.
             if self._value_of(self.chosen) >= value - ROUNDING * abs(value):
                 theta, value = self.chosen, self._value_of(self.chosen)
         elif self.chosen is not None:
@@ -229,7 +230,7 @@ def train(
     generator : torch.Generator
         Generator of the estimator's random numbers.
     n_iter_no_change : int, optional
-        Training stops if the log hyperparameters moved by less than `tol` in so many steps.
+        Training stops if the log hyperparameters moved by less than `tol` in this many steps.
     tol : float, default=1e-3
         See `n_iter_no_change`.
     average : int, default=1

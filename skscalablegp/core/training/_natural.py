@@ -13,7 +13,7 @@ from ._optimizers import Optimizer, Optimum
 _LONGEST_STEP = 1.0
 # Added to the diagonal of the Fisher information, since flat directions have no optimum.
 _FLAT = 0.1
-# Fraction of the tolerance that may be left to gain beside the noise.
+# Largest remaining gain beside the noise, as a fraction of the tolerance.
 _LEFT = 0.1
 # Change of a log hyperparameter after which the Fisher information is computed again.
 _REFRESH = 0.5
@@ -41,7 +41,7 @@ class NaturalGradient(BaseEstimator, Optimizer):
     Parameters
     ----------
     gain_tol : float, default=0.5
-        Acceptable loss by noise, in nats. Everything else together may cost a tenth of it.
+        Acceptable loss by noise, in nats. All other losses together may be a tenth of it.
     n_rows : int, default=300
         Number of random rows for the Fisher information; O(p n_rows^3) for p hyperparameters.
 

@@ -18,7 +18,7 @@ _SUFFICIENT = 1e-4
 # a tolerance of 1e-6 and a hundred rows a log hyperparameter is then right to a few thousandths.
 _SMALLEST_GAIN = 100
 _MAX_BACKTRACKS = 8
-# The steps diverge if a predicted gain is so many times the smallest one seen.
+# The steps diverge if a predicted gain is this many times the smallest one so far.
 _LOST = 30.0
 # Acceptable remaining gain if gradients are estimates, in units of `gain_tol`.
 _NOISE = 10.0

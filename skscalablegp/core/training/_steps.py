@@ -15,8 +15,8 @@ from ._monitor import Monitor, StopTraining
 # machine several threads would spend more time waiting for one another than they save.
 _MANY_FLOPS = 1e9
 
-# Training has diverged if the last score is so much worse than the first. Scores are nats per row,
-# or squared errors in units of the target's variance.
+# Training has diverged if the last score is worse than the first by this much. Scores are nats per
+# row, or squared errors in units of the target's variance.
 _LOST = 1.0
 
 
@@ -108,7 +108,7 @@ def train_steps(
     monitor : Monitor
         Keeps history, progress, callbacks and time; gets one entry for each score.
     n_iter_no_change : int, optional
-        Training stops after so many scores in a row that improve the best by less than `tol`.
+        Training stops after this many scores in a row that improve the best by less than `tol`.
     tol : float, default=0.0
         See `n_iter_no_change`; in units of the score.
     epochs_per_step : float, default=0.0
