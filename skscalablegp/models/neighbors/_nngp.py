@@ -329,36 +329,41 @@ class NNGPRegressor(GPRegressorBase):
         unused = ("objective", "calibrate", "subset_size", "batch_size")
         result = train_or_report(part, estimator, settings, run, unused)
         run.chose("subset_size", size, f"{n:,} rows: an exact start saves steps")
+        asked = self.calibrate or self.n_neighbors == "auto"
+        fixed = self.optimizer is None or problem.kernel.n_params == 0
+        if asked and not (fixed or run.stopped):
+            with run.stage("calibration", optional=True):
+                result = self._calibrated(problem, result, run)
         if not exact:
             near = result.state.extra.get("near")
-            if near is None:
+            if near is None or near.shape[1] != self.n_neighbors_:
                 theta, rows = torch.as_tensor(result.theta), torch.as_tensor(self._seen)
                 search = partial(neighbours_of, problem, theta, rows, self.n_neighbors_)
                 near = run.finish("neighbours", search)
             self._near = near.cpu().numpy()
-        asked = self.calibrate or self.n_neighbors == "auto"
-        if self.optimizer is None or problem.kernel.n_params == 0 or run.stopped or not asked:
-            return result
-        with run.stage("calibration", optional=True):
-            result = self._calibrated(problem, result, run)
         return result
 
     def _calibrated(
         self, problem: GPProblem, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
         """Choose the number of neighbours and scale the kernel, by rows that are left out."""
-        # Predictions of the rows in the training objective are too good.
+        # Predictions of the rows in the training objective are too good to tell the scale. They
+        # still tell which number of neighbours is better.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
-        if not len(others):
+        auto, scaled = self.n_neighbors == "auto", self.calibrate and len(others) > 0
+        if self.calibrate and not scaled:
             run.ignores("calibrate", "training has predicted all rows")
-            return result
-        rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
+        if not len(others):
+            others = torch.arange(n)
         theta = torch.as_tensor(result.theta)
         scales = Scales(problem, theta)
-        if not scales.free:
+        if scaled and not scales.free:
             run.ignores("calibrate", "no hyperparameters scale the whole kernel")
-        auto = self.n_neighbors == "auto"
+        scaled = scaled and scales.free
+        if not (auto or scaled):
+            return result
+        rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
         near = neighbours_of(problem, theta, rows, _MORE_NEIGHBORS if auto else self.n_neighbors_)
         found = {}
         for m in (_NEIGHBORS, _MORE_NEIGHBORS) if auto else (self.n_neighbors_,):
@@ -369,7 +374,10 @@ class NNGPRegressor(GPRegressorBase):
             self.n_neighbors_ = _MORE_NEIGHBORS if many > few + _WORTH else _NEIGHBORS
             gain = f"{_MORE_NEIGHBORS} instead of {_NEIGHBORS} gain {many - few:.3f} nats a row"
             run.chose("n_neighbors", self.n_neighbors_, gain)
-        if not (self.calibrate and scales.free):
+            if self.n_neighbors_ != _NEIGHBORS:
+                # The likelihood is that of rows given as many neighbours as predictions take.
+                result = replace(result, value=float("nan"))
+        if not scaled:
             return result
         run.reports(scale=found[self.n_neighbors_].scale)
         theta = found[self.n_neighbors_].theta.numpy()

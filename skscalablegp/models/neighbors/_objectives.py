@@ -101,7 +101,9 @@ class Scales:
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
         mean, variance = predict(problem, theta, X, near, dtype)
-        variance = variance.clamp_min(0) + problem.kernel.noise(theta, X)
+        # A kernel without noise predicts copies of other rows without any variance.
+        floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
+        variance = torch.maximum(variance + problem.kernel.noise(theta, X), floor)
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
         error = (problem.Y[rows] - mean).square().mean(1)
 

@@ -313,26 +313,55 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
     assert ours.n_neighbors_ == ours.fit_report_.choices["n_neighbors"].value == chosen
     given = model(kernel=ours.kernel_, n_neighbors=chosen, normalize_y=True).fit(X, y)
     assert_allclose(ours.predict(X_new), given.predict(X_new), rtol=1e-8)
-    # The gain by dense algebra: some rows given their nearest others, each at its best scale.
-    Y, found = (y - y.mean()) / y.std(), {8: [], 60: []}
-    for i in range(0, 400, 8):
-        order = (((X - X[i]) / ours.kernel_.k1.k2.length_scale) ** 2).sum(1).argsort()[1:]
-        for m, pairs in found.items():
-            near = order[:m]
-            w = np.linalg.solve(ours.kernel_(X[near]), ours.kernel_(X[near], X[[i]])[:, 0])
-            variance = ours.kernel_(X[[i]])[0, 0] - w @ ours.kernel_(X[near], X[[i]])[:, 0]
-            pairs.append((Y[i] - w @ Y[near], variance**0.5))
+    # By dense algebra: rows given their nearest others.
+    Y, K = (y - y.mean()) / y.std(), ours.kernel_(X)
+
+    def left_out(i, m):
+        apart = ((X - X[i]) / ours.kernel_.k1.k2.length_scale) ** 2
+        near = apart.sum(1).argsort()[1 : 1 + m]
+        w = np.linalg.solve(K[np.ix_(near, near)], K[near, i])
+        return Y[i] - w @ Y[near], (K[i, i] - w @ K[near, i]) ** 0.5
+
     density = {}
-    for m, pairs in found.items():
-        error, std = np.transpose(pairs)
+    for m in (8, 60):
+        others = np.setdiff1d(np.arange(400), ours._seen)
+        error, std = np.transpose([left_out(i, m) for i in others])
         std *= np.sqrt(np.mean((error / std) ** 2))
         density[m] = norm.logpdf(error, 0, std).mean()
-    gain = density[60] - density[8]
-    assert 0.02 < gain < 10
-    assert_allclose(
-        float(ours.fit_report_.choices["n_neighbors"].reason.split()[5]), gain, atol=0.1
-    )
+    told = float(ours.fit_report_.choices["n_neighbors"].reason.split()[5])
+    assert_allclose(told, density[60] - density[8], atol=1e-3)
+    assert 0.02 < told < 10
+    # The likelihood is that of the neighbours from which rows are predicted, before and after
+    # more rows. Those of the fewer neighbours are the nearest at earlier hyperparameters.
+    error, std = np.transpose([left_out(i, chosen) for i in ours._seen])
+    value = 400 * norm.logpdf(error, 0, std).mean()
+    tolerance = 1e-6 if chosen == 60 else 0.1
+    assert_allclose(ours.log_marginal_likelihood_value_, value, rtol=tolerance)
     assert ours.partial_fit(X_new, X_new[:, 0]).n_neighbors_ == chosen
+    again = ours.log_marginal_likelihood(ours.kernel_.theta)
+    assert_allclose(ours.log_marginal_likelihood_value_, again, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_training_that_predicts_all_rows(monkeypatch, calibrate):
+    """Neighbours are compared all the same; the scale has no rows to be judged by."""
+    module = "skscalablegp.models.neighbors._nngp."
+    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=0.0).items():
+        monkeypatch.setattr(module + name, value)
+    X, y, _ = table(120)
+    settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, batch_size=120)
+    ours = model(n_neighbors="auto", calibrate=calibrate, **settings).fit(X, y)
+    assert ours.n_neighbors_ == 60 and "gain" in ours.fit_report_.choices["n_neighbors"].reason
+    assert ("calibrate" in ours.fit_report_.ignored) == calibrate
+
+
+def test_calibration_of_a_kernel_without_variance_between_copies():
+    p, _ = problem(ConstantKernel(1.0) * RBF(1.0), t=1)
+    twice = GPProblem(p.kernel, p.X.repeat(2, 1), torch.cat([p.Y, p.Y + 0.1]))
+    near = torch.arange(40, 80)[:, None]
+    found = Scales(twice, p.kernel.theta0).best(torch.arange(40), near, torch.float64)
+    assert np.isfinite([found.scale, found.density]).all() and found.scale > 1
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
