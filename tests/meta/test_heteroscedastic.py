@@ -302,7 +302,7 @@ class TestInCompany:
         squares = (y - np.sin(6 * X[:, 0])) ** 2
         model, logs = best_noise(X, squares, None, np.random.RandomState(0), check_time)
         assert model.name.endswith("trees on log squares") and model.gain > 0.2
-        np.testing.assert_allclose(np.corrcoef(logs, np.log(spread(X)))[0, 1], 0.9, atol=0.1)
+        assert np.corrcoef(logs, np.log(spread(X)))[0, 1] > 0.97
         with pytest.raises(StopTraining):
             best_noise(X, squares, None, np.random.RandomState(0), check_time)
 
