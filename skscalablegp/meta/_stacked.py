@@ -30,7 +30,7 @@ from ._below import (
     told_noise,
 )
 from ._scaled import Scaled, ScaledPosterior
-from ._trees import TreesOnALine
+from ._trees import BoostedTrees
 
 # Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
@@ -38,10 +38,8 @@ _MOST_HELD_OUT = 20_000
 _EXPECTED = ("completed", "converged")
 # Share of the remaining time that is left for predictions of held-out rows.
 _PREDICTIONS = 0.1
-# Above this number of rows scikit-learn stops boosting early, so that more trees may be allowed.
-_STOPPED_EARLY, _MOST_TREES = 10_000, 400
-# Above this number of rows trees are grown on the errors of a linear model.
-_SLOPES = 100_000
+# Above this number of rows, held-out rows choose the size of trees.
+_CHOSEN_TREES = 10_000
 
 
 class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
@@ -59,7 +57,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         interface, with or without ``return_std``. None stacks an `NNGPRegressor`, a
         `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
         rules on single columns, and learned features, which make their errors on different rows.
-        Above 100,000 rows the trees are larger, and are fitted to the errors of a linear model.
+        Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
+        the errors of a linear model.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
         would be, five folds replace them. Regressors with a closed form for left-out rows, such as
@@ -230,11 +229,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             regressors.
         """
         if self.estimators is None:
-            trees = HistGradientBoostingRegressor(
-                max_iter=_MOST_TREES if n > _STOPPED_EARLY else 100
-            )
-            if n > _SLOPES:
-                trees = TreesOnALine(_MOST_TREES)
+            trees = BoostedTrees() if n > _CHOSEN_TREES else HistGradientBoostingRegressor()
             given = [
                 ("neighbors", NNGPRegressor()),
                 ("trees", trees),

@@ -19,9 +19,10 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp.core import FitRun
+from skscalablegp.meta import _trees
 from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
-from skscalablegp.meta._trees import TreesOnALine
+from skscalablegp.meta._trees import BoostedTrees
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -198,22 +199,41 @@ def test_trees_on_a_line():
     rng = np.random.default_rng(0)
     X = rng.standard_t(2, size=(300, 2))
     y = 10 * X[:, 0] + (X[:, 1] > 0)
-    model = TreesOnALine(50, 15).fit(X, y)
+    model = BoostedTrees(random_state=0).fit(X, y)
     np.testing.assert_allclose(model.predict([[100.0, 1.0], [-100.0, -1.0]]), [1001, -1000], atol=2)
-    seen = np.arange(300) < 100
+    seen = np.arange(300) < 200
     y[~seen] = 1e6 + 7 * X[~seen, 1]
     model.fit(X, y, seen.astype(float))
-    alone = TreesOnALine(50, 15).fit(X[seen], y[seen])
+    alone = BoostedTrees(random_state=0).fit(X[seen], y[seen])
     np.testing.assert_allclose(model.line_.coef_, alone.line_.coef_)
     np.testing.assert_allclose(model.predict(X[seen]), y[seen], atol=1.0)
+
+
+@pytest.mark.parametrize("compared", [10_000, 400])
+@pytest.mark.parametrize("order", [1, -1])
+def test_held_out_rows_choose_the_trees(monkeypatch, compared, order):
+    """Two leaves cannot hold a product of columns; more of them cost a sum of columns precision."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (1000, 4))
+    candidates = [(2, False), (60, False)][::order]
+    monkeypatch.setattr(_trees, "_CANDIDATES", candidates)
+    monkeypatch.setattr(_trees, "_COMPARED", compared)
+    functions = {2: X.sum(1) + rng.standard_normal(1000), 60: 9 * X[:, 0] * X[:, 1]}
+    for leaves, y in functions.items():
+        model = BoostedTrees(random_state=0).fit(X, y)
+        assert model.trees_.max_leaf_nodes == leaves and model.line_ is None
+        same = BoostedTrees(random_state=0).fit(X, y).predict(X)
+        np.testing.assert_array_equal(model.predict(X), same)
+        # Nine tenths of all rows are in the first tree.
+        assert model.trees_._predictors[0][0].nodes["count"][0] == 900
 
 
 @pytest.mark.parametrize(
     ("n", "trees", "many"),
     [
         (2000, HistGradientBoostingRegressor, 2),
-        (2001, HistGradientBoostingRegressor, 3),
-        (100_001, TreesOnALine, 3),
+        (10_000, HistGradientBoostingRegressor, 3),
+        (10_001, BoostedTrees, 3),
     ],
 )
 def test_default_members(n, trees, many):
