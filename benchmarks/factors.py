@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Time Cholesky factors and inverses by LAPACK and in tiles over workers: one JSON line a case.
+"""Time factors, inverses and solves by LAPACK and in tiles over workers: one JSON line a case.
 
     python benchmarks/factors.py --rows 2000 4000 8000 --workers 1 2 --busy 0 2
 
-Speeds are in billions of operations a second, n^3 / 3 for a factor and 2 n^3 / 3 for an inverse;
-both ways alternate, and the best of each counts. ``--busy`` starts so many processes that multiply
+Speeds are in billions of operations a second: n^3 / 3 for a Cholesky factor, 2 n^3 / 3 for the
+inverse from it, 2000 n^2 for a triangular solve with 2,000 columns. Both ways alternate, and the
+best of each counts. ``--busy`` starts so many processes that multiply
 matrices all the while. One worker alone is measured in processor seconds, more in wall seconds: the
 load of the machine stands in every line.
 """
@@ -16,13 +17,16 @@ import subprocess
 import sys
 import time
 from datetime import date
+from functools import partial
 
-BUSY = "import torch\nA = torch.ones(500, 500)\nwhile True: A @ A"
+BUSY = "import os, torch\nA = torch.ones(500, 500)\nwhile os.getppid() != 1: A @ A"
+COLUMNS = 2000
 
 
 def measure(n, dtype, workers, repeats):
     """The line of one case, in a process whose threads are as many as it has workers."""
     import torch
+    from torch.linalg import solve_triangular
 
     from skscalablegp.linalg.blocks import _blocks as blocks
 
@@ -41,19 +45,22 @@ def measure(n, dtype, workers, repeats):
     def whole(A):
         return torch.linalg.cholesky_ex(A, out=(A, torch.empty((), dtype=torch.int32)))[0]
 
-    ways = {"lapack": (whole, torch.cholesky_inverse)}
-    ways["tiles"] = (blocks.cholesky_, blocks.cholesky_inverse)
-    took = {way: ([], []) for way in ways}
+    ways = {"lapack": (whole, torch.cholesky_inverse, partial(solve_triangular, upper=False))}
+    ways["tiles"] = (blocks.cholesky_, blocks.cholesky_inverse, blocks.solve_triangular)
+    B = torch.ones(COLUMNS, n, dtype=dtype).mT
+    took = {way: ([], [], []) for way in ways}
     for _ in range(repeats):
-        for way, (factor, inverse) in ways.items():
+        for way, (factor, inverse, solve) in ways.items():
             A = H.clone().mT
             took[way][0].append(timed(factor, A))
             took[way][1].append(timed(inverse, A))
+            took[way][2].append(timed(solve, A, B))
     line = {"n": n, "dtype": str(dtype).removeprefix("torch."), "workers": workers}
     line["clock"] = "cpu" if workers == 1 else "wall"
-    for way, (factor, inverse) in took.items():
-        line[f"{way} factor"] = round(n**3 / 3e9 / min(factor), 1)
-        line[f"{way} inverse"] = round(2 * n**3 / 3e9 / min(inverse), 1)
+    for way, seconds in took.items():
+        operations = {"factor": n**3 / 3, "inverse": 2 * n**3 / 3, "solve": COLUMNS * n**2}
+        for (work, count), found in zip(operations.items(), seconds, strict=True):
+            line[f"{way} {work}"] = round(count / 1e9 / min(found), 1)
     return line
 
 

@@ -12,7 +12,6 @@ from skscalablegp.linalg.solvers import cholesky_with_jitter
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_WHOLE_FACTOR", 20)
     monkeypatch.setattr(blocks, "_WHOLE_INVERSE", 20)
-    monkeypatch.setattr(blocks, "_TILE", 24)
     monkeypatch.setattr(blocks, "_BLOCK", 16)
     monkeypatch.setattr(blocks, "_FEW_FLOPS", 30_000)
     monkeypatch.setattr(blocks, "_MOST_FLOPS", 30_000)

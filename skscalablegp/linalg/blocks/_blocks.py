@@ -10,6 +10,7 @@ calls, and all calls on a GPU, are made as a whole.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,11 +26,12 @@ from ..parallel import map_in_order
 # A task has at most _MOST_FLOPS operations, a tenth of a second of one core. Tasks of a product
 # have _FEW_FLOPS, but at least _ROWS rows, because each of them reads the whole other factor.
 _FEW_FLOPS, _MOST_FLOPS, _ROWS = 5e8, 4e9, 256
-# Largest sizes at which LAPACK factorises or inverts as a whole. Of the two, only its factorisation
-# keeps its speed while other programs compute (benchmarks/factors.py).
-_WHOLE_FACTOR, _WHOLE_INVERSE = 3000, 1000
-# Columns of a block, and the smallest number of rows of a tile.
-_BLOCK, _TILE = 256, 512
+# Largest sizes at which LAPACK factorises or inverts as a whole. Its threads wait in a busy loop
+# for milliseconds after every call, and take the cores from the workers: with larger LAPACK
+# factors, three exact fits of 3,500 rows at once take 51 s in place of 35 s (benchmarks/cores.py).
+_WHOLE_FACTOR, _WHOLE_INVERSE = 1000, 1000
+# Rows and columns of a tile of a factor, and of a block of an inverse.
+_BLOCK = 192
 
 _LOOK_UP: ContextVar[Callable[[], None] | None] = ContextVar("look_up", default=None)
 
@@ -111,31 +113,65 @@ def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[
 def cholesky_(A: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Int[Tensor, ""]]:
     """Write the lower Cholesky factor over A, and return it with LAPACK's `info` (0 for success).
 
-    LAPACK works in place if A is stored by columns. Blocks of columns are factorised from left to
-    right, and the product of each block with itself is subtracted from the tiles to its right.
+    A should be stored by columns: LAPACK then works in place, and products need no copies.
     """
-    info = torch.empty((), dtype=torch.int32, device=A.device)
+    info = torch.zeros((), dtype=torch.int32, device=A.device)
     if len(A) <= _WHOLE_FACTOR or A.is_cuda:
         return torch.linalg.cholesky_ex(A, out=(A, info))
-    size = max(_TILE, len(A) // 16)
-    for own in _cut(0, len(A), _BLOCK):
-        ((corner, info),) = map_in_order(torch.linalg.cholesky_ex, [A[own, own]])
-        if int(info) != 0:
-            return A, info + own.start
-        A[own, own], A[: own.start, own] = corner, 0
-        rows = _cut(own.stop, len(A), size)
+    work = _Factorisation(A, _cut(0, len(A), _BLOCK))
+    _each(((i, j) for j in range(len(work.cut)) for i in range(j, len(work.cut))), work.tile)
+    return A, info + work.info
 
-        def below(some: slice, own: slice = own, corner: Tensor = corner) -> None:
+
+class _Factorisation:
+    """One Cholesky factorisation in tiles, in which a tile waits only for those that it needs.
+
+    A tile needs the tiles to its left in its own row and in the row of its column's diagonal tile,
+    and then that diagonal tile. All of these come earlier in the order of the columns, so that
+    another worker has done them or is at work on them.
+    """
+
+    def __init__(self, A: Float[Tensor, "n n"], cut: list[slice]):
+        self.A, self.cut, self.info = A, cut, 0
+        self._corners: list[Tensor] = []
+        self._done = [0] * len(cut)  # finished tiles of each row
+        self._changed = threading.Condition()
+
+    def tile(self, place: tuple[int, int]) -> None:
+        try:
+            self._compute(*place)
+        except BaseException:
+            self.info = -1  # Nobody waits for this tile any longer.
+            raise
+        finally:
+            with self._changed:
+                self._done[place[0]] += 1
+                self._changed.notify_all()
+
+    def _compute(self, i: int, j: int) -> None:
+        A, rows, own = self.A, self.cut[i], self.cut[j]
+        tile, left = A[rows, own], slice(0, own.start)
+        if not (self._ready(i, j) and self._ready(j, j)):
+            return
+        tile.addmm_(A[rows, left], A[own, left].mT, alpha=-1)
+        if i == j:
+            corner, info = torch.linalg.cholesky_ex(tile)
+            if int(info) != 0:
+                self.info = int(info) + own.start
+                return
+            self._corners.append(corner)
+            tile.copy_(corner)
+            A[left, own] = 0
+        elif self._ready(j, j + 1):
             # Solved from the right, because of the order in which both are stored.
-            part = A[some, own]
-            part.copy_(torch.linalg.solve_triangular(corner.mT, part, upper=True, left=False))
+            corner = self._corners[j].mT
+            tile.copy_(torch.linalg.solve_triangular(corner, tile, upper=True, left=False))
 
-        def subtract(tile: tuple[slice, slice], own: slice = own) -> None:
-            A[tile].addmm_(A[tile[0], own], A[tile[1], own].mT, alpha=-1)
-
-        _each(rows, below)
-        _each([(some, right) for k, right in enumerate(rows) for some in rows[k:]], subtract)
-    return A, info
+    def _ready(self, i: int, count: int) -> bool:
+        """Wait until `count` tiles of row i are finished; False if there is no factor."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.info != 0 or self._done[i] >= count)
+        return self.info == 0
 
 
 def cholesky_inverse(L: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -15,9 +15,6 @@ from ..solvers import cholesky_with_jitter
 from ._base import GradientEstimate, GradientEstimator
 from ._problem import GPProblem
 
-# Up to this number of rows operations run in one thread. A factorisation then takes about 10 ms.
-_FEW_ROWS = 1000
-
 
 @dataclass(frozen=True)
 class ExactEvaluation:
@@ -74,8 +71,8 @@ def exact_marginal_likelihood(
     -----
     n^3 operations and two n x n matrices.
     """
-    # Tiles of the kernel are shared among the workers in any case.
-    with one_thread(len(problem.Y) <= _FEW_ROWS):
+    # All large operations are shared among the workers; torch's own threads would get in their way.
+    with one_thread():
         operator = problem.operator(theta)
         L, jitter = cholesky_with_jitter(
             operator.release_dense(), max_jitter, rebuild=operator.release_dense
