@@ -202,6 +202,8 @@ residuals
     Method that predicts training rows without having seen them.
 mean_function
     Regressor that predicts the mean, which the Gaussian process then corrects.
+weight
+    Factor of the mean function's predictions, between 0 and 1.
 n_folds
     Number of folds for cross-fitting.
 n_refits
@@ -346,6 +348,7 @@ PARAMETERS: dict[str, list[Any]] = {
         Interval(Integral, 2, None, closed="left"),
     ],
     "mean_function": [HasMethods(["fit", "predict"]), None],
+    "weight": [Interval(Real, 0, 1, closed="both"), _AUTO],
     "n_folds": [Interval(Integral, 2, None, closed="left")],
     "n_refits": [_NATURAL],
     "tails": [StrOptions({"normal", "student", "empirical", "auto"})],

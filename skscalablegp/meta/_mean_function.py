@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,27 @@ from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, split, told_noise
+from ._below import MetaRegressorBase, fit_below, left_out_in_time, split, told_noise
+from ._scaled import Scaled
+
+# Number of rows that are left out to compare fits with the mean function and without it.
+_JUDGED = 2000
+
+
+class Weighted(NamedTuple):
+    """A fit of the process to the targets less a weighted mean function, and how it ended.
+
+    Attributes
+    ----------
+    density : float
+        Mean log density of rows left out; minus infinity where it is unknown.
+    """
+
+    density: float
+    weight: float
+    process: Any
+    status: str
+    because: str
 
 
 class MeanFunctionRegressor(MetaRegressorBase):
@@ -25,6 +45,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
     errors of the mean function. These errors come from cross-fitting: each row is predicted by a
     mean function that was fitted without it, so that the process is trained on errors as large as
     those at new rows.
+
+    Boosted trees, the default mean function, leave errors on small or smooth tables that are
+    rougher than the target itself. They are therefore left out unless they help.
 
     Parameters
     ----------
@@ -37,6 +60,11 @@ class MeanFunctionRegressor(MetaRegressorBase):
         regressor with scikit-learn's interface; None is a `HistGradientBoostingRegressor`. Its
         ``fit`` receives known noise as `noise_variance`, or, if it takes `sample_weight`, as
         weights: the inverse of each variance plus a tenth of the mean variance.
+    weight : float or "auto", default="auto"
+        Factor of the mean function's predictions, between 0 and 1. "auto" is 1 for a given
+        `mean_function`. For the default one it is 0 or 1: the process is fitted to the targets and
+        to the errors, and the fit that gives training rows the higher density counts, where each
+        row is left out. 1 is kept where the process leaves out rows in no closed form.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
@@ -66,6 +94,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
         The process, fitted to the errors of the mean function.
     mean_function_ : regressor
         The mean function, fitted on all rows.
+    weight_ : float
+        The factor of the mean function's predictions.
     kernel_ : kernel instance
         The kernel of the process.
     log_marginal_likelihood_value_, log_marginal_likelihood_std_error_, lower_bound_ : float
@@ -112,6 +142,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         estimator: Any = None,
         mean_function: Any = None,
         *,
+        weight: Any = "auto",
         n_folds: Any = 5,
         random_state: Any = None,
         memory_budget: Any = "auto",
@@ -161,20 +192,54 @@ class MeanFunctionRegressor(MetaRegressorBase):
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
             told = {} if known is None else {"noise_variance": known}
-            inner = self._opened(process, run)
+            fresh = self._opened(process, run)
             mean = self._mean_function(X, y, known, run)
-
-            def preview(model: MeanFunctionRegressor, below: GPPredictionBase) -> None:
-                model._finish(below, mean)
-
-            status, because = fit_below(inner, run, X, y - self._unseen, preview, **told)
-            self._finish(inner, mean)
-            run.reports(
-                summary=f"{type(inner).__name__} on the errors of {type(mean).__name__} on rows "
-                "that it has not seen"
-            )
-            run.ended(status, n_iter=inner.n_iter_, because=because)
+            best = self._best(fresh, mean, X, y, told, run)
+            self._finish(best.process, mean, best.weight)
+            names = type(best.process).__name__, type(mean).__name__
+            summary = "{} on the errors of {} on rows that it has not seen"
+            if best.weight == 0:
+                summary = "{} alone, because {} does not help"
+            run.reports(summary=summary.format(*names))
+            run.ended(best.status, n_iter=best.process.n_iter_, because=best.because)
         return self
+
+    def _best(
+        self, fresh: Any, mean: Any, X: np.ndarray, y: np.ndarray, told: dict, run: FitRun
+    ) -> Weighted:
+        """The process on the errors, or on the targets if that predicts rows left out better."""
+        weights = (1.0, 0.0) if self.mean_function is None else (1.0,)
+        if self.weight != "auto":
+            weights = (float(self.weight),)
+        order = run.random_state.permutation(len(X))[:_JUDGED]
+        fits: list[Weighted] = []
+        for weight in weights:
+            inner, left = clone(fresh), y - weight * self._unseen
+
+            def preview(
+                model: MeanFunctionRegressor, below: GPPredictionBase, weight: float = weight
+            ) -> None:
+                model._finish(below, mean, weight)
+
+            share = 1.0 if len(weights) == 1 else (0.45, 0.8)[len(fits)]
+            ending = fit_below(inner, run, X, left, preview, share, **told)
+            run.preview = None
+            if fits and run.stopped:
+                break
+            found = None
+            if len(weights) > 1 and not run.stopped:
+                found = left_out_in_time(Scaled(inner), run, X, left, order, 0.1, told)
+            density = -np.inf if found is None else _density(left[found[0]], *found[1:])
+            fits.append(Weighted(density, weight, inner, *ending))
+            if found is None:
+                break
+        best = max(fits, key=lambda fit: fit.density)
+        why = "the given mean function" if len(weights) == 1 else "no rows could be left out"
+        if len(fits) > 1:
+            shown = " and ".join(f"{fit.density:.2f} for {fit.weight:g}" for fit in fits)
+            why = f"mean log density of rows left out: {shown}"
+        run.chose("weight", best.weight, why)
+        return best
 
     def _mean_function(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> Any:
         """Fit the mean function on all rows, and store its cross-fitted predictions."""
@@ -201,9 +266,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 self._unseen[new] = fitted(seen).predict(X[new])
         return mean
 
-    def _finish(self, inner: GPPredictionBase, mean: Any) -> None:
+    def _finish(self, inner: GPPredictionBase, mean: Any, weight: float) -> None:
         """The fitted model."""
-        self.estimator_, self.mean_function_ = inner, mean
+        self.estimator_, self.mean_function_, self.weight_ = inner, mean, weight
         self._share(inner)
         self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
         self._remember(self._build_posterior())
@@ -211,14 +276,20 @@ class MeanFunctionRegressor(MetaRegressorBase):
     # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:
-        return ShiftedPosterior(self.estimator_, self.mean_function_)
+        return ShiftedPosterior(self.estimator_, self.mean_function_, self.weight_)
 
     def _left_out(self, X, y, noise_variance, rows):
-        found = self.estimator_._left_out(X, y - self._unseen, noise_variance, rows)
-        return found and (found[0], found[1] + self._unseen[found[0]], found[2])
+        shift = self.weight_ * self._unseen
+        found = self.estimator_._left_out(X, y - shift, noise_variance, rows)
+        return found and (found[0], found[1] + shift[found[0]], found[2])
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         self.estimator_._check_joint_memory(X, what)
+
+
+def _density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:
+    """Mean log density of targets."""
+    return -0.5 * float(np.mean(np.log(2 * np.pi * variance) + (y - mean) ** 2 / variance))
 
 
 class ShiftedPosterior(Posterior):
@@ -230,10 +301,12 @@ class ShiftedPosterior(Posterior):
         Fitted.
     mean_function : regressor
         Fitted; its predictions are in the units of y.
+    weight : float
+        Factor of its predictions.
     """
 
-    def __init__(self, process: GPPredictionBase, mean_function: Any):
-        self._process, self._mean_function = process, mean_function
+    def __init__(self, process: GPPredictionBase, mean_function: Any, weight: float):
+        self._process, self._mean_function, self._weight = process, mean_function, weight
         self._below = process._posterior()
         self.dtype, self.device = torch.float64, torch.device("cpu")
         self.width, self.likelihood = self._below.width, self._below.likelihood
@@ -242,7 +315,9 @@ class ShiftedPosterior(Posterior):
         return self._process._inputs(X.numpy())
 
     def _shift(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        scale = np.ravel(self._process._y_train_std)[0]
+        if self._weight == 0:
+            return X.new_zeros(len(X), dtype=torch.float64)
+        scale = np.ravel(self._process._y_train_std)[0] / self._weight
         return torch.as_tensor(np.asarray(self._mean_function.predict(X.numpy()), float) / scale)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:

@@ -15,6 +15,7 @@ from skscalablegp import (
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     MeanFunctionRegressor,
+    PoERegressor,
     RFFRegressor,
 )
 from skscalablegp.kernels import Columns
@@ -140,3 +141,34 @@ def test_a_short_budget_takes_fewer_folds():
     assert Slow.fits == 3
     assert "n_folds" in model.fit_report_.ignored
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_trees_are_left_out_where_they_only_roughen_the_errors():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (150, 1))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(150)
+    model = MeanFunctionRegressor(n_folds=2, random_state=0).fit(X, y)
+    assert model.weight_ == 0 == model.fit_report_.choices["weight"].value
+    alone = PoERegressor(random_state=model.estimator_.random_state).fit(X, y)
+    np.testing.assert_allclose(model.predict_std(X), alone.predict_std(X))
+    np.testing.assert_allclose(model.predict(X), alone.predict(X))
+
+
+def test_trees_stay_where_they_know_more():
+    # A staircase in one of many columns, which a smooth process can hardly find.
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(400, 10))
+    y = np.floor(8 * X[:, 0]) % 2 + 0.05 * rng.standard_normal(400)
+    model = MeanFunctionRegressor(n_folds=2, random_state=0).fit(X, y)
+    assert model.weight_ == 1
+    X_new = rng.uniform(size=(100, 10))
+    wrong = np.floor(8 * X_new[:, 0]) % 2 - model.predict(X_new)
+    assert np.mean(wrong**2) < 0.1
+
+
+def test_half_a_mean_function():
+    X, y = table()
+    model = MeanFunctionRegressor(process(), Known(), weight=0.5, random_state=0).fit(X, y)
+    by_hand = process().fit(X, y - 2.5 * X[:, 0])
+    np.testing.assert_allclose(model.predict(X), by_hand.predict(X) + 2.5 * X[:, 0])
+    assert model.weight_ == 0.5
