@@ -214,7 +214,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         order = run.random_state.permutation(len(X))[:_JUDGED]
         fits: list[Weighted] = []
         for weight in weights:
-            inner, left = clone(fresh), y - weight * self._unseen
+            inner, errors = clone(fresh), y - weight * self._unseen
 
             def preview(
                 model: MeanFunctionRegressor, below: GPPredictionBase, weight: float = weight
@@ -222,19 +222,22 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 model._finish(below, mean, weight)
 
             share = 1.0 if len(weights) == 1 else (0.45, 0.8)[len(fits)]
-            ending = fit_below(inner, run, X, left, preview, share, **told)
+            begun = run.monitor.seconds
+            ending = fit_below(inner, run, X, errors, preview, share, **told)
             run.preview = None
             if fits and run.stopped:
                 break
             found = None
             if len(weights) > 1 and not run.stopped:
-                found = left_out_in_time(Scaled(inner), run, X, left, order, 0.1, told)
-            density = -np.inf if found is None else _density(left[found[0]], *found[1:])
+                found = left_out_in_time(Scaled(inner), run, X, errors, order, 0.1, told)
+            density = -np.inf if found is None else _density(errors[found[0]], *found[1:])
             fits.append(Weighted(density, weight, inner, *ending))
-            if found is None:
+            left = run.monitor.seconds_left
+            # Without time for another fit of that kind, the first one stands.
+            if found is None or (left is not None and left < run.monitor.seconds - begun):
                 break
         best = max(fits, key=lambda fit: fit.density)
-        why = "the given mean function" if len(weights) == 1 else "no rows could be left out"
+        why = "the given mean function" if len(weights) == 1 else "there was no other fit"
         if len(fits) > 1:
             shown = " and ".join(f"{fit.density:.2f} for {fit.weight:g}" for fit in fits)
             why = f"mean log density of rows left out: {shown}"
