@@ -281,6 +281,10 @@ class SparseMixin:
         n_steps = 0
         if not (plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
+            known = float(plan.rows.noise.max()) >= KNOWN_NOISE
+            if noise and stepper.belief.closed and not (known or run.stopped):
+                with run.stage("noise", optional=True):
+                    stepper.rescale()
         before = stepper.snapshot()
 
         def belief() -> tuple[SparseFit, int]:

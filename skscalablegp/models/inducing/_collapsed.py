@@ -13,12 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.likelihoods import Gaussian
+from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, inducing_gradient
 
 # Rows whose k(Z, X) is held in memory at a time.
 BLOCK_ROWS = 2048
+# Factors of the ratio of noise and prior variance among which rows that are left out choose.
+_RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
 # A function that returns blocks of rows, targets (b, t) and known noise variances (b,).
 Blocks = Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]
@@ -156,6 +159,69 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
         torch.autograd.backward(inducing, -inducing_gradient(white, D))
+
+
+@torch.no_grad()
+def left_out_scales(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    Z: Float[Tensor, "m d"],
+    blocks: Blocks,
+    some: tuple[Tensor, Tensor, Tensor],
+) -> tuple[float, float]:
+    """Factors of the prior variance and of the noise variance that suit rows that are left out.
+
+    The predicted means depend only on the ratio of noise and prior variance. Of a grid of ratios,
+    the one counts with which each of some rows has the highest density if its own target is left
+    out. For every ratio, the best common factor of all variances has a closed form.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+        A constant times a kernel, plus white noise.
+    theta : Tensor of shape (p,)
+        Log hyperparameters.
+    Z : Tensor of shape (m, d)
+        Inducing points.
+    blocks : callable
+        Gives all rows; their known noise does not count.
+    some : tuple of Tensor
+        Inputs, targets and known noise of the rows that are left out.
+
+    Returns
+    -------
+    prior, noise : float
+
+    Notes
+    -----
+    O(n m^2 + m^3). In the eigenvectors of A A', with A = L^-1 k(Z, X), each ratio costs O(m) for
+    each of the rows that are left out. Titsias (2009), equation 6.
+    """
+    white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
+    P, shift = torch.zeros_like(white.factor), None
+    for X, Y, _ in blocks():
+        A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
+        P += A @ A.T
+        part = (A @ Y).double()
+        shift = part if shift is None else shift + part
+    values, vectors = torch.linalg.eigh(P)
+    values.clamp_(min=0)
+    X, Y, _ = some
+    A = vectors.T @ (white.inverse.to(X) @ kernel.cross(theta, Z, X)).double()
+    squares, shift, Y = A.square(), vectors.T @ shift, Y.double()
+    rest = (kernel.diag(theta, X).double() - squares.sum(0)).clamp_min(0)
+    noise = kernel.noise(theta, X).double()
+    best = (math.inf, 1.0, 1.0)
+    for ratio in _RATIOS:
+        level = ratio * noise.mean()
+        mean = A.T @ (shift / (level + values)[:, None])
+        spread = squares.T @ (level / (level + values))
+        mean, variance = without_own(Y, mean, spread, ratio * noise)
+        variance = variance + rest
+        factor = float(((Y - mean).square().mean(1) / variance).mean())
+        loss = 0.5 * math.log(max(factor, 1e-300)) + 0.5 * float(variance.log().mean())
+        best = min(best, (loss, factor, factor * ratio))
+    return best[1:]
 
 
 def check_noise(noise: Tensor) -> None:

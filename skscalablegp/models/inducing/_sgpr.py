@@ -261,7 +261,7 @@ class SGPRRegressor(TableRegressorBase):
             theta = torch.as_tensor(start.theta)
             gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
             run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
-            result = start if whole else self._train(problem, gradient, optimizer, theta, run)
+            result = start if whole else self._train(problem, gradient, optimizer, start, run)
             jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
             run.ended(
                 start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
@@ -357,16 +357,20 @@ class SGPRRegressor(TableRegressorBase):
         problem: GPProblem,
         gradient: InducingGradient,
         optimizer: Optimizer | None,
-        theta: torch.Tensor,
+        initial: TrainingResult,
         run: FitRun,
     ) -> TrainingResult:
-        """Train from all starts; the best result, with the evaluations of all."""
+        """Train from all starts; the best result, with the evaluations of all.
+
+        An interrupt before the first evaluation leaves the initial hyperparameters if these have
+        been trained on some rows, and no model otherwise.
+        """
         steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
-        first = np.concatenate([theta.numpy(), moving])
-        best = TrainingResult.untrained(first)
+        first = np.concatenate([initial.theta, moving])
+        untrained = TrainingResult.untrained(first)
         if optimizer is None or not len(first):
-            return best
+            return untrained
         patient = optimizer.patient
         free = np.full((len(moving), 2), [-np.inf, np.inf])
         starts = restart_points(bounds, self.n_restarts_optimizer, run.restarts)
@@ -386,7 +390,8 @@ class SGPRRegressor(TableRegressorBase):
             )
 
         points = [first, *(np.concatenate([start, moving]) for start in starts)]
-        best = best_of((partial(attempt, point) for point in points), best, run)
+        kept = untrained if initial.n_iter else None
+        best = best_of((partial(attempt, point) for point in points), kept, run)
         return replace(best, planned=patient and self.max_iter == "auto")
 
     def _finish(self, problem: GPProblem, gradient: InducingGradient, theta: np.ndarray) -> float:

@@ -18,11 +18,13 @@ from ...features import Network
 from ...kernels import TorchKernel
 from ._beliefs import AdamSteps, MovingBelief, NaturalSteps
 from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, variational_bound
-from ._collapsed import collapsed_bound
+from ._collapsed import collapsed_bound, left_out_scales
 
 # Rows of a score, and rows that a pass over the data holds in memory at a time.
 _SCORE_ROWS = 2048
 _BLOCK_ROWS = 4096
+# Rows that are left out to choose the scale of the noise.
+_SCALED_ROWS = 4096
 # Steps until the learning rate reaches its full value.
 _WARM_UP = 10
 
@@ -232,6 +234,20 @@ class SparseStepper(Stepper):
         self.n_steps += 1
         if trains:
             self._move_hyperparameters(K, bound.grad, n)
+
+    def rescale(self) -> None:
+        """Set the default kernel's variance and its noise by rows that are left out.
+
+        A few dozen steps cannot move the noise far from where it started.
+        """
+        theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
+        n = len(rows)
+        chosen = torch.randperm(n, generator=self.generator)[:_SCALED_ROWS].sort().values
+        found = left_out_scales(self.model.kernel, theta, Z, rows.blocks, rows.take(chosen))
+        with torch.no_grad():
+            # The first hyperparameter is the prior variance, the last one the noise.
+            self._theta[[0, -1]] += torch.tensor(found, dtype=torch.float64).log().to(self._theta)
+            self._theta.clamp_(self._bounds[:, 0], self._bounds[:, 1])
 
     def first_step(self) -> int:
         """One step, if training was stopped before its first, so that the belief is no prior."""

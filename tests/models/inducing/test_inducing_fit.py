@@ -14,8 +14,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from skscalablegp import SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.training import Adam
-from skscalablegp.kernels import TorchKernel
+from skscalablegp.kernels import TorchKernel, compile_kernel
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training
+from skscalablegp.models.inducing._collapsed import left_out_scales
 
 KERNEL = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
 MODELS = [
@@ -433,3 +434,43 @@ def test_the_bound_is_below_a_likelihood(model):
     assert bounds == sorted(bounds) and bounds[0] < bounds[-1] - 1
     assert not hasattr(model, "log_marginal_likelihood_value_")
     assert not hasattr(model, "log_marginal_likelihood")
+
+
+def test_scales_are_the_best_for_rows_left_out():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (80, 1))
+    y = np.sin(3 * X[:, 0]) + 0.3 * rng.standard_normal(80)
+    kernel = compile_kernel(ConstantKernel(1.0) * RBF(0.5) + WhiteKernel(1e-4), 1)
+    Z = np.linspace(-2, 2, 9)[:, None]
+    rows = torch.tensor(X), torch.tensor(y)[:, None], torch.zeros(80, dtype=torch.float64)
+    args = kernel, kernel.theta0, torch.tensor(Z), lambda: iter([rows]), rows
+    prior, noise = left_out_scales(*args)
+
+    def loss(prior, noise):
+        """By a fit of each row's own, without that row."""
+        K = prior * RBF(0.5)(Z) + 1e-8 * prior * np.eye(9)
+        A = np.linalg.solve(np.linalg.cholesky(K), prior * RBF(0.5)(Z, X))
+        nll = []
+        for i in range(80):
+            B, b = np.delete(A, i, 1), np.delete(y, i)
+            S = np.linalg.inv(np.eye(9) + B @ B.T / noise)
+            a = A[:, i]
+            variance = a @ S @ a + prior - a @ a + noise
+            nll.append(np.log(variance) + (y[i] - a @ S @ B @ b / noise) ** 2 / variance)
+        return np.mean(nll)
+
+    best = loss(prior, 1e-4 * noise)
+    assert 0.15 < np.sqrt(1e-4 * noise) < 0.45
+    for a, b in ((1.3, 1), (1 / 1.3, 1), (1, 1.3), (1, 1 / 1.3), (1.2, 1.2), (1 / 1.2, 1 / 1.2)):
+        # The grid of ratios is an eighth of a decade wide.
+        assert best < loss(a * prior, 1e-4 * b * noise) + 4e-3
+
+
+def test_an_interrupt_before_anything_is_trained_is_an_error(monkeypatch):
+    X, y = table(40)
+    model = SGPRRegressor(KERNEL, n_inducing=15, max_iter=3).fit(X, y)
+    before = model.predict(X)
+    monkeypatch.setattr(_sgpr, "train", lambda *args, **kwargs: interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, -y)
+    assert_array_equal(model.predict(X), before)
