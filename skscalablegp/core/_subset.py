@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -119,18 +119,41 @@ def checking(run: FitRun) -> Iterator[None]:
             pass
 
 
-def exact_check(problem: GPProblem, run: FitRun) -> Float[Tensor, " p"] | None:
-    """Hyperparameters of an exact fit that is no part of training, in what is left of the budget.
+def exact_check(
+    some: Callable[[], GPProblem], n: int, run: FitRun
+) -> tuple[GPProblem, Float[Tensor, " p"]] | None:
+    """An exact fit of some rows that is no part of training, in what is left of the budget.
 
-    Callbacks do not see its steps. None if a budget or an interrupt ended it.
+    Callbacks do not see its steps. None where the exact process replaces approximations, and if a
+    budget, memory, arithmetic or an interrupt ended the fit.
+
+    Parameters
+    ----------
+    some : callable
+        Gives the rows, in float64.
+    n : int
+        Number of rows of the table.
+    run : FitRun
+
+    Returns
+    -------
+    problem, theta : GPProblem, Tensor of shape (p,)
+        The rows, and their hyperparameters.
     """
-    silent = Run(Monitor(max_seconds=run.monitor.seconds_left), run.generator, run.random_state)
-    X, Y, noise = problem.X, problem.Y, problem.extra_noise
-    noise = Y.new_zeros(len(Y)) if noise is None else noise
-    result = exact_start(problem.kernel, X, Y, noise, silent, max_iter=_CHECK_STEPS)
-    if silent.monitor.stopped == "interrupted":
-        run.monitor.end("interrupted")
-    return None if silent.monitor.stopped else torch.as_tensor(result.theta)
+    if n <= SMALL_TABLE or run.stopped:
+        return None
+    found = None
+    with checking(run):
+        problem = some()
+        silent = Run(Monitor(max_seconds=run.monitor.seconds_left), run.generator, run.random_state)
+        X, Y, noise = problem.X, problem.Y, problem.extra_noise
+        noise = Y.new_zeros(len(Y)) if noise is None else noise
+        result = exact_start(problem.kernel, X, Y, noise, silent, max_iter=_CHECK_STEPS)
+        if silent.monitor.stopped == "interrupted":
+            run.monitor.end("interrupted")
+        if not silent.monitor.stopped:
+            found = problem, torch.as_tensor(result.theta)
+    return found
 
 
 def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:

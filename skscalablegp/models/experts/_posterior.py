@@ -230,9 +230,9 @@ class ExpertPosterior(ExactPosterior):
     def similarity(self, X: Float[Tensor, "m d"], n_common: int) -> Float[Tensor, " m"]:
         """The largest prior correlation with one of a few rows of the part's own."""
         rows = self.operator.X[n_common:]
-        shown = KernelOperator(
-            self.operator.kernel, self.operator.theta, rows[:: max(1, len(rows) // _SHOWN)]
-        )
+        m = min(len(rows), _SHOWN)
+        places = torch.arange(m, device=rows.device) * len(rows) // max(m, 1)
+        shown = KernelOperator(self.operator.kernel, self.operator.theta, rows[places])
         cross, own = shown.cross(X), shown.cross(shown.X).prior_diag()
         found = (cross.to_dense() / own.sqrt()).amax(1) / cross.prior_diag().sqrt()
         return found.nan_to_num()

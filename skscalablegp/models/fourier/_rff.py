@@ -15,7 +15,6 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
-    checking,
     data_scaled_kernel,
     exact_check,
     rows_to_check,
@@ -256,17 +255,13 @@ class RFFRegressor(GPRegressorBase):
     def _check_roughness(self, problem: GPProblem, run: FitRun) -> None:
         """Features hide how rough the target is: the check needs an exact fit on some rows."""
         n = len(problem.X)
-        if n <= SMALL_TABLE or run.stopped:
-            return
-        few, check = (
-            problem.subset(rows_to_check(n, run, m).to(problem.X.device))
-            for m in (FEW_ROWS, 3 * FEW_ROWS)
-        )
-        theta = None
-        with checking(run):
-            theta = exact_check(few, run)
-        if theta is not None:
-            warn_if_rough(check, theta, n, run)
+
+        def some(m: int) -> GPProblem:
+            return problem.subset(rows_to_check(n, run, m).to(problem.X.device))
+
+        found = exact_check(lambda: some(FEW_ROWS), n, run)
+        if found is not None:
+            warn_if_rough(some(3 * FEW_ROWS), found[1], n, run)
 
     def _finish(self, problem: GPProblem, features: PriorFeatures, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""

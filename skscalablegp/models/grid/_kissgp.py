@@ -31,6 +31,7 @@ from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem
 from ._grid import Grid
 from ._grid_kernel import GridKernel
 from ._network import (
@@ -463,24 +464,25 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _check_interactions(self, table: Table, run: FitRun) -> None:
         """Warn if an exact process of a few rows predicts far better than a sum over columns."""
-        n = len(table.X)
-        if n <= SMALL_TABLE or run.stopped or self.optimizer is None:
+        some = table.rows(rows_to_check(len(table.X), run, FEW_ROWS).numpy())
+
+        def problem() -> GPProblem:
+            kernel = compile_kernel(data_scaled_kernel(some.X, some.y), some.X.shape[1])
+            return some.centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
+
+        found = None if self.optimizer is None else exact_check(problem, len(table.X), run)
+        if found is None:
             return
-        some = table.rows(rows_to_check(n, run, FEW_ROWS).numpy())
-        kernel = compile_kernel(data_scaled_kernel(some.X, some.y), some.X.shape[1])
-        problem = some.centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
+        few, theta = found
         with checking(run):
-            theta = exact_check(problem, run)
-            if theta is None:
-                return
-            exact = left_out(problem, theta).unexplained
-            error = problem.Y - self._remembered().mean(torch.as_tensor(some.X))
-            own = float(error.square().mean() / problem.Y.var(0, correction=0).mean())
+            exact = left_out(few, theta).unexplained
+            error = few.Y - self._remembered().mean(torch.as_tensor(some.X))
+            own = float(error.square().mean() / few.Y.var(0, correction=0).mean())
             if own > _INTERACTIONS * exact:
                 run.out_of_depth(
                     f"columns interact. The sum of functions of one column each leaves {own:.2g} "
                     "of the target's variance unexplained; an exact process of only "
-                    f"{len(problem.Y)} rows leaves {exact:.2g} of rows left out. Use "
+                    f"{len(few.Y)} rows leaves {exact:.2g} of rows left out. Use "
                     "IterativeGPRegressor, SVGPRegressor, or feature_extractor=(64, 2)."
                 )
 
