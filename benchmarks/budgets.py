@@ -3,12 +3,16 @@
 
     python benchmarks/budgets.py --rows 5000 20000 --max-seconds 5
     python benchmarks/budgets.py --estimator SSRFFRegressor --rows 5000 --interrupt 2
+    python benchmarks/budgets.py --part interrupts --rows 20000 --clock cpu
 
 Every fit is a process of its own, so that memory and threads start anew; ``--interrupt`` sends it a
 SIGINT after each of so many seconds, and again a second later, and reports how long each waited for
 Python to act on it: no call may last longer. Run it on a quiet machine: every line has the load. On
 a busy one ``--clock cpu`` has one thread, whose processor seconds are the clock of budgets and of
 interrupts, too. ``--memory 3`` limits the addresses of the process to 3 GiB.
+
+``--part interrupts`` interrupts three fits of each estimator once, at random times, and reports the
+seconds until each has returned its model, or raised a KeyboardInterrupt.
 """
 
 import argparse
@@ -38,6 +42,8 @@ ESTIMATORS += ["LOVEPredictor"]
 LARGEST = 600
 # A fit that still works on its model so many seconds after an interrupt gets another one.
 AGAIN = 1.0
+# Range of random times of interrupts, in seconds.
+INTERRUPTED = (0.2, 4.0)
 # Makes numerical libraries keep to one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -74,6 +80,35 @@ def fit(name, n, seconds):
         line["score"] = round(float(model.score(X[n:], y[n:])), 4)
     line["GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     print(json.dumps(line), flush=True)
+
+
+def interrupted(name, n, clock):
+    """The line of three fits that are interrupted at random times of the clock."""
+    kind, number = signal.ITIMER_REAL, signal.SIGALRM
+    if clock == "cpu":
+        kind, number = signal.ITIMER_PROF, signal.SIGPROF
+    X, y = table(n, name.endswith("Classifier"))
+    signal.signal(number, signal.default_int_handler)
+    line = {"estimator": name, "n": n, "clock": clock, "load": round(os.getloadavg()[0], 1)}
+    line |= {"interrupted": [], "returned_after": [], "status": []}
+    for wait in np.random.default_rng(0).uniform(*INTERRUPTED, 3).round(2):
+        model = getattr(skscalablegp, name)(random_state=0)
+        started = time.perf_counter()
+        signal.setitimer(kind, wait)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model.fit(X, y)
+                signal.setitimer(kind, 0)
+            status = model.fit_report_.status
+        except KeyboardInterrupt:
+            status = "KeyboardInterrupt"
+        took = time.perf_counter() - started
+        signal.setitimer(kind, 0)
+        line["interrupted"].append(wait)
+        line["returned_after"].append(round(took - wait, 2) if took > wait else None)
+        line["status"].append(status)
+    return line | {"cores": os.cpu_count(), "date": date.today().isoformat()}
 
 
 def serve(number, frame):
@@ -141,6 +176,7 @@ def limited(gib):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=("budgets", "interrupts"), default="budgets")
     parser.add_argument("--estimator", nargs="+", default=ESTIMATORS, choices=ESTIMATORS)
     parser.add_argument("--rows", nargs="+", type=int, default=[5000, 20000])
     parser.add_argument("--max-seconds", type=float, default=5.0)
@@ -157,6 +193,9 @@ def main():
         return
     for n in arguments.rows:
         for name in arguments.estimator:
+            if arguments.part == "interrupts":
+                print(json.dumps(interrupted(name, n, arguments.clock)), flush=True)
+                continue
             for interrupt in arguments.interrupt or [None]:
                 print(json.dumps(measured(name, n, arguments, interrupt)), flush=True)
 
