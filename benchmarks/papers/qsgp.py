@@ -214,7 +214,7 @@ def figure3(seed):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-10, 10, (500, 1))
     y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(500)
-    model = QSRVMRegressor(kernel(1), random_state=0).fit(X, y)
+    model = QSRVMRegressor(kernel(1), n_components=500, random_state=0).fit(X, y)
     grid = np.linspace(-10, 10, 1000)[:, None]
     error = model.predict(grid) - np.sinc(grid[:, 0] / np.pi)
     exact = QSGPRegressor(kernel(1), random_state=0).fit(X, y).predict(grid)

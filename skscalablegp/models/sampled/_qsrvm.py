@@ -10,12 +10,20 @@ import torch
 from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
-from ...core import LARGEST_FEATURE_SIGNAL, FitRun, MinibatchGPRegressorBase
+from ...core import (
+    LARGEST_FEATURE_SIGNAL,
+    SMALL_TABLE,
+    FitRun,
+    MinibatchGPRegressorBase,
+    rows_to_check,
+    warn_if_rough,
+)
 from ...core.data import RowSource
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
 from ...core.training import train_steps
 from ...kernels import compile_kernel
+from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
 from ._base import scaling_of
 from ._basis import KernelFunctions
@@ -25,7 +33,7 @@ from ._plan import Settings, make_plan
 from ._posterior import fitted_scale
 from ._process import ProcessMap, ProcessPosterior
 from ._qsgp import QSGPRegressor
-from ._relevance import Dictionary, RelevanceStepper, own_values
+from ._relevance import AllRows, Dictionary, RelevanceStepper, own_values
 from ._site import Site
 from ._start import Start, first_rows, trained_start
 from ._steps import make_stepper
@@ -45,6 +53,8 @@ _FOLD_TOL = 1e-4
 # warning. It appears if the loss against the exact process is above this many nats per row, and
 # above this many standard errors.
 _FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
+# The loss from which on a small table keeps all functions.
+_WHOLE = 0.1
 # Number of rows of the exact process.
 _START_ROWS = 1000
 # Number of functions in the models that callbacks receive during rounds.
@@ -70,7 +80,9 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. Here
         they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
-        but at most 10,000.
+        but at most 10,000. For up to 2,000 rows "auto" drops no function if the exact Gaussian
+        process with the same kernel predicts held-out rows better. With a number, functions are
+        always dropped.
     max_precision : float, default=10000.0
         Prior precision above which a basis function is removed from the model. Its unit is that of
         the target's mean square.
@@ -176,9 +188,13 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     Gaussian process with the same kernel and the relevance vectors as inducing points, times a
     factor that fits the errors at held-out rows. With 10 rows or more, the updates are repeated
     without a fifth of the rows to choose this factor: five times below 200 rows, twice below 500,
-    otherwise once. The held-out rows also show whether the functions suffice: a warning suggests
-    QSGPRegressor if an exact process is better by more than 0.15 nats per row and three standard
-    errors.
+    otherwise once.
+
+    The held-out rows also show whether the functions suffice. With ``n_components="auto"`` and up
+    to 2,000 rows, all functions stay if an exact process is better by more than 0.1 nats per row.
+    The model is then this process, and `precision_` is the diagonal of the prior precision of its
+    weights. Otherwise a warning suggests QSGPRegressor if an exact process is better by more than
+    0.15 nats per row and three standard errors.
 
     References
     ----------
@@ -192,7 +208,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     >>> from skscalablegp import QSRVMRegressor
     >>> X = np.linspace(-10, 10, 200)[:, None]
     >>> y = np.sinc(X[:, 0] / np.pi)
-    >>> model = QSRVMRegressor(random_state=0).fit(X, y)
+    >>> model = QSRVMRegressor(n_components=200, random_state=0).fit(X, y)
     >>> len(model.relevance_) < 50
     True
     """
@@ -295,11 +311,15 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 n_iter_no_change=self.n_iter_no_change,
                 tol=self.tol,
             )
-            scale = 1.0
+            scale, kept = 1.0, stepper
             with run.stage("calibration", optional=True):
                 run.monitor.check_time()
-                scale = self._checked(start.kernel, few, source, run)
-            run.finish("weights", lambda: self._keep(start.kernel, stepper))
+                scale, whole = self._checked(start.kernel, few, source, run)
+                if whole:
+                    kept = AllRows.of(compile_kernel(start.kernel, X.shape[1]), source)
+            kernel, rows = compile_kernel(start.kernel, X.shape[1]), rows_to_check(n, run).numpy()
+            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, n, run)
+            run.finish("weights", lambda: self._keep(start.kernel, kept))
             self._variance_scale = scale
             run.ended(result.stop_reason, n_iter=start.n_iter + n_iter + result.n_steps)
             run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
@@ -407,21 +427,22 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     def _checked(
         self, kernel: Any, dictionary: Dictionary, source: RowSource, run: FitRun
-    ) -> float:
-        """The factor of the variances that fits the errors at held-out rows.
+    ) -> tuple[float, bool]:
+        """The factor of the variances that fits held-out rows, and whether to keep all functions.
 
-        Every fold is trained with the same kernel on the rows that it does not hold out. A warning
-        follows if the exact process with this kernel predicts the held-out rows far better.
+        Every fold is trained with the same kernel on the rows that it does not hold out. If the
+        exact process with this kernel predicts the held-out rows better, a small table keeps all
+        functions; another table gets a warning if the difference is large.
         """
         n, d = source.X.shape
         if n < _FEWEST_CHECKED:
-            return 1.0
+            return 1.0, False
         variances, errors, exact = [], [], []
         folds = np.array_split(run.random_state.permutation(n), 5)
         for held in map(np.sort, folds[: 5 if n < 200 else 2 if n < 500 else 1]):
             rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
             if len(functions) == 0:
-                return 1.0
+                return 1.0, False
             stepper = self._stepper(functions, source.subset(rest), run)
             score = np.inf
             for _ in range(self._most_updates()):
@@ -441,13 +462,18 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         variance, error = np.concatenate(variances), np.concatenate(errors)
         scale = fitted_scale(variance, error, stepper.noise)
         behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
-        doubt = _DOUBT * behind.std() / len(behind) ** 0.5
-        if n >= _FEWEST_JUDGED and behind.mean() - doubt > _BEHIND:
+        loss, doubt = behind.mean(), _DOUBT * behind.std() / len(behind) ** 0.5
+        whole = self.n_components == "auto" and n <= SMALL_TABLE and not run.stopped
+        if whole and loss > _WHOLE:
+            why = f"an exact process is {loss:.2f} nats a row better on held-out rows than a sparse"
+            run.chose("n_components", n, f"{why} model, so that no function is dropped")
+            return 1.0, True
+        if n >= _FEWEST_JUDGED and loss - doubt > _BEHIND:
             run.warn(
                 "a sparse model does not suffice for these rows. An exact process is "
-                f"{behind.mean():.2f} nats a row better on held-out rows: use QSGPRegressor."
+                f"{loss:.2f} nats a row better on held-out rows: use QSGPRegressor."
             )
-        return scale
+        return scale, False
 
     def _keep_process(self, start: Start, source: RowSource, run: FitRun) -> None:
         """The model of the start's rows, before any function has been dropped."""
@@ -457,7 +483,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         )
         self._keep(start.kernel, self._stepper(dictionary, few, run))
 
-    def _keep(self, kernel: Any, stepper: RelevanceStepper) -> None:
+    def _keep(self, kernel: Any, stepper: RelevanceStepper | AllRows) -> None:
         dictionary = stepper.dictionary
         active = dictionary.rows[stepper.active.cpu().numpy()]
         order = np.argsort(active)
@@ -490,7 +516,7 @@ def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 
 def _process(
-    stepper: RelevanceStepper, order: np.ndarray | slice = slice(None)
+    stepper: RelevanceStepper | AllRows, order: np.ndarray | slice = slice(None)
 ) -> tuple[ProcessMap, FeatureWeights]:
     """The process behind predictions, and the distribution of its weights.
 

@@ -238,3 +238,55 @@ class RelevanceStepper(Stepper):
     def restore(self, snapshot: tuple) -> None:
         self.active, self.precision, self.noise = snapshot[0], snapshot[1].clone(), snapshot[2]
         self._solve()
+
+
+@dataclass(frozen=True, eq=False)
+class AllRows:
+    """The exact process, in the form of a machine that has dropped no function.
+
+    With A = diag(k(x_i, x_i)), the weights of the functions k(x, x_i) / k(x_i, x_i) have the prior
+    precision A^-1 k(X, X) A^-1 and the posterior mean A (k(X, X) + noise I)^-1 Y.
+
+    Attributes
+    ----------
+    dictionary, noise, gram, active, precision, mean, covariance, evidence
+        As of `RelevanceStepper` after its last step. `precision` is the diagonal.
+    """
+
+    dictionary: Dictionary
+    noise: float
+    gram: Tensor
+    active: Tensor
+    precision: Tensor
+    mean: Tensor
+    covariance: Tensor
+    evidence: float
+
+    @classmethod
+    def of(cls, kernel: TorchKernel, source: RowSource) -> AllRows:
+        """O(n^3) for n rows."""
+        n = len(source)
+        dictionary = Dictionary.of(kernel, source, np.arange(n))
+        noise = max(dictionary.noise, 1e-6 * dictionary.unit)
+        (X, Y), unit = source.rows(np.arange(n)), dictionary.amplitude
+        Y = Y.double()
+        with torch.no_grad():
+            K = kernel.cross(kernel.theta0.to(X.device), X, X).double()
+        eye = torch.eye(n, dtype=K.dtype, device=K.device)
+        L, _ = cholesky_with_jitter(K + noise * eye)
+        weights = torch.cholesky_solve(Y, L)
+        log_det = 2 * float(L.diagonal().log().sum())
+        evidence = float((Y * weights).sum()) + Y.shape[1] * (log_det + n * np.log(2 * np.pi))
+        phi, precision = K / unit, K / unit / unit[:, None]
+        gram = phi.T @ phi
+        H, _ = cholesky_with_jitter(gram / noise + precision)
+        return cls(
+            dictionary,
+            noise,
+            gram,
+            torch.arange(n, device=K.device),
+            precision.diagonal(),
+            unit[:, None] * weights,
+            torch.cholesky_inverse(H),
+            -0.5 * evidence,
+        )

@@ -73,10 +73,27 @@ def test_few_functions_that_are_too_little_say_what_to_use(monkeypatch):
     monkeypatch.setattr(_qsrvm, "_BEHIND", -0.5)
     X, _, y, _ = friedman(120)
     with pytest.warns(ConvergenceWarning, match="nats a row better .* use QSGPRegressor"):
-        QSRVMRegressor(random_state=0).fit(X, y)
+        QSRVMRegressor(n_components=120, random_state=0).fit(X, y)
 
 
 def test_targets_without_variance_keep_a_width():
     X = np.linspace(0, 1, 30)[:, None]
     std = QSRVMRegressor(random_state=0).fit(X, np.zeros(30)).predict_std(X)
     assert (std > 1e-4).all()
+
+
+def test_a_smooth_function_of_many_columns_keeps_all_rows():
+    X, X_new, y, _ = friedman(100)
+    model = QSRVMRegressor(random_state=0).fit(X, y)
+    assert len(model.relevance_) == 100
+    assert "no function is dropped" in model.fit_report_.choices["n_components"].reason
+    scale, center = X.std(0), X.mean(0)
+    process = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    process.fit((X - center) / scale, (y - y.mean()) / y.std())
+    mean, std = process.predict((X_new - center) / scale, return_std=True)
+    seen = model.predict(X_new, return_std=True)
+    assert_allclose(seen[0], mean * y.std() + y.mean(), rtol=1e-5)
+    assert_allclose(seen[1], std * y.std(), rtol=1e-4)
+    assert_allclose(
+        model.lower_bound_, process.log_marginal_likelihood(process.kernel_.theta), rtol=1e-5
+    )

@@ -204,7 +204,7 @@ def rounds(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.uniform(-10, 10, (150, 1))
     y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(150)
-    return QSRVMRegressor(control_variate_rank=50, random_state=0), X, y
+    return QSRVMRegressor(n_components=150, control_variate_rank=50, random_state=0), X, y
 
 
 @pytest.mark.parametrize("stage", ["start", "batches", "full"])

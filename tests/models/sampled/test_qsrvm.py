@@ -19,7 +19,7 @@ def test_large_dictionaries_shrink_by_steps(monkeypatch):
     monkeypatch.setattr(_qsrvm, "_EXACT", 100)
     monkeypatch.setattr(_qsrvm, "_ROUNDS", 3)
     X, y = sinc(150)
-    model = QSRVMRegressor(control_variate_rank=50, random_state=0).fit(X, y)
+    model = QSRVMRegressor(n_components=150, control_variate_rank=50, random_state=0).fit(X, y)
     assert "0 rounds" not in model.fit_report_.summary
     assert 1 <= len(model.relevance_) <= 100
     error = model.predict(X) - np.sinc(X[:, 0] / np.pi)
@@ -34,7 +34,7 @@ def test_predictions_are_the_weighted_sum_of_functions_that_are_1_at_their_own_r
     rng = np.random.RandomState(4)
     X = rng.uniform(1, 3, (60, 1))
     y = 2 * X[:, 0] + 1 + 0.1 * rng.randn(60)
-    settings = dict(optimizer=None, standardize=False, random_state=0)
+    settings = dict(optimizer=None, standardize=False, n_components=60, random_state=0)
     model = QSRVMRegressor(kernel + WhiteKernel(0.01), **settings).fit(X, y)
     Z = model.relevance_vectors_
     functions = kernel(X, Z) / kernel.diag(Z)
