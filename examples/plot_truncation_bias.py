@@ -112,9 +112,9 @@ iterations = [6, 8, 10, 12, 15, 20]
 counts = [20, 40, 60, 80, 100, 120]
 results = {
     "CG": (iterations, [cg_terms(FixedTruncation(j), 20) for j in iterations]),
-    "RR-CG": (iterations, [cg_terms(rr_truncation(j), 300) for j in iterations]),
-    "RFF": (counts, [feature_terms(m, 60) for m in counts]),
-    "SS-RFF": (counts, [single_sample_means(m, 150) for m in counts]),
+    "RR-CG": (iterations, [cg_terms(rr_truncation(j), 150) for j in iterations]),
+    "RFF": (counts, [feature_terms(m, 40) for m in counts]),
+    "SS-RFF": (counts, [single_sample_means(m, 75) for m in counts]),
 }
 
 fig, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex="col", layout="constrained")
@@ -180,7 +180,7 @@ axes[0].plot(
 )
 axes[0].plot(
     [10, 15, 20],
-    log_ratio([TruncatedGradient(rr_truncation(j)) for j in (10, 15, 20)], 300),
+    log_ratio([TruncatedGradient(rr_truncation(j)) for j in (10, 15, 20)], 200),
     "C0o-",
     label="RR-CG",
 )
@@ -206,7 +206,7 @@ axes[0].set_ylabel("log(learned / exact length scale)")
 # near the exact optimum; the biased ones are smooth and end elsewhere.
 
 two = make_problem(x[:, None], y, fixed * RBF(0.3, (1e-2, 10)) + WhiteKernel(0.1, (1e-3, 1)))
-length_scales, noises = np.linspace(-3.2, -0.4, 25), np.linspace(-6.5, -1.5, 25)
+length_scales, noises = np.linspace(-3.2, -0.4, 17), np.linspace(-6.5, -1.5, 17)
 surface = [
     [
         exact_marginal_likelihood(two, torch.tensor([a, b]), eval_gradient=False).value / len(x)
@@ -251,7 +251,7 @@ methods = {
 }
 fig, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, estimator in methods.items():
-    path = learn(table, estimator, 150, rate=0.07, decay=1.0)[::5]
+    path = learn(table, estimator, 100, rate=0.07, decay=1.0)[::5]
     objective = [
         -exact_marginal_likelihood(table, torch.tensor(point), eval_gradient=False).value / len(z)
         for point in path

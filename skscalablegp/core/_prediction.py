@@ -85,7 +85,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         -------
         rows, mean, std : ndarray of shape (k,), or None
             Means and standard deviations in the target's own units, noise included. The rows are
-            others than those asked for if the fit has held out some. None if there is no closed
+            others than those requested if the fit has held out some. None if there is no closed
             form.
         """
         if len(getattr(self, "X_train_", X)) < len(X):
@@ -261,7 +261,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         RuntimeError
             If both `return_std` and `return_cov` are set.
         MemoryError
-            If the covariance of so many rows does not fit into memory; before any work is done.
+            If the covariance of all rows does not fit into memory; raised before any work is done.
         ValueError
             If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError
@@ -442,7 +442,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         Raises
         ------
         MemoryError
-            If the covariance of so many rows does not fit into memory; before any work is done.
+            If the covariance of all rows does not fit into memory; raised before any work is done.
         ValueError
             If a product of experts has no joint covariance ("bcm", "rbcm" and "grbcm").
         NotFittedError

@@ -122,7 +122,7 @@ def checking(run: FitRun) -> Iterator[None]:
 def exact_check(
     some: Callable[[], GPProblem], n: int, run: FitRun
 ) -> tuple[GPProblem, Float[Tensor, " p"]] | None:
-    """An exact fit of some rows that is no part of training, in what is left of the budget.
+    """An exact fit of some rows that is not part of training, within the remaining budget.
 
     Callbacks do not see its steps. None where the exact process replaces approximations, and if a
     budget, memory, arithmetic or an interrupt ended the fit.

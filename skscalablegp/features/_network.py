@@ -38,7 +38,7 @@ class Network(ABC):
     n_features : int
         Number of columns of z.
     n_trainable : int
-        The first so many parameters are trained; the others do not change.
+        The first parameters are trained, as many as this number; the others do not change.
     """
 
     n_features_in: int
@@ -165,7 +165,7 @@ class ModuleNetwork(Network):
         return self.run(params, X)
 
     def run(self, params: Sequence[Tensor], X: Tensor) -> Any:
-        """The output of the module, whatever its type."""
+        """The output of the module, of any type."""
         if not self._module:
             # This module only defines the function; every call replaces its tensors.
             self._module.append(self.make())

@@ -85,8 +85,8 @@ class CG(Solver):
         updated residual drifts below the true one, in float32 far enough to end a solve too early.
         "auto" replaces it every 25 steps and before success is declared if products are in float32;
         if they are in float64, only before success is declared, and only if rounding could matter.
-        An integer replaces it every so many steps and before success is declared. None never does,
-        so that the increments are those of plain conjugate gradients.
+        An integer is the number of steps between replacements; there is also one before success is
+        declared. None never does, so that the increments are those of plain conjugate gradients.
     residual_dtype : {"same", "float64"}, default="same"
         Precision of the solution and of B - H x. With "float64" on an operator in float32, the
         directions are still computed in float32, but the solution is accumulated in float64 and the
@@ -164,7 +164,7 @@ class CG(Solver):
         return _prepare(state, HD)
 
     def _judge(self, operator: LinearOperator, state: CGState) -> None:
-        """Count a step and judge its residual, which is computed afresh every so many steps."""
+        """Count a step and judge its residual, which is computed afresh at regular intervals."""
         state.iteration += 1
         state.since_refresh += 1
         state.since_lower += 1

@@ -23,12 +23,12 @@ _MARGIN = 0.1
 class DeepFeatures:
     """The features of a kernel at z = c network(x) / sqrt(q), where the network has q outputs.
 
-    The division puts unrelated rows at a distance of about 1 when training begins, whatever the
-    width of the network. Without layers z is x itself. c is 3 for kernels with a stationary factor.
-    If length scales were as long as the distances, these kernels would be nearly linear, and large
-    weights would cancel at the rows and diverge beyond them. The tensors are one list: the trained
-    ones of the network, theta (the log hyperparameters of the kernel, float64), and the frozen ones
-    of the network.
+    The division puts unrelated rows at a distance of about 1 when training begins, for networks of
+    any width. Without layers z is x itself. c is 3 for kernels with a stationary factor. If length
+    scales were as long as the distances, these kernels would be nearly linear, and large weights
+    would cancel at the rows and diverge beyond them. The tensors are one list: the trained ones of
+    the network, theta (the log hyperparameters of the kernel, float64), and the frozen ones of the
+    network.
 
     Beyond its training rows a network continues in straight lines, however steep. Columns are
     therefore clipped to `box` before they enter it, and a further feature, sqrt(1 - exp(-r^2 / 2))

@@ -74,7 +74,7 @@ class PoERegressor(GPRegressorBase):
         to four times as much.
     expert_size : int or "auto", default="auto"
         Number of training rows of an expert. If the table has no more rows, there is one expert,
-        which is the exact Gaussian process whatever the combination. "auto" is all rows for up to
+        which is the exact Gaussian process under any combination. "auto" is all rows for up to
         2,000 rows, and 1,024 for more.
     partition : {"kmeans", "random"}, default="kmeans"
         Method that divides the rows among the experts. "kmeans" forms neighbourhoods of equal size,

@@ -34,7 +34,7 @@ class GridPosterior(Posterior):
 
     On the grid the posterior covariance is C = F (I + A)^-1 F' = E E', so that variances are sums
     of squares and cannot be negative. Within a cell the variance w' C w is a polynomial of degree 6
-    a column, which takes O(7^d) a row on a product grid, whatever the rank. The mean squared
+    a column, which takes O(7^d) per row on a product grid, for any rank. The mean squared
     interpolation error at the rows, as far as it exceeds the noise, is added to every variance.
 
     For rows outside the grid the kernel is that of an infinite grid. With g the covariance of f(x)

@@ -90,8 +90,8 @@ def collapsed_bound(
 
     Notes
     -----
-    It costs O(n m^2 + m^3) time and O(m^2 + block m) memory. Sums are in float64 whatever the
-    precision of the rows. Titsias (2009), equation 9.
+    It costs O(n m^2 + m^3) time and O(m^2 + block m) memory. Sums are in float64 for any precision
+    of the rows. Titsias (2009), equation 9.
     """
     theta, Z = theta.detach(), Z.detach()
     with torch.no_grad():

@@ -97,5 +97,5 @@ def _by_variance(
         factor[k] = row / left[z].sqrt()
         left = (left - factor[k].square()).clamp_min(0)
         left[z] = 0
-    # For a kernel that is noise alone, any row will do.
+    # For a kernel that is noise alone, any row is as good as another.
     return torch.tensor(chosen or [0])

@@ -438,7 +438,7 @@ class SGPRRegressor(TableRegressorBase):
         Raises
         ------
         ValueError
-            If a gradient is asked for without theta, or theta has the wrong shape.
+            If a gradient is requested without theta, or theta has the wrong shape.
         NotFittedError
             Before `fit`.
         """

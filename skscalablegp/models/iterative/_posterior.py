@@ -74,7 +74,7 @@ class IterativePosterior(KernelPosterior):
         self._unfinished: list[SolveSummary] = []
 
     def take_unfinished(self) -> list[SolveSummary]:
-        """The solves since the last call that ended above their tolerance; forgets them."""
+        """Return and clear the list of solves that ended above their tolerance."""
         taken, self._unfinished = self._unfinished, []
         return taken
 

@@ -157,7 +157,7 @@ class SampledStepper(Stepper):
         functions = torch.arange(self.basis.per_unit, device=index.device)[:, None]
         return (index[None, :] * self.basis.per_unit + functions)[:, :, None]
 
-    # ------------------------------------------------------------------ what the driver asks
+    # ------------------------------------------------------------------ called by the driver
 
     def score(self) -> float:
         """The better score of the weights and of their mean, which then goes into snapshots."""
@@ -294,7 +294,7 @@ class QSGPStepper(SampledStepper):
         if site.likelihood.additive:
             self.site = replace(self.site, noise=noise_of(kernel, self._theta))
 
-    # ------------------------------------------------------------------ what the driver asks
+    # ------------------------------------------------------------------ called by the driver
 
     def refresh(self) -> None:
         """Update the variance of f at the scores' rows and the curvature; O(s m)."""
@@ -384,8 +384,8 @@ class DualStepper(SampledStepper):
     only the entries of its own rows. The estimate of f at these rows comes from other,
     independently drawn functions and from the support rows. A step costs O(b u d + b s^2) for u
     drawn functions. Weights are residuals over the noise variance, so that sums of few of them are
-    noisy. Draws of all functions cost O(b n d), but often need so many fewer steps that they are
-    cheaper.
+    noisy. Draws of all functions cost O(b n d), but are often cheaper in total, because they need
+    far fewer steps.
 
     Parameters are those of `SampledStepper`, and `support_index`, the numbers of the support rows.
     The shared weights belong to the support rows.
