@@ -124,8 +124,8 @@ def exact_check(
 ) -> tuple[GPProblem, Float[Tensor, " p"]] | None:
     """An exact fit of some rows that is not part of training, within the remaining budget.
 
-    Callbacks do not see its steps. None where the exact process replaces approximations, and if a
-    budget, memory, arithmetic or an interrupt ended the fit.
+    Callbacks do not see its steps. The result is None if the exact process replaces approximations,
+    or if a budget, memory, arithmetic or an interrupt ended the fit.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ class Network(ABC):
     n_features : int
         Number of columns of z.
     n_trainable : int
-        The first parameters are trained, as many as this number; the others do not change.
+        Number of trained parameters, which come first; the others do not change.
     """
 
     n_features_in: int

@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 
 # Leaves of a tree, and whether the trees learn the errors of a linear model.
 _CANDIDATES = ((31, False), (127, False), (127, True))
-# Most trees; they end before, where the error of held-out rows no longer falls.
+# Largest number of trees; boosting ends earlier if the error of held-out rows no longer falls.
 _MOST_TREES = 400
-# Most rows on which candidates are compared.
+# Largest number of rows on which candidates are compared.
 _COMPARED = 50_000
 
 
@@ -24,10 +24,10 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
 
     The candidates are trees of 31 and of 127 leaves, and trees of 127 leaves on the errors of a
     linear model. Large trees suit functions that change fast. Trees approximate a slope by steps,
-    which are coarse where rows are few: delays of flights, say, rise by a minute at arrival with
-    each minute at departure, up to a day. The candidate with the least squared error on the tenth
-    of the rows that ends its boosting is kept. It is fitted again where the table has more than
-    50,000 rows, since the candidates are compared on so many of them.
+    which are coarse where rows are few: for example, each minute of a flight's delay at departure
+    adds a minute at arrival, for delays of up to a day. The candidate with the smallest squared
+    error on the tenth of the rows that stops its boosting is kept. Candidates are compared on at
+    most 50,000 rows; for a larger table the best one is fitted again to all rows.
 
     Parameters
     ----------
