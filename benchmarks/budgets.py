@@ -12,7 +12,7 @@ a busy one ``--clock cpu`` has one thread, whose processor seconds are the clock
 interrupts, too. ``--memory 3`` limits the addresses of the process to 3 GiB.
 
 ``--part interrupts`` interrupts three fits of each estimator once, at random times, and reports the
-seconds until each has returned its model, or raised a KeyboardInterrupt.
+seconds until each has returned its model, or raised a KeyboardInterrupt; null if it had ended.
 """
 
 import argparse
@@ -106,7 +106,8 @@ def interrupted(name, n, clock):
         took = time.perf_counter() - started
         signal.setitimer(kind, 0)
         line["interrupted"].append(wait)
-        line["returned_after"].append(round(took - wait, 2) if took > wait else None)
+        late = round(max(took - wait, 0.0), 2)
+        line["returned_after"].append(late if "nterrupt" in status else None)
         line["status"].append(status)
     return line | {"cores": os.cpu_count(), "date": date.today().isoformat()}
 

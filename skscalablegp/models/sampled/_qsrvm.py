@@ -39,8 +39,9 @@ from ._start import Start, first_rows, trained_start
 from ._steps import make_stepper
 
 # Up to this number of functions precisions are trained by full batches. Larger dictionaries are
-# first reduced by steps, or to the second number if there is no time for steps.
-_EXACT, _EXACT_IN_HASTE = 2048, 1024
+# first reduced by steps, to the second number if there is no time for steps, or to the third one
+# after an interrupt.
+_EXACT, _EXACT_IN_HASTE, _EXACT_INTERRUPTED = 2048, 1024, 512
 # Share of the time budget for moments and weights.
 _LAST_SHARE = 0.2
 # Largest number of rounds of steps, and the steps of each.
@@ -298,7 +299,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
-            few = dictionary.most_relevant(min(_EXACT, _EXACT_IN_HASTE) if run.stopped else _EXACT)
+            hasty = _EXACT_IN_HASTE
+            if run.monitor.stopped == "interrupted":
+                hasty = _EXACT_INTERRUPTED
+            few = dictionary.most_relevant(min(_EXACT, hasty) if run.stopped else _EXACT)
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             run.preview = lambda model, step: model._keep(start.kernel, stepper)
