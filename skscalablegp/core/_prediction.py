@@ -101,7 +101,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             torch.tensor(part[rows]).to(at) for part in ((y - self._y_train_mean) / scale, noise)
         )
         places = torch.as_tensor(rows, device=at.device)
-        found = posterior.leave_one_out(places, at, Y[:, None], noise + posterior.noise(at))
+        noise = noise + posterior.training_noise(at)
+        found = posterior.leave_one_out(places, at, Y[:, None], noise)
         if found is None:
             return None
         mean, variance = (part.cpu().double().numpy() for part in found)

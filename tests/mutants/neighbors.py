@@ -80,8 +80,8 @@ MUTANTS = [
     (
         "calibration forgets noise that is known",
         OBJECTIVES,
-        "total = math.exp(log_scale) * variance + known",
-        "total = math.exp(log_scale) * variance",
+        "local_factor(surprise, power) + known",
+        "local_factor(surprise, power)",
         f"{TESTS} -k known_noise",
     ),
 ]

@@ -78,6 +78,10 @@ class Posterior(ABC):
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variance that the kernel's white noise adds to a new observation."""
 
+    def training_noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variance of the kernel's white noise in training; that of new observations here."""
+        return self.noise(X)
+
     def observed_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variance of new observations without known noise."""
         return self.variance(X) + self.noise(X)

@@ -26,6 +26,8 @@ _WIDE = 32.0
 _RESOLVED = 1e-4
 # Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
 _LARGEST_JITTER = 1e-3
+# Number of nearest rows whose errors tell how large errors are in their neighbourhood.
+_NEAREST = 30
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
 
@@ -171,28 +173,50 @@ def _starts(n: int, m: int, device: torch.device) -> tuple[range, int]:
     return range(0, n, step), step
 
 
+class Predicted(NamedTuple):
+    """Predictions of rows from their neighbours.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (b, t)
+    variance : Tensor of shape (b,)
+        Of the latent function.
+    surprise : Tensor of shape (b,)
+        Mean squared standardised error of the nearest rows, each given the nearer ones; one on
+        average where the kernel and the noise fit the neighbourhood.
+    """
+
+    mean: Float[Tensor, "b t"]
+    variance: Float[Tensor, " b"]
+    surprise: Float[Tensor, " b"]
+
+
 def predict(
     problem: GPProblem,
     theta: Float[Tensor, " p"],
     X: Float[Tensor, "b d"],
     near: Int[Tensor, "b m"],
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"]]:
-    """Mean and latent variance of rows given their neighbours.
+) -> Predicted:
+    """Rows given their neighbours, which are in the order of their distances.
 
     Rows whose variance single precision cannot resolve are computed again in double precision.
     """
 
-    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         Z, noise, Y = gather(problem, theta, X, near)
         K = local_kernel(problem.kernel, theta, Z, dtype)
-        found = condition(K, noise.to(dtype), Y.to(dtype))
-        mean, variance = found.mean.double(), found.variance.double()
+        given = condition(K, noise.to(dtype), Y.to(dtype))
+        squares = given.half[:, :_NEAREST, 1:].square().mean((1, 2))
+        found = tuple(part.double() for part in (given.mean, given.variance, squares))
         if dtype == torch.float32:
-            lost = found.failed | ~(found.variance >= _RESOLVED * found.prior)
+            lost = given.failed | ~(given.variance >= _RESOLVED * given.prior)
             if lost.any():
-                mean[lost], variance[lost] = answer(X[lost], near[lost], torch.float64)
-        return mean, variance
+                for part, again in zip(
+                    found, answer(X[lost], near[lost], torch.float64), strict=True
+                ):
+                    part[lost] = again
+        return found
 
     starts, step = _starts(len(X), near.shape[1], X.device)
     with torch.no_grad():
@@ -201,8 +225,7 @@ def predict(
             starts,
             X.device,
         )
-        mean, variance = zip(*parts, strict=True)
-    return torch.cat(mean), torch.cat(variance)
+        return Predicted(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def chain(

@@ -17,6 +17,9 @@ from ._metric import Index, Metric, others_near
 
 # The logarithm of the largest factor by which a kernel is scaled.
 _MOST_SCALE = 5.0
+# Powers of local errors that are compared; the standard errors of its gain by which the best has to
+# beat zero; and what is added to every local mean squared error.
+_POWERS, _DOUBT, _EVEN = (0.3, 0.5, 0.7, 1.0), 2.0, 0.03
 # The objectives by name: functions of a problem, theta, rows and their neighbours.
 VALUES = {"leave_one_out": left_out, "blocks": blocks}
 
@@ -59,11 +62,20 @@ class LocalGradient(GradientEstimator):
 
 
 class Scaled(NamedTuple):
-    """The hyperparameters of a kernel times `scale`, and the mean log density of rows left out."""
+    """The hyperparameters of a kernel times `scale`, and the mean log density of rows left out.
+
+    `power` is that of the local errors in `local_factor`.
+    """
 
     theta: Float[Tensor, " p"]
     scale: float
     density: float
+    power: float = 0.0
+
+
+def local_factor(surprise: Float[Tensor, " b"], power: float) -> Float[Tensor, " b"]:
+    """The factor of predictive variances where the nearest rows have these mean squared errors."""
+    return ((surprise + _EVEN) / (1 + _EVEN)) ** power
 
 
 class Scales:
@@ -97,25 +109,41 @@ class Scales:
         )
 
     def best(self, rows: Int[Tensor, " s"], near: Int[Tensor, "s m"], dtype: torch.dtype) -> Scaled:
-        """The number that maximises the log density of rows given these neighbours."""
+        """The number, and the power of local errors, with the highest log density of rows.
+
+        Each row is left out and predicted from these neighbours. The power is zero unless another
+        is better by two standard errors of the difference.
+        """
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
-        mean, variance = predict(problem, theta, X, near, dtype)
+        mean, variance, surprise = predict(problem, theta, X, near, dtype)
         # A kernel without noise predicts copies of other rows without any variance.
         floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
         variance = torch.maximum(variance + problem.kernel.noise(theta, X), floor)
         known = 0.0 if problem.extra_noise is None else problem.extra_noise[rows]
         error = (problem.Y[rows] - mean).square().mean(1)
 
-        def loss(log_scale: float) -> float:
-            total = math.exp(log_scale) * variance + known
-            return 0.5 * float((error / total + (2 * math.pi * total).log()).mean())
+        def losses(log_scale: float, power: float) -> Float[Tensor, " s"]:
+            total = math.exp(log_scale) * variance * local_factor(surprise, power) + known
+            return 0.5 * (error / total + (2 * math.pi * total).log())
 
         if not self.free:
-            return Scaled(theta, 1.0, -loss(0.0))
+            return Scaled(theta, 1.0, -float(losses(0.0, 0.0).mean()))
         room = (problem.kernel.bounds - theta.cpu()[:, None])[self._moved.cpu().bool()]
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
-        found = minimize_scalar(loss, bounds=limits, method="bounded")
-        moved = theta + self._moved * float(found.x)
-        return Scaled(moved, math.exp(found.x), -float(found.fun))
+        found = {}
+        for power in (0.0, *_POWERS):
+            best = minimize_scalar(
+                lambda at, power=power: float(losses(at, power).mean()),
+                bounds=limits,
+                method="bounded",
+            )
+            found[power] = float(best.x), losses(float(best.x), power)
+        power = min(found, key=lambda power: float(found[power][1].mean()))
+        gains = found[0.0][1] - found[power][1]
+        if float(gains.mean()) <= _DOUBT * float(gains.std(correction=0)) / len(gains) ** 0.5:
+            power = 0.0
+        log_scale, loss = found[power]
+        moved = theta + self._moved * log_scale
+        return Scaled(moved, math.exp(log_scale), -float(loss.mean()), power)

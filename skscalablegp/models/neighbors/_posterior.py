@@ -13,6 +13,7 @@ from ...core.posteriors import Draws, MeanAndVariance, Posterior, Rows, reported
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
 from ._metric import Index, Metric, others_near
+from ._objectives import local_factor
 
 
 class NeighborPosterior(Posterior):
@@ -29,6 +30,8 @@ class NeighborPosterior(Posterior):
     precision : torch.dtype
         Of the small systems. Variances that single precision cannot resolve are computed in double
         precision in any case.
+    power : float, default=0
+        Of `local_factor`, by which variances and noise are multiplied.
     """
 
     def __init__(
@@ -37,9 +40,12 @@ class NeighborPosterior(Posterior):
         theta: Float[Tensor, " p"],
         n_neighbors: int,
         precision: torch.dtype,
+        power: float = 0.0,
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
-        self._precision = precision
+        self._precision, self._power = precision, power
+        # The last rows and the factors of their variances, which their noise needs, too.
+        self._last: tuple[Tensor | None, Tensor | float] = (None, 1.0)
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
         # New rows are taken in double precision, so that differences between close rows keep their
@@ -51,7 +57,7 @@ class NeighborPosterior(Posterior):
         """The posterior after `n_new` rows were added, which are the last rows of `problem`."""
         new = problem.X[-n_new:]
         if not self._metric.covers(new):
-            return NeighborPosterior(problem, self._theta, self._m, self._precision)
+            return NeighborPosterior(problem, self._theta, self._m, self._precision, self._power)
         more = copy(self)
         more._problem, more._index = problem, self._index.plus(self._metric(new))
         return more
@@ -63,20 +69,37 @@ class NeighborPosterior(Posterior):
         return self.mean_and_variance(X)[0]
 
     def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
-        return self._alone(X, self._near(X))
+        return self._moments(X, self._near(X))
 
-    def _alone(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> MeanAndVariance:
-        mean, variance = predict(self._problem, self._theta, X, near, self._precision)
-        return mean, reported_variance(variance, self._problem.kernel.diag(self._theta, X))
+    def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> MeanAndVariance:
+        mean, variance, factor = self._alone(X, near)
+        self._last = X, factor
+        return mean, factor * variance
+
+    def _alone(
+        self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, " b"] | float]:
+        """Means, variances, and the factors by which variances and noise are multiplied."""
+        found = predict(self._problem, self._theta, X, near, self._precision)
+        factor = local_factor(found.surprise, self._power) if self._power else 1.0
+        prior = self._problem.kernel.diag(self._theta, X)
+        return found.mean, reported_variance(found.variance, prior), factor
 
     def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
         near = others_near(self._index, self._metric(X), rows, self._m)
-        mean, variance = self._alone(X, near)
-        return mean, variance + noise
+        mean, variance, factor = self._alone(X, near)
+        # Known noise is not multiplied.
+        return mean, factor * variance + noise + (factor - 1) * self.training_noise(X)
+
+    def training_noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
+        return self._problem.kernel.noise(self._theta, X)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        return self._problem.kernel.noise(self._theta, X)
+        rows, factor = self._last
+        if self._power and rows is not X:
+            factor = self._alone(X, self._near(X))[2]
+        return (factor if self._power else 1.0) * self.training_noise(X)
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""
@@ -88,7 +111,7 @@ class NeighborPosterior(Posterior):
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b b"]]:
         """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
         near = self._near(X)
-        mean, variance = self._alone(X, near)
+        mean, variance = self._moments(X, near)
         half = chain(self._problem, self._theta, X, near, *self._earlier(X))
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
