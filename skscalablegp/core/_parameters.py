@@ -138,6 +138,8 @@ Neighbours:
 
 n_neighbors
     Number of training rows from which a new row is predicted.
+local_scale
+    Whether standard deviations follow the errors of the nearest training rows.
 objective
     Objective that the hyperparameters maximise.
 
@@ -308,6 +310,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "calibrate": ["boolean"],
     # Neighbours.
     "n_neighbors": [_COUNT, _AUTO],
+    "local_scale": ["boolean"],
     "objective": [StrOptions({"leave_one_out", "blocks", "subset"})],
     # Grids.
     "grid_size": [_AUTO, Interval(Integral, 6, None, closed="left"), "array-like"],

@@ -54,11 +54,11 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     ----------
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They come from this package or have scikit-learn's
-        interface, with or without ``return_std``. None stacks an `NNGPRegressor`, a
-        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
-        rules on single columns, and learned features, which make their errors on different rows.
-        Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
-        the errors of a linear model.
+        interface, with or without ``return_std``. None stacks an `NNGPRegressor` with
+        ``local_scale=False``, a `HistGradientBoostingRegressor` and, above 2,000 rows, an
+        `SCGDDKLRegressor`: interpolation, rules on single columns, and learned features, which make
+        their errors on different rows. Above 10,000 rows, held-out rows choose the size of the
+        trees: 31 or 127 leaves, or 127 on the errors of a linear model.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
         would be, five folds replace them. Regressors with a closed form for left-out rows, such as
@@ -231,7 +231,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         if self.estimators is None:
             trees = BoostedTrees() if n > _CHOSEN_TREES else HistGradientBoostingRegressor()
             given = [
-                ("neighbors", NNGPRegressor()),
+                # The noise model over a stack learns more than local scales tell.
+                ("neighbors", NNGPRegressor(local_scale=False)),
                 ("trees", trees),
                 ("deep", SCGDDKLRegressor()),
             ][: 3 if n > SMALL_TABLE else 2]

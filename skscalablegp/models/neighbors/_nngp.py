@@ -85,9 +85,13 @@ class NNGPRegressor(GPRegressorBase):
         Whether to calibrate the predictive distribution on the training rows. The kernel, noise
         included, is then multiplied by the number that maximises the log density of up to 2,000
         rows that are left out, with ``objective="leave_one_out"`` of rows that training has not
-        predicted. If the same rows show a gain, variances are also multiplied by a power of the
-        mean squared error of the 30 nearest rows, in units of their own variances. Means stay as
-        they are. Kernels without an amplitude are not calibrated.
+        predicted. Means stay as they are. Kernels without an amplitude are not calibrated.
+    local_scale : bool, default=True
+        Whether standard deviations follow the errors of the nearest training rows. Calibration then
+        also multiplies variances by a power of the mean squared error of the 30 nearest rows, in
+        units of their own variances, if the rows that are left out show a clear gain. Without
+        ``calibrate`` it has no effect. Another estimator that learns the size of errors, such as
+        `HeteroscedasticRegressor`, learns more without it.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
@@ -223,6 +227,7 @@ class NNGPRegressor(GPRegressorBase):
         n_neighbors: Any = "auto",
         objective: Any = "leave_one_out",
         calibrate: Any = True,
+        local_scale: Any = True,
         subset_size: Any = "auto",
         batch_size: Any = "auto",
         alpha: Any = 1e-10,
@@ -283,7 +288,8 @@ class NNGPRegressor(GPRegressorBase):
         run.chose("n_neighbors", self.n_neighbors_, why)
         if self.n_neighbors_ >= n:
             why = "all rows are neighbours: the exact process"
-            run.ignores(("objective", "calibrate", "subset_size", "batch_size"), why)
+            unused = ("objective", "calibrate", "local_scale", "subset_size", "batch_size")
+            run.ignores(unused, why)
             run.computes_in_float64(why)
             self._kind, self._seen, self._near = "subset", np.arange(n), None
             settings = StageSettings.of(self, self.n_restarts_optimizer)
@@ -335,7 +341,7 @@ class NNGPRegressor(GPRegressorBase):
         settings = StageSettings.of(
             self, self.n_restarts_optimizer, subset_size=start_rows(len(part.X)) if exact else size
         )
-        unused = ("objective", "calibrate", "subset_size", "batch_size")
+        unused = ("objective", "calibrate", "local_scale", "subset_size", "batch_size")
         result = train_or_report(part, estimator, settings, run, unused)
         run.chose("subset_size", size, f"{n:,} rows: an exact start saves steps")
         asked = self.calibrate or self.n_neighbors == "auto"
@@ -377,7 +383,8 @@ class NNGPRegressor(GPRegressorBase):
         found = {}
         for m in (_NEIGHBORS, _MORE_NEIGHBORS) if auto else (self.n_neighbors_,):
             run.monitor.check_time()
-            found[m] = scales.best(rows, near[:, :m], getattr(torch, self.dtype_))
+            dtype = getattr(torch, self.dtype_)
+            found[m] = scales.best(rows, near[:, :m], dtype, scaled and self.local_scale)
         if auto:
             few, many = found[_NEIGHBORS].density, found[_MORE_NEIGHBORS].density
             self.n_neighbors_ = _MORE_NEIGHBORS if many > few + _WORTH else _NEIGHBORS

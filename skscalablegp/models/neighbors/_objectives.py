@@ -108,11 +108,17 @@ class Scales:
             for part in (lambda at: kernel.cross(at, X, X), lambda at: kernel.noise(at, X))
         )
 
-    def best(self, rows: Int[Tensor, " s"], near: Int[Tensor, "s m"], dtype: torch.dtype) -> Scaled:
+    def best(
+        self,
+        rows: Int[Tensor, " s"],
+        near: Int[Tensor, "s m"],
+        dtype: torch.dtype,
+        local: bool = True,
+    ) -> Scaled:
         """The number, and the power of local errors, with the highest log density of rows.
 
-        Each row is left out and predicted from these neighbours. The power is zero unless another
-        is better by two standard errors of the difference.
+        Each row is left out and predicted from these neighbours. The power is zero unless `local`
+        is true and another is better by two standard errors of the difference.
         """
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
@@ -133,7 +139,7 @@ class Scales:
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
         found = {}
-        for power in (0.0, *_POWERS):
+        for power in (0.0, *_POWERS) if local else (0.0,):
             best = minimize_scalar(
                 lambda at, power=power: float(losses(at, power).mean()),
                 bounds=limits,

@@ -413,10 +413,12 @@ def test_variances_follow_the_errors_of_the_nearest_rows():
     assert_allclose(ours.partial_fit(far, [0.0]).predict_std(X_new), std, rtol=1e-6)
 
 
-def test_even_noise_has_no_local_power():
+def test_local_scales_are_for_uneven_noise_and_can_be_switched_off():
     X, y, _ = table(500)
     settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, batch_size=100)
     assert model(**settings).fit(X, y).local_power_ == 0
+    X, y, _ = uneven()
+    assert model(local_scale=False, **settings).fit(X, y).local_power_ == 0
 
 
 def test_calibration_of_a_kernel_without_variance_between_copies():
