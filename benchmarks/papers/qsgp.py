@@ -366,13 +366,14 @@ def plot():
     third.set(xlabel="x", title="Figure 3")
     third.legend(fontsize=8)
     fig.savefig(ROOT / "doc" / "papers_qsgp.png", dpi=110)
+    if not all(f"curve {name} {count}" in lines for name in CURVE for count in CURVE[name]):
+        return
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for axis, score in zip(axes, ("nll", "rmse"), strict=True):
         for estimator, steps in CURVE.items():
-            own = [lines.get(f"curve {estimator} {count}") for count in steps]
-            own = [(line["cpu_seconds"], line[score]) for line in own if line]
-            if own:
-                axis.semilogx(*zip(*own, strict=True), "o-", base=2, label=estimator)
+            own = [lines[f"curve {estimator} {count}"] for count in steps]
+            own = [(line["cpu_seconds"], line[score]) for line in own]
+            axis.semilogx(*zip(*own, strict=True), "o-", base=2, label=estimator)
         axis.set(xlabel="processor seconds of a fit", ylabel=f"test {score.upper()}")
         axis.legend(fontsize=8)
     fig.savefig(ROOT / "doc" / "qsgp_curve.png", dpi=110)

@@ -259,22 +259,26 @@ def plot(done):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, (first, second) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for name in ("cg", "ap", "sgd"):
-        for gradient, warm in (("standard", "cold"), ("pathwise", "warm")):
-            own = [(e, done.get(f"budget pol {name} {gradient} {warm} {e}")) for e in BUDGETS]
-            own = [(e, line["probe_residual"]) for e, line in own if line]
-            if own:
-                first.plot(*zip(*own, strict=True), "o-", label=f"{name} {gradient} {warm}")
-    first.set(yscale="log", xlabel="epochs a step", ylabel="residual of probes", title="Figure 9")
+    budgets = {}
+    for name, way in product(("cg", "ap", "sgd"), ("standard cold", "pathwise warm")):
+        own = [(e, done.get(f"budget pol {name} {way} {e}")) for e in BUDGETS]
+        if all(line for _, line in own):
+            budgets[f"{name} {way}"] = [(e, line["probe_residual"]) for e, line in own]
+    fig, axes = plt.subplots(
+        1, 1 + bool(budgets), figsize=(5 + 5 * bool(budgets), 3.4), layout="constrained"
+    )
+    first, *second = np.atleast_1d(axes)
+    line = done["distance pol"]
+    for key in ("standard_cold", "standard_warm", "pathwise_cold", "pathwise_warm"):
+        first.plot(range(10, 100, 10), line[key], label=key.replace("_", ", "))
+    first.set(yscale="log", xlabel="step", ylabel="squared distance", title="Figures 3 and 6, pol")
     first.legend(fontsize=7)
-    if "distance pol" in done:
-        line = done["distance pol"]
-        for key in ("standard_cold", "standard_warm", "pathwise_cold", "pathwise_warm"):
-            second.plot(range(10, 100, 10), line[key], label=key.replace("_", ", "))
-        second.set(yscale="log", xlabel="step", ylabel="squared distance", title="Figures 3 and 6")
-        second.legend(fontsize=7)
-    fig.savefig(ROOT / "doc" / "papers_solvers.png", dpi=110)
+    for axis in second:
+        for label, points in budgets.items():
+            axis.plot(*zip(*points, strict=True), "o-", label=label)
+        axis.set(yscale="log", xlabel="epochs a step", ylabel="residual", title="Figure 9, pol")
+        axis.legend(fontsize=7)
+    fig.savefig(ROOT / "doc" / "papers_solvers.png", dpi=90)
 
 
 if __name__ == "__main__":
