@@ -231,7 +231,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         if self.estimators is None:
             trees = BoostedTrees() if n > _CHOSEN_TREES else HistGradientBoostingRegressor()
             given = [
-                # The noise model over a stack learns more than local scales tell.
+                # A noise model over a stack learns more if these errors are left to it.
                 ("neighbors", NNGPRegressor(local_scale=False)),
                 ("trees", trees),
                 ("deep", SCGDDKLRegressor()),

@@ -26,7 +26,7 @@ _WIDE = 32.0
 _RESOLVED = 1e-4
 # Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
 _LARGEST_JITTER = 1e-3
-# Number of nearest rows whose errors tell how large errors are in their neighbourhood.
+# Number of nearest rows from which the local size of errors is estimated.
 _NEAREST = 30
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
@@ -180,10 +180,10 @@ class Predicted(NamedTuple):
     ----------
     mean : Tensor of shape (b, t)
     variance : Tensor of shape (b,)
-        Of the latent function.
+        Variance of the latent function.
     surprise : Tensor of shape (b,)
         Mean squared standardised error of the nearest rows, each given the nearer ones; one on
-        average where the kernel and the noise fit the neighbourhood.
+        average if the kernel and the noise suit the neighbourhood.
     """
 
     mean: Float[Tensor, "b t"]

@@ -90,8 +90,8 @@ class NNGPRegressor(GPRegressorBase):
         Whether standard deviations follow the errors of the nearest training rows. Calibration then
         also multiplies variances by a power of the mean squared error of the 30 nearest rows, in
         units of their own variances, if the rows that are left out show a clear gain. Without
-        ``calibrate`` it has no effect. Another estimator that learns the size of errors, such as
-        `HeteroscedasticRegressor`, learns more without it.
+        ``calibrate`` it has no effect. Set it to False under an estimator that learns the size of
+        errors itself, such as `HeteroscedasticRegressor`.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of

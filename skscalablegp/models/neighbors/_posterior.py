@@ -31,7 +31,7 @@ class NeighborPosterior(Posterior):
         Of the small systems. Variances that single precision cannot resolve are computed in double
         precision in any case.
     power : float, default=0
-        Of `local_factor`, by which variances and noise are multiplied.
+        Power of `local_factor`, by which variances and noise are multiplied.
     """
 
     def __init__(
