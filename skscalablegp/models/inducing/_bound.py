@@ -180,14 +180,22 @@ class KernelValues:
 
     def backward(self, grad: KernelValues) -> None:
         """Add the gradient of the negative bound to every leaf that the values depend on."""
-        pairs = [
-            (value, -getattr(grad, name).to(value))
+        products = [
+            backward_sum(value, -getattr(grad, name).to(value))
             for name, value in vars(self).items()
             if value is not None and value.requires_grad
         ]
-        if pairs:
-            values, grads = zip(*pairs, strict=True)
-            torch.autograd.backward(values, grads)
+        if products:
+            sum(products).backward()
+
+
+def backward_sum(value: Tensor, grad: Tensor) -> Float[Tensor, ""]:
+    """A number whose gradient in `value` is `grad`.
+
+    ``torch.autograd.backward(value, grad)`` would import compilers at its first call, for half a
+    second.
+    """
+    return (value * grad).sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,14 @@ from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
-from ._bound import KernelValues, NaturalBelief, WhitenedBelief, Whitening, inducing_gradient
+from ._bound import (
+    KernelValues,
+    NaturalBelief,
+    WhitenedBelief,
+    Whitening,
+    backward_sum,
+    inducing_gradient,
+)
 
 # Rows whose k(Z, X) is held in memory at a time.
 BLOCK_ROWS = 2048
@@ -158,7 +165,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     # At the optimum, the likelihood's gradient in the belief's mean equals the divergence's.
     D = whitened.mean @ whitened.mean.T - t * excess @ (belief.precision[0] - eye)
     if inducing.requires_grad:
-        torch.autograd.backward(inducing, -inducing_gradient(white, D))
+        backward_sum(inducing, -inducing_gradient(white, D)).backward()
 
 
 @torch.no_grad()
