@@ -16,6 +16,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_FEW_FLOPS", 30_000)
     monkeypatch.setattr(blocks, "_MOST_FLOPS", 30_000)
     monkeypatch.setattr(blocks, "_ROWS", 1)
+    monkeypatch.setattr(blocks, "_COLUMNS", 16)
 
 
 def covariance(n, rank=None):
@@ -32,6 +33,8 @@ def test_factor_and_inverse(n):
     assert jitter == 0
     assert_close(L, torch.linalg.cholesky(H), rtol=1e-10, atol=1e-10)
     assert_close(blocks.cholesky_inverse(L), torch.linalg.inv(H), rtol=1e-8, atol=1e-8)
+    B = covariance(n)[:, :3]
+    assert_close(H @ blocks.cholesky_solve(B, L), B, rtol=1e-8, atol=1e-8)
 
 
 def test_a_singular_matrix_gets_jitter():

@@ -68,9 +68,8 @@ class ExactPosterior(KernelPosterior):
         inverse = torch.empty_like(noise)
         for part in torch.arange(len(rows), device=rows.device).split(_COLUMNS):
             first = int(rows[part[0]])  # these columns of L^-1 are zero above this row
-            below = self.factor[first:, first:]
+            below = self.factor[first:, first:].mT.contiguous().mT
             units = below.new_zeros(len(below), len(part))
             units[rows[part] - first, torch.arange(len(part), device=rows.device)] = 1
-            solved = torch.linalg.solve_triangular(below, units, upper=False)
-            inverse[part] = solved.square().sum(0)
+            inverse[part] = solve_triangular(below, units).square().sum(0)
         return Y - self.weights[rows] / inverse[:, None], 1 / inverse

@@ -25,7 +25,7 @@ from ..parallel import map_in_order
 
 # A task has at most _MOST_FLOPS operations, a tenth of a second of one core. Tasks of a product
 # have _FEW_FLOPS, but at least _ROWS rows, because each of them reads the whole other factor.
-_FEW_FLOPS, _MOST_FLOPS, _ROWS = 5e8, 4e9, 256
+_FEW_FLOPS, _MOST_FLOPS, _ROWS, _COLUMNS = 5e8, 4e9, 256, 64
 # Largest sizes at which LAPACK factorises or inverts as a whole. Its threads wait in a busy loop
 # for milliseconds after every call, and take the cores from the workers: with larger LAPACK
 # factors, three exact fits of 3,500 rows at once take 51 s in place of 35 s (benchmarks/cores.py).
@@ -98,7 +98,8 @@ def _rows_of_a_task(B: Float[Tensor, "k m"]) -> int:
 
 def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """L^-1 B for a lower triangle; large solves are shared among the workers by columns of B."""
-    columns = max(16, int(_MOST_FLOPS / max(1, L.numel())))
+    # Fewer columns would spend the time on reading L.
+    columns = max(_COLUMNS, int(_MOST_FLOPS / max(1, L.numel())))
     if columns >= B.shape[1] or L.is_cuda:
         return torch.linalg.solve_triangular(L, B, upper=False)
     out = B.new_empty(B.shape[1], len(B)).mT
@@ -172,6 +173,22 @@ class _Factorisation:
         with self._changed:
             self._changed.wait_for(lambda: self.info != 0 or self._done[i] >= count)
         return self.info == 0
+
+
+def cholesky_solve(B: Float[Tensor, "n t"], L: Float[Tensor, "n n"]) -> Float[Tensor, "n t"]:
+    """(L L')^-1 B, block row by block row; LAPACK would first copy a large L."""
+    if len(L) <= _WHOLE_FACTOR or L.is_cuda:
+        return torch.cholesky_solve(B, L)
+    x, cut = B.clone(), _cut(0, len(L), _WHOLE_FACTOR)
+    for own in cut:
+        look_up()
+        addmm_(x[own], L[own, : own.start], x[: own.start], alpha=-1)
+        x[own] = torch.linalg.solve_triangular(L[own, own], x[own], upper=False)
+    for own in reversed(cut):
+        look_up()
+        addmm_(x[own], L[own.stop :, own].mT, x[own.stop :], alpha=-1)
+        x[own] = torch.linalg.solve_triangular(L[own, own].mT, x[own], upper=True)
+    return x
 
 
 def cholesky_inverse(L: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..._validation import check_number
-from ..blocks import cholesky_
+from ..blocks import cholesky_, cholesky_solve
 from ..operators import LinearOperator
 from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual
 
@@ -74,7 +74,7 @@ class Cholesky(Solver):
                 return give_up(state)
             state.stats["jitter"] = state.jitter
         old, old_norms, old_R = state.x, state.residual_norms, state.R
-        state.x = old + torch.cholesky_solve(old_R, state.L)
+        state.x = old + cholesky_solve(old_R, state.L)
         R = true_residual(operator, state)
         norms = relative_norms(R, state.b_norms)
         better = norms < old_norms
