@@ -26,10 +26,10 @@ _FEW_ROWS = 2000
 _DOUBT = 2.0
 # Number added to squares before their logarithm, and floors of the squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
-# Numbers of trees, all of which come from one fit; the largest number on few rows; and the powers
-# that are compared, which shrink the variation of a model.
+# Numbers of trees, all of which come from one fit; the largest number on few rows; rows to a tree
+# there, where fewer trees learn faster; and powers, which shrink the variation of a model.
 _TREES = (5, 10, 20, 40, 80, 160, 320)
-_FEW_TREES = 80
+_FEW_TREES, _ROWS_A_TREE = 80, 5
 _POWERS = np.linspace(0.2, 1.0, 5)
 # These leaves suit tables of some hundred rows. With half of the columns at each split, results on
 # heavy-tailed errors depend less on the draw of the folds.
@@ -230,9 +230,12 @@ def _candidates(F, squares, given, random_state, check_time):
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):
     """Boosted trees of every size as candidates."""
-    sizes = [size for size in _TREES if len(F) > _FEW_ROWS or size <= _FEW_TREES]
-    boosting = clone(boosting).set_params(max_iter=sizes[-1])
-    left = {size: np.empty(len(F)) for size in sizes}
+    n = len(F)
+    most = _TREES[-1] if n > _FEW_ROWS else min(_FEW_TREES, n // _ROWS_A_TREE)
+    sizes = [size for size in _TREES if size <= most]
+    rate = boosting.learning_rate * max(1.0, _FEW_TREES / sizes[-1])
+    boosting = clone(boosting).set_params(max_iter=sizes[-1], learning_rate=rate)
+    left = {size: np.empty(n) for size in sizes}
     for fitted, new in folds.split(F):
         check_time()
         model = clone(boosting).fit(F[fitted], target[fitted])
