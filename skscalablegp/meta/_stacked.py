@@ -112,7 +112,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     See Also
     --------
     HeteroscedasticRegressor : Noise that depends on the row. Over a stack, it learns from the
-    stack's held-out rows, and needs no further fit.
+        stack's held-out rows, and needs no further fit.
 
     Notes
     -----

@@ -154,8 +154,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    MinimaxDKLRegressor : The same model, trained by descent and ascent. BSGDDKLRegressor : The same
-    model, trained by the marginal likelihoods of batches.
+    MinimaxDKLRegressor : The same model, trained by descent and ascent.
+    BSGDDKLRegressor : The same model, trained by the marginal likelihoods of batches.
 
     Notes
     -----
@@ -361,8 +361,8 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    SCGDDKLRegressor : The same model, trained by a running average. BSGDDKLRegressor : The same
-    model, trained by the marginal likelihoods of batches.
+    SCGDDKLRegressor : The same model, trained by a running average.
+    BSGDDKLRegressor : The same model, trained by the marginal likelihoods of batches.
 
     Notes
     -----
@@ -563,8 +563,8 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
 
     See Also
     --------
-    SCGDDKLRegressor : The same model with far less bias. MinimaxDKLRegressor : The same model with
-    far less bias.
+    SCGDDKLRegressor : The same model with far less bias.
+    MinimaxDKLRegressor : The same model with far less bias.
 
     Notes
     -----
