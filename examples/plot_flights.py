@@ -90,9 +90,9 @@ seconds = time.perf_counter() - start
 # %%
 # Two references
 # --------------
-# scikit-learn's own Gaussian process with the same kernel, on 300 flights: that fit takes about as
-# long as the one above, and its time grows with the cube of the rows. The encoder is that of all
-# training flights, because few rows may lack some airlines.
+# scikit-learn's own Gaussian process with the same kernel. The time of its fit grows with the cube of
+# the rows, so that it learns from 300 flights only. The encoder is that of all training flights,
+# because few rows may lack some airlines.
 
 N_REFERENCE = 300
 print(f"scikit-learn's GaussianProcessRegressor on {N_REFERENCE} flights ...", flush=True)
