@@ -90,8 +90,8 @@ seconds = time.perf_counter() - start
 # %%
 # Two references
 # --------------
-# scikit-learn's own Gaussian process with the same kernel. The time of its fit grows with the cube of
-# the rows, so that it learns from 300 flights only. The encoder is that of all training flights,
+# scikit-learn's own Gaussian process with the same kernel. The time of its fit grows with the cube
+# of the rows, so that it learns from 300 flights only. The encoder is that of all training flights,
 # because few rows may lack some airlines.
 
 N_REFERENCE = 300
