@@ -64,7 +64,7 @@ class _IterativeGradient(GradientEstimator):
         chosen = preconditioner_for(self.solver, self.preconditioner)
         built = refreshed(state.preconditioner, chosen, operator, state.generator, self.refresh)
         frozen = self.solver_warm_start and state.probes is not None
-        probes = state.probes if frozen else self.draw(problem, state.generator, built[0])
+        probes = state.probes if frozen else self.draw(problem, state.generator, built[0], operator)
         B = torch.cat([problem.Y, self.right_hand_sides(problem, operator, probes)], 1)
         stopping = self.stopping(problem.Y.shape[1])
         if state.seconds_left is not None:
@@ -155,10 +155,10 @@ class StandardGradient(_IterativeGradient):
     ):
         keep_settings(self, locals())
 
-    def draw(self, problem, generator, preconditioner=None):
+    def draw(self, problem, generator, preconditioner=None, operator=None):
         if self.probes not in ("normal", "preconditioned"):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
-        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner)
+        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
     def right_hand_sides(self, problem, operator, probes):
         return probes[0]
@@ -219,7 +219,7 @@ class PathwiseGradient(_IterativeGradient):
     ):
         keep_settings(self, locals())
 
-    def draw(self, problem, generator, preconditioner=None) -> PathwiseProbes:
+    def draw(self, problem, generator, preconditioner=None, operator=None) -> PathwiseProbes:
         n, d = problem.X.shape
         features, q = None, n
         if self.prior == "fourier":
@@ -273,6 +273,7 @@ def draw_probes(
     s: int,
     generator: Generator,
     preconditioner: Preconditioner | None,
+    operator: KernelOperator | None,
 ) -> tuple[Float[Tensor, "n s"], Float[Tensor, "n s"]]:
     """Probes z, and u with E[z u'] = I: z itself, or P^-1 z where z has the covariance P.
 
@@ -285,11 +286,14 @@ def draw_probes(
         Number of probes.
     generator : torch.Generator
     preconditioner : Preconditioner, optional
-        P.
+        P, whose diagonal is that of H in draws.
+    operator : KernelOperator, optional
+        H.
     """
     if kind == "preconditioned":
-        z = preconditioner.sample(s, generator)
-        return z, preconditioner.solve(z)
+        covariance = preconditioner.with_diagonal_of(operator)
+        z = covariance.sample(s, generator)
+        return z, covariance.solve(z)
     shape = (len(problem.X), s)
     if kind == "normal":
         z = _normal(problem, shape, generator)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..._named import keep_settings
+from ..operators import KernelOperator
 from ..preconditioners import Preconditioner
 from ..solvers import Solution, Status
 from ..truncation import (
@@ -98,10 +99,14 @@ class TruncatedGradient(GradientEstimator):
         return settings.on(n, min(start, n) if settings.adapts else 1)
 
     def draw(
-        self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
+        self,
+        problem: GPProblem,
+        generator: Generator,
+        preconditioner: Preconditioner | None = None,
+        operator: KernelOperator | None = None,
     ) -> tuple[Float[Tensor, "n s"], Float[Tensor, "n s"]]:
         """Probes and their duals, as `draw_probes` gives them."""
-        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner)
+        return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
     def estimate(self, problem, theta, state):
         n, t = problem.Y.shape
@@ -111,7 +116,7 @@ class TruncatedGradient(GradientEstimator):
         built = refreshed(
             state.preconditioner, self.preconditioner, operator, state.generator, self.refresh
         )
-        probes, duals = self.draw(problem, state.generator, built[0])
+        probes, duals = self.draw(problem, state.generator, built[0], operator)
         sizes = (self.n_draws, self.n_draws, 1)
         draws = [truncation.sample(size, state.generator, True) for size in sizes]
         left, right, trace = (

@@ -47,6 +47,10 @@ class Preconditioner(ABC):
     def sample(self, s: int, generator: torch.Generator | None = None) -> Float[Tensor, "n s"]:
         """Draw s independent columns from N(0, P)."""
 
+    def with_diagonal_of(self, operator: LinearOperator) -> Preconditioner:
+        """P with the diagonal of H if that is cheap, otherwise P itself."""
+        return self
+
 
 class PreconditionerConfig(BaseEstimator, ABC):
     """The settings of a preconditioner; ``build`` makes the preconditioner of an operator."""

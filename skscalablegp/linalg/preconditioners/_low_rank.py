@@ -98,6 +98,18 @@ class LowRankPreconditioner(Preconditioner):
         """The same P, without the bound, which belongs to the operator that it was built from."""
         return replace(self, lower=None)
 
+    def with_diagonal_of(self, operator):
+        """L L' + D with the D that gives it the diagonal of H; O(n k^2).
+
+        P itself replaces the part of the kernel that L L' leaves out by nothing. Where the noise is
+        far smaller than this part, draws from N(0, P) make noisy probes for traces.
+        """
+        L = self.basis.double() * self.spectrum.sqrt() * self.sqrt_noise.double()[:, None]
+        left = operator.diag().double() - L.square().sum(1)
+        # Rounding, or an operator that has changed since L was computed, may leave less than noise.
+        left = torch.maximum(left, self.sqrt_noise.double().square())
+        return self.from_factor(L.to(self.basis.dtype), left)
+
     @property
     def rank(self) -> int:
         return self.basis.shape[1]
