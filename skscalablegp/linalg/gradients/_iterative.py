@@ -131,9 +131,9 @@ class StandardGradient(_IterativeGradient):
         is still valid, but less effective. 0 builds it at every step.
     probes : {"normal", "preconditioned"}, default="normal"
         With "normal", z = u ~ N(0, I) as in the paper. With "preconditioned", z ~ N(0, P) and
-        u = P^-1 z for the preconditioner P of the step at which z is drawn; without a
-        preconditioner P is the identity, and both are the same. The closer P is to H, the smaller
-        is the variance, down to that of exact pathwise probes.
+        u = P^-1 z for the preconditioner P of the step at which z is drawn, whose diagonal is
+        replaced by that of H; without a preconditioner P is the identity, and both are the same.
+        The closer P is to H, the smaller is the variance, down to that of exact pathwise probes.
 
     Notes
     -----

@@ -57,7 +57,8 @@ class TruncatedGradient(GradientEstimator):
         Number of probes s of the trace estimate.
     probes : {"rademacher", "normal", "preconditioned"}, default="rademacher"
         Random signs have a smaller variance than standard normal numbers. Normal numbers with the
-        covariance P of the preconditioner have a smaller variance still if P is close to H.
+        covariance P of the preconditioner, and the diagonal of H, have a smaller variance still if
+        P is close to H.
     n_draws : int, default=1
         Number of truncation points over which each factor of the quadratic form is averaged, one
         from each of `n_draws` equally probable parts of the distribution. The cost is that of the

@@ -22,7 +22,13 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.features import sample_prior_features
-from skscalablegp.gradients import ExactGradient, GradientState, PathwiseGradient, StandardGradient
+from skscalablegp.gradients import (
+    ExactGradient,
+    GradientState,
+    PathwiseGradient,
+    StandardGradient,
+    TruncatedGradient,
+)
 from skscalablegp.kernels import NoSpectralDensity, compile_kernel
 from skscalablegp.linalg.gradients import (
     GPProblem,
@@ -34,6 +40,7 @@ from skscalablegp.linalg.operators import Workspace
 from skscalablegp.linalg.solvers import Progress
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG, Cholesky, Status
+from skscalablegp.truncation import FixedTruncation
 
 N, D = 40, 2
 C, W = ConstantKernel, WhiteKernel
@@ -369,6 +376,22 @@ def test_probes_of_the_preconditioners_covariance_are_unbiased_and_quieter():
     for values, expected in zip(quiet.T, truth.grad, strict=True):
         assert abs(z_score(values, float(expected))) < 4
     assert float(quiet.std(0).norm()) < float(plain.std(0).norm())
+
+
+@pytest.mark.parametrize("make", [StandardGradient, TruncatedGradient])
+def test_few_columns_and_little_noise_leave_the_probes_quiet(make):
+    """Draws from N(0, H) would cost p / 2s nats; those of the low-rank part and noise over 100."""
+    ours, s = problem(Matern([0.5, 0.7], nu=1.5) + W(1e-4), n=80), 4
+    theta, settings = ours.kernel.theta0, {"n_probes": s, "probes": "preconditioned"}
+    if make is StandardGradient:
+        settings |= {"solver": "cg", "solver_tol": 1e-8, "solver_warm_start": False}
+    else:
+        settings["truncation"] = FixedTruncation(80)
+    grads = estimates(ours, make(preconditioner=PivotedCholesky(rank=10), **settings), n_seeds=30)
+    F = fisher_information(ours, theta, 80, generator())
+    noise = grads - expected_gradient(ours)
+    cost = 0.5 * (noise * torch.linalg.solve(F, noise.T).T).sum(1).mean()
+    assert float(cost) < 5 * len(theta) / (2 * s)
 
 
 def test_fisher_information_is_the_covariance_of_the_score():

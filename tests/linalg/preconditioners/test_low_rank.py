@@ -113,6 +113,23 @@ def test_the_settings_seed_goes_before_the_generator():
         assert torch.equal(first.solve(V), second.solve(V))
 
 
+@pytest.mark.parametrize("name", ["float64", "float32"])
+def test_a_corrected_diagonal_is_that_of_the_matrix(name):
+    problem, dtype = kernel_problem(), getattr(torch, name)
+    operator = problem.operator(dtype=dtype)
+    P = PivotedCholesky(5).build(operator, generator())
+    Q = P.with_diagonal_of(operator)
+    before, after = (dense(one, 60, dtype).double() for one in (P, Q))
+    H = operator.to_dense().double()
+    tol = 1e-8 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(after.diagonal(), H.diagonal(), rtol=tol, atol=tol)
+    rest = (after - before).double()
+    torch.testing.assert_close(rest, torch.diag(rest.diagonal()), rtol=tol, atol=tol)
+    assert float(rest.diagonal().min()) > -tol and float(rest.diagonal().max()) > 0.1
+    identity = IdentityPreconditioner(4)
+    assert identity.with_diagonal_of(operator) is identity
+
+
 def test_identity():
     P = IdentityPreconditioner(4)
     V = normal(4, 2)
