@@ -62,8 +62,8 @@ class RRCGRegressor(SolvedGPRegressor):
         number of samples of its own, but at least 64. "auto" is 10.
     probes : {"rademacher", "normal", "preconditioned"}, default="preconditioned"
         Distribution of the probe vectors. "preconditioned" draws from a normal distribution with
-        the preconditioner's covariance, which gives the smallest variance. The paper uses
-        "rademacher" or "normal".
+        the preconditioner's covariance and the diagonal of the kernel matrix, which gives the
+        smallest variance. The paper uses "rademacher" or "normal".
     n_draws : int, default=8
         Number of truncation points over which each of the two solutions of a step is averaged. The
         paper uses 1, which is noisier. Further draws cost iterations only if they are later than
