@@ -39,7 +39,11 @@ class _IterativeGradient(GradientEstimator):
 
     @abstractmethod
     def draw(
-        self, problem: GPProblem, generator: Generator, preconditioner: Preconditioner | None = None
+        self,
+        problem: GPProblem,
+        generator: Generator,
+        preconditioner: Preconditioner | None = None,
+        operator: KernelOperator | None = None,
     ) -> Any:
         """The random numbers of one step, or of all steps if warm starts are on."""
 
