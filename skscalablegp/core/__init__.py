@@ -11,6 +11,7 @@ from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
 from ._run import FitRun, Run, warn_once
 from ._stages import (
+    GAIN_PER_ROW,
     StageSettings,
     best_of,
     fit_hyperparameters,

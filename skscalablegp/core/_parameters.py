@@ -286,7 +286,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "n_draws": [_COUNT],
     "reorthogonalize": ["boolean", _AUTO],
     "truncation": [str, HasMethods(["on"])],
-    "posterior": [StrOptions({"auto", "exact", "pathwise", "solve"})],
+    "posterior": [StrOptions({"auto", "exact", "neighbors", "pathwise", "solve"})],
     # Basis functions.
     "n_components": [_COUNT, _AUTO],
     "min_components": [_COUNT],

@@ -50,7 +50,7 @@ _TOL, _SMALL_TOL, _SMALL_ROWS = 1e-6, 1e-11, 1_000
 # Up to this number of rows finding the best of many local optima matters more than time.
 _TWICE_ROWS, _SCIPYS_TOL = 500, 2.2e-9
 # A predicted gain below this, in nats per row, is not worth another step.
-_GAIN_PER_ROW = 1e-4
+GAIN_PER_ROW = 1e-4
 # Ratio of the sizes of successive random subsets.
 _GROWTH = 3
 # Above this bound of condition number times unit roundoff, float32 cannot factorise H.
@@ -90,6 +90,10 @@ class StageSettings:
         Whether a small table is also trained with scikit-learn's steps from every start.
     exact_steps : int
         The meaning of `max_iter="auto"` for quasi-Newton steps without an initialisation.
+    all_rows : bool
+        Whether training goes on with all rows after the subsets.
+    gain_per_row : float
+        A predicted gain below this, in nats per row, is not worth another step.
     natural : bool
         Whether the Fisher information of random rows is available. Without exact values or a
         curvature, "auto" then chooses natural steps instead of Adam.
@@ -110,6 +114,8 @@ class StageSettings:
     name: str = "full"
     as_scikit_learn: bool = False
     exact_steps: int = _EXACT_STEPS
+    all_rows: bool = True
+    gain_per_row: float = GAIN_PER_ROW
     natural: bool = False
 
     def twice(self, n: int) -> bool:
@@ -161,6 +167,8 @@ def fit_hyperparameters(
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
             return start
+        if not settings.all_rows:
+            return replace(start, planned=True)
     starts = [theta]
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()
@@ -290,9 +298,9 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         if choice == "bfgs":
             small = settings.as_scikit_learn and n <= _SMALL_ROWS
             tol = _SMALL_TOL if small else _TOL
-            return QuasiNewton(tol, gain_tol=_worthwhile(n))
+            return QuasiNewton(tol, gain_tol=_worthwhile(settings, n))
     if settings.natural and isinstance(choice, str) and choice == "natural":
-        return NaturalGradient(_worthwhile(n))
+        return NaturalGradient(_worthwhile(settings, n))
     rate = adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate
     optimizer = resolve_optimizer(choice, rate, ("auto",), informed=settings.natural)
     own = getattr(optimizer, "learning_rate", settings.learning_rate)
@@ -373,6 +381,8 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
     run.chose("optimizer", name, why)
     steps = _default_steps(optimizer, settings)
     start = "a subset gives the start" if initialised else "there is no start from a subset"
+    if not settings.all_rows:
+        steps, start = 0, "subsets give the hyperparameters, and rows left out their scale"
     run.chose("max_iter", steps, start)
     if initialised:
         around = "" if settings.n_subsets == 1 else f" of {settings.n_subsets} neighbourhoods"
@@ -389,7 +399,7 @@ def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -
         run.ignores("n_iter_no_change", "only Adam stops when the iterates hardly move")
     if callable(settings.optimizer):
         run.ignores("max_iter", "a callable decides when to stop")
-    if exact:
+    if exact or not settings.all_rows:
         run.ignores("training_max_epochs", "exact gradients need no solver epochs")
     else:
         run.ignores("n_restarts_optimizer", "values are not exact: starts cannot be compared")
@@ -405,8 +415,8 @@ def _epoch_limit(settings: StageSettings, has_metric: bool) -> float | None:
     return _REFINING_EPOCHS if has_metric and settings.max_iter == "auto" else None
 
 
-def _worthwhile(n: int) -> float:
-    return max(0.5, _GAIN_PER_ROW * n)
+def _worthwhile(settings: StageSettings, n: int) -> float:
+    return max(0.5, settings.gain_per_row * n)
 
 
 def _default_steps(optimizer: Optimizer, settings: StageSettings) -> int:
@@ -434,7 +444,7 @@ def _initialise(
     n_iter, metric, size, result = 0, None, settings.subset_size, None
     while result is None or (size * 1.5 < n and size <= settings.exact_rows):
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
-        optimizer = QuasiNewton(tol, gain_tol=_worthwhile(size))
+        optimizer = QuasiNewton(tol, gain_tol=_worthwhile(settings, size))
         try:
             part = problem.subset(order[:size].sort().values)
             if metric is None:

@@ -56,11 +56,11 @@ class Case:
         result = exact_marginal_likelihood(problem, self.theta, eval_gradient=False)
         return ExactPosterior(problem.operator(self.theta), result.weights, result.factor)
 
-    def iterative(self, *, samples=None, stopping=TIGHT, solver=None):
+    def iterative(self, *, samples=None, stopping=TIGHT, solver=None, n_nearest=None):
         weights = torch.linalg.solve(self.H, self.problem.Y)
         return IterativePosterior(
             self.problem.operator(self.theta), weights, samples, solver=solver or CG(),
-            stopping=stopping,
+            stopping=stopping, n_nearest=n_nearest,
         )  # fmt: skip
 
     def samples(self, seed, s=50, n_pairs=100):
@@ -176,6 +176,36 @@ def test_loose_solves_overstate_variances():
     loose = case.iterative(stopping=RelativeResidual(0.2) | MaxEpochs(50)).variance(case.new)
     truth = np.diag(case.covariance)
     assert (loose.numpy() >= truth - 1e-12).all() and (loose.numpy() > truth + 1e-6).any()
+
+
+@pytest.mark.parametrize("k", [7, N, 2 * N])
+def test_variances_from_the_rows_with_the_largest_covariances(case, k):
+    """Against dense algebra: given these rows alone, or given all rows if there are not more."""
+    mean, variance = case.iterative(n_nearest=k).mean_and_variance(case.new)
+    np.testing.assert_allclose(mean, case.mean, rtol=1e-8, atol=1e-9)
+    cross = case.problem.operator(case.theta).cross(case.new).to_dense().numpy()
+    prior = np.diag(case.problem.kernel.cross(case.theta, case.new, case.new).numpy())
+    for i, row in enumerate(cross):
+        near = np.argsort(-abs(row))[:k]
+        H = case.H.numpy()[np.ix_(near, near)]
+        one = prior[i] - row[near] @ np.linalg.solve(H, row[near])
+        np.testing.assert_allclose(variance[i], one, rtol=1e-7, atol=1e-9)
+    assert (variance.numpy() >= np.diag(case.covariance) - 1e-9).all()
+
+
+def test_rows_left_out_by_neighbours_are_exact_if_all_others_count(case):
+    t = case.problem.Y.shape[1]
+    rows = torch.tensor([0, 7, N - 1])
+    X, Y = case.problem.X[rows], case.problem.Y[rows]
+    operator = case.problem.operator(case.theta)
+    mean, variance = case.iterative(n_nearest=N).leave_one_out(rows, X, Y, operator.noise[rows])
+    H = case.H.numpy()
+    for i, row in enumerate(rows.tolist()):
+        others = np.arange(N) != row
+        w = np.linalg.solve(H[np.ix_(others, others)], H[others, row])
+        np.testing.assert_allclose(mean[i], w @ case.problem.Y.numpy()[others], rtol=1e-6)
+        np.testing.assert_allclose(variance[i], H[row, row] - w @ H[others, row], rtol=1e-6)
+    assert mean.shape == (3, t)
 
 
 @pytest.mark.parametrize("n_pairs", [20, 200])

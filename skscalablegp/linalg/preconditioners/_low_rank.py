@@ -34,8 +34,8 @@ class LowRankPreconditioner(Preconditioner):
     sqrt_noise : Tensor of shape (n,)
         Square roots of the noise variances, the smallest of which were raised to a usable value.
     lower : float or None
-        As in `Preconditioner`: 1, because H - L L' - diag(noise) is positive semi-definite; None if
-        a noise variance was raised.
+        As in `Preconditioner`: 1, because H - L L' - diag(noise) is positive semi-definite, or less
+        if D is larger than the noise by a `rest`; None if a noise variance was raised.
 
     Notes
     -----
@@ -49,9 +49,13 @@ class LowRankPreconditioner(Preconditioner):
 
     @classmethod
     def from_factor(
-        cls, L: Float[Tensor, "n k"], noise: Float[Tensor, " n"], scale: float = 1.0
+        cls,
+        L: Float[Tensor, "n k"],
+        noise: Float[Tensor, " n"],
+        scale: float = 1.0,
+        rest: float = 0.0,
     ) -> LowRankPreconditioner:
-        """P = L L' + diag(noise) in O(n k^2), factorised in float64.
+        """P = L L' + diag(noise + rest) in O(n k^2), factorised in float64.
 
         Parameters
         ----------
@@ -64,13 +68,18 @@ class LowRankPreconditioner(Preconditioner):
             value.
         scale : float, default=1.0
             Size of the diagonal of H.
+        rest : float, default=0.0
+            Variance that stands for the diagonal of K - L L'.
         """
-        sqrt_noise = _usable_noise(noise, L.dtype, scale)
+        least = _usable_noise(noise, L.dtype, scale)
+        sqrt_noise = (least.square() + rest).sqrt()
         if not bool(L.isfinite().all()):
             L = L[:, :0]
         Q, R = torch.linalg.qr(L.double() / sqrt_noise[:, None])
         V, singular, _ = torch.linalg.svd(R)
-        lower = _bound(noise, sqrt_noise)
+        lower = _bound(noise, least)
+        if lower is not None:
+            lower = float((least / sqrt_noise).square().min())
         return cls((Q @ V).to(L.dtype), singular.square(), sqrt_noise.to(L.dtype), lower)
 
     @classmethod

@@ -24,9 +24,12 @@ from ...linalg.solvers import (
     solve,
     stochastic_log_det,
 )
-from ._plan import SOLVED_VARIANCE_ROWS
+from ._plan import EXACT_POSTERIOR_ROWS, SOLVED_VARIANCE_ROWS
 from ._posterior import PathwiseSamples
 from ._solves import Solves, default_preconditioner
+
+# Vectors and steps of the estimate of log|H|; few on large tables, where a step takes a second.
+_MANY, _FEW = (16, 30), (4, 20)
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,9 @@ def _estimate_likelihood(
     if the solver has none.
     """
     n, t = problem.Y.shape
+    vectors, steps = _MANY if n <= EXACT_POSTERIOR_ROWS["cpu"] else _FEW
     log_det, error = stochastic_log_det(
-        operator, 16, 30, generator, preconditioner, lower=preconditioner.lower
+        operator, vectors, steps, generator, preconditioner, lower=preconditioner.lower
     )
     # Y' H^-1 Y with an error of second order in the residual, which may be large.
     residual = problem.Y - operator.matmul(V)

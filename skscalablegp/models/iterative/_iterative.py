@@ -19,10 +19,24 @@ from ...core.data import Table, n_columns
 from ...core.posteriors import ExactPosterior
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
+from ...linalg.gradients import (
+    ExactGradient,
+    GradientEstimator,
+    StandardGradient,
+    resolve_gradient,
+)
 from ...linalg.solvers import resolve_solver
 from ._base import SolvedGPRegressor, has_spectral_density
-from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
+from ._plan import (
+    ENOUGH_SAMPLES,
+    EXACT_TRAINING_ROWS,
+    FLOAT64_ROWS,
+    GAIN_PER_ROW,
+    SMALL_GAIN,
+    Plan,
+    Sizes,
+    decide_sizes,
+)
 from ._solves import (
     Solves,
     for_variances,
@@ -42,7 +56,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
     Small tables are trained exactly. On larger tables, training starts with a subset and then uses
     all rows; above 8,000 rows the gradients come from preconditioned conjugate gradients, which
-    need no factorisation. Before a fit, predictions are those of the prior.
+    need no factorisation. From 20,000 to 50,000 rows (on a CPU) the default is training on subsets
+    of up to 6,000 rows, one linear solve with all rows, and a scale of the kernel from rows left
+    out. Before a fit, predictions are those of the prior.
 
     Parameters
     ----------
@@ -134,12 +150,15 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
         more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. For
         smaller tables it is None, which starts at the hyperparameters of the kernel.
-    posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
-        Method that computes predictive variances. "exact" is one Cholesky factorisation, "pathwise"
-        uses `n_probes` posterior samples, and "solve" solves a linear system for each prediction.
-        "auto" is "exact" up to 20,000 rows (40,000 on a GPU) and "pathwise" above. If an iterative
-        solver is given by name, it is "solve" up to 3,000 rows and "pathwise" above. Solvers that
-        read a few rows at a time leave the solves for variances to "block_cg".
+    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
+        Method that computes predictive variances. "exact" is one Cholesky factorisation.
+        "neighbors" computes a variance from the 256 training rows with the largest covariances; it
+        is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
+        solves a linear system for each prediction. The mean, joint covariances and samples use all
+        rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
+        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is "solve" up to
+        3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave the solves for
+        variances to "block_cg".
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
@@ -189,7 +208,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         How the fit ended, what "auto" chose and why, parameters without effect, seconds by
         stage, solver epochs, residuals and jitter. `print` shows it as text.
     posterior_ : str
-        "exact", "pathwise" or "solve".
+        "exact", "neighbors", "pathwise" or "solve".
     device_, dtype_ : str
         The device and the precision of training.
     n_features_in_ : int
@@ -326,10 +345,17 @@ class IterativeGPRegressor(SolvedGPRegressor):
         n_probes = given["n_probes"]
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
-        gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
+        large = n > EXACT_TRAINING_ROWS["cpu"]
+        all_rows = not (large and sizes.posterior == "neighbors" and self._all_auto())
+        if all_rows:
+            gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
+        else:
+            gradient = StandardGradient()
+            unused = ("gradient", "n_probes", "solver_warm_start")
+            run.ignores(unused, f"{n:,} rows: subsets give the hyperparameters")
         if sizes.posterior == "pathwise":
             run.chose("n_probes", n_probes, "variances are computed from them")
-        elif not gradient.exact:
+        elif all_rows and not gradient.exact:
             run.chose("n_probes", n_probes, "only gradients are computed from them")
         self._say_what_is_ignored(solves, sizes, gradient, run)
         return Plan(
@@ -338,7 +364,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
             solves,
             n_probes if by_name else max(n_probes, ENOUGH_SAMPLES),
             self.n_restarts_optimizer,
+            all_rows=all_rows,
+            gain_per_row=GAIN_PER_ROW if large and self._all_auto() else SMALL_GAIN,
         )
+
+    def _all_auto(self) -> bool:
+        """Whether every parameter that concerns training on all rows is "auto"."""
+        given = (self.optimizer, self.max_iter, self.training_max_epochs, self.subset_size)
+        return all(map(is_auto, (*given, self.gradient, self.solver)))
 
     def _factorises(self) -> bool | None:
         """Whether training steps factorise H; None if that depends on the number of rows."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..._validation import available_memory, format_bytes, resolve_dtype
+from ...core import GAIN_PER_ROW as SMALL_GAIN
 from ...core import FitRun
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator
@@ -32,6 +33,11 @@ EXACT_SUBSET_ROWS = 6_000
 CENTROID_ROWS = 50_000
 # Rows up to which "auto" computes variances of an iterative model by solves.
 SOLVED_VARIANCE_ROWS = 3_000
+# Training rows by which "neighbors" computes a variance.
+NEAREST = 256
+# Predicted gain, in nats per row, that is worth another step on tables too large for exact
+# training; an error of the hyperparameters then costs as little in each prediction.
+GAIN_PER_ROW = 1e-3
 # Number of pathwise samples; the standard deviations then have a relative error of 9%.
 ENOUGH_SAMPLES = 64
 
@@ -56,7 +62,7 @@ class Sizes:
         Largest of the nested subsets.
     factor_if_ill_conditioned : bool
         Whether "auto" may turn to Cholesky when the subsets show that float32 will not do.
-    posterior : {"exact", "pathwise", "solve"}
+    posterior : {"exact", "neighbors", "pathwise", "solve"}
         How variances are computed.
     room : float
         Bytes that all matrices together may take.
@@ -88,6 +94,11 @@ class Plan:
         Of a pathwise posterior.
     n_restarts : int
         Further starts of the optimiser.
+    all_rows : bool
+        Whether all rows are trained. Otherwise the subsets give the hyperparameters, and rows left
+        out the scale of the kernel.
+    gain_per_row : float
+        Predicted gain, in nats per row, that is worth another training step.
     """
 
     sizes: Sizes
@@ -95,6 +106,8 @@ class Plan:
     solves: Solves
     n_samples: int
     n_restarts: int = 0
+    all_rows: bool = True
+    gain_per_row: float = SMALL_GAIN
 
     def factorised(self, dtype: torch.dtype) -> Plan:
         """The plan after subsets have shown that the systems need a factorisation."""
@@ -238,6 +251,7 @@ def _auto_posterior(
     n: int, auto: bool, exact: bool, spectral: bool, device: torch.device, fits: bool
 ) -> tuple[str, str]:
     sampled = ("pathwise", "samples need memory that is linear in the rows")
+    near = ("neighbors", "a row's nearest neighbours nearly determine its variance")
     solved = ("solve", "few enough for a solve per prediction")
     if not spectral:
         sampled = solved = ("solve", "the kernel has no spectral density to sample from")
@@ -245,7 +259,7 @@ def _auto_posterior(
         return sampled if n > SOLVED_VARIANCE_ROWS else solved
     if exact or (fits and n <= EXACT_POSTERIOR_ROWS[device.type]):
         return "exact", "one factorisation fits into memory and serves all predictions"
-    return sampled
+    return near if spectral and n <= CENTROID_ROWS and device.type == "cpu" else sampled
 
 
 def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:

@@ -110,7 +110,7 @@ class RRCGRegressor(SolvedGPRegressor):
         Number of target columns; a fit checks it against y.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
-    posterior : {"auto", "exact", "pathwise", "solve"}, default="auto"
+    posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "auto" is "exact", one Cholesky factorisation, up
         to 20,000 rows (40,000 on a GPU), and as in :class:`IterativeGPRegressor` above.
     solver_tol : float, default=1e-4
@@ -170,7 +170,7 @@ class RRCGRegressor(SolvedGPRegressor):
         ``orthogonality_loss`` is the largest loss of orthogonality by rounding, see
         `skscalablegp.truncation.WeightedSolve`.
     posterior_ : str
-        "exact", "pathwise" or "solve".
+        "exact", "neighbors", "pathwise" or "solve".
     device_, dtype_ : str
         The device and the precision of training.
     n_features_in_ : int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from sklearn.base import BaseEstimator, clone
 from ...core import FitRun
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
-from ...linalg.preconditioners import PreconditionerConfig, resolve_preconditioner
+from ...linalg.preconditioners import (
+    PivotedCholesky,
+    PreconditionerConfig,
+    resolve_preconditioner,
+)
 from ...linalg.solvers import (
     MaxEpochs,
     RelativeResidual,
@@ -24,6 +28,10 @@ from ...linalg.solvers import (
 # Largest relative residual of solves for variances, absolute and as a multiple of noise / signal;
 # standard deviations are then accurate to 1%.
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
+# Rank of the preconditioner, and largest relative residual, of a solve for the targets alone. On
+# 10,000 rows of kin40k, errors of held-out rows are .1388, .1383 and .1381 at residuals of 1e-2,
+# 4e-3 and 4e-4, after 30, 40 and 60 steps.
+_MEAN_RANK, _MEAN_TOL = 1000, 3e-3
 
 # Parameters that a gradient object and the estimator both have.
 _OF_GRADIENTS = (
@@ -70,6 +78,19 @@ class Solves:
             solver_max_epochs=self.max_epochs,
             solver_warm_start=self.warm_start,
         )
+
+    def of_the_mean(self, n: int) -> Solves:
+        """These solves for the targets alone.
+
+        A product with few columns waits for memory, so that a larger preconditioner costs little.
+        """
+        solver = clone(self.solver)
+        if solver.takes_preconditioner:
+            given = solver.preconditioner
+            if _same("preconditioner", given, default_preconditioner()):
+                rank = min(_MEAN_RANK, n // 10)
+                solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
+        return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 
     def stopping(self, operator: KernelOperator) -> Any:
         """The stopping rule of solves for variances, which need smaller residuals than gradients.

@@ -11,7 +11,9 @@ from skscalablegp.linalg.preconditioners import (
     resolve_preconditioner,
 )
 from skscalablegp.linalg.preconditioners._pivoted_cholesky import _random_factor
+from skscalablegp.linalg.solvers import solve
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
+from skscalablegp.solvers import CG, MaxIterations, RelativeResidual
 
 
 def test_float32_keeps_digits_that_woodbury_loses():
@@ -57,6 +59,39 @@ def test_greedy_pivots_match_a_dense_factor():
         column = remainder[:, remainder.diagonal().argmax()]
         remainder = remainder - torch.outer(column, column) / column.max()
     torch.testing.assert_close(dense(P, 25), problem.H - remainder, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("randomized", [False, True])
+def test_the_remainder_is_added_to_the_noise(randomized):
+    problem = kernel_problem(n=60, noise=1e-3)
+    operator = problem.operator()
+    plain, more = (
+        PivotedCholesky(8, randomized, random_state=0, remainder=r).build(operator)
+        for r in (False, True)
+    )
+    one, other, noise = dense(plain, 60), dense(more, 60), torch.diag(problem.noise)
+    rest = float((problem.H - one).diagonal().mean())  # H - P = K - L L'
+    assert rest > 3e-3
+    torch.testing.assert_close(other, one + rest * torch.eye(60), rtol=1e-7, atol=1e-7)
+    # The bound on the eigenvalues holds, and is attained by the smallest noise.
+    assert plain.lower == 1 and more.lower == pytest.approx(
+        float((noise.diag() / (noise.diag() + rest)).min())
+    )
+    assert (
+        float(torch.linalg.eigvals(torch.linalg.solve(other, problem.H)).real.min()) >= more.lower
+    )
+
+
+def test_conjugate_gradients_gain_from_the_remainder_on_a_rough_kernel():
+    X = normal(300, 3)
+    noise = torch.full((300,), 1e-4, dtype=torch.float64)
+    H = 10 * torch.exp(-torch.cdist(X, X) / 5) + torch.diag(noise)
+    operator, stopping = DenseOperator(H, noise), RelativeResidual(1e-3) | MaxIterations(500)
+    plain, more = (
+        solve(operator, X[:, :1].sin(), CG(PivotedCholesky(30, remainder=r)), stopping=stopping)
+        for r in (False, True)
+    )
+    assert more.n_iter < 0.8 * plain.n_iter
 
 
 def test_stops_early_where_nothing_is_left():

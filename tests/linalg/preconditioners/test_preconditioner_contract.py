@@ -8,6 +8,7 @@ from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 ROWS = {
     "pivoted_cholesky": lambda rank: PivotedCholesky(rank),
     "rpcholesky": lambda rank: PivotedCholesky(rank, randomized=True),
+    "remainder": lambda rank: PivotedCholesky(rank, remainder=True),
     "nystrom": lambda rank: Nystrom(rank),
 }
 

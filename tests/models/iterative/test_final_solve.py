@@ -13,7 +13,7 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
-from skscalablegp.models.iterative import _final_solve
+from skscalablegp.models.iterative import _final_solve, _plan
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
 
@@ -94,3 +94,45 @@ def test_few_probes_of_training_do_not_make_few_samples():
     assert np.sqrt(np.mean((ratio - 1) ** 2)) < 1.5 / np.sqrt(2 * 64)
     assert np.abs(ratio - 1).max() < 4.5 / np.sqrt(2 * 64)
     assert model.sample_y(X, 64).shape == (100, 64)
+
+
+def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeypatch):
+    """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
+    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
+        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
+    monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
+    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 100)
+    rng = np.random.default_rng(0)
+    X = rng.random((300, 2))
+    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
+    ours = IterativeGPRegressor(solver_tol=1e-7, random_state=0).fit(X[:250], y[:250])
+    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == {"60"}
+    report = ours.fit_report_
+    assert report.status == "converged" and report.choices["max_iter"].value == 0
+    z = (y[:250] - y[:250].mean()) / y[:250].std()
+    inverse = np.linalg.inv(ours.kernel_(X[:250]))
+    errors = inverse @ z / np.diag(inverse)
+    assert np.mean(errors**2 * np.diag(inverse)) == pytest.approx(1, rel=1e-4)
+    exact = GaussianProcessRegressor(ours.kernel_, optimizer=None, normalize_y=True)
+    exact.fit(X[:250], y[:250])
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=1e-2
+    )
+    mean, std = ours.predict(X[250:], return_std=True)
+    for one, other in zip((mean, std), exact.predict(X[250:], return_std=True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+    # Whoever limits the steps gets steps on all rows.
+    asked = IterativeGPRegressor(max_iter=3, random_state=0).fit(X[:250], y[:250])
+    assert "full" in asked.history_["stage"]
+
+
+def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
+    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
+        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
+    monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
+    rng = np.random.default_rng(0)
+    X = rng.random((200, 1))
+    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(200)
+    kernel = ConstantKernel() * RBF() + WhiteKernel(0.5, "fixed")
+    ours = IterativeGPRegressor(kernel, random_state=0).fit(X, y)
+    assert ours.posterior_ == "neighbors" and ours.kernel_.k2.noise_level == 0.5
