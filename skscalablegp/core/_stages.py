@@ -499,8 +499,13 @@ def _average_neighbourhoods(
     return replace(results[-1], theta=mean, value=float("nan"), n_iter=n_iter, metric=None)
 
 
-def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
-    """Move the problem to float64 if n k(x, x) / noise is too large to factorise in float32."""
+def well_conditioned(
+    problem: GPProblem, theta: np.ndarray, limit: float = _FLOAT32_LIMIT
+) -> GPProblem:
+    """Move the problem to float64 if n k(x, x) / noise is too large to factorise in float32.
+
+    `limit` is the accepted bound of the condition number times unit roundoff.
+    """
     if problem.X.dtype == torch.float64:
         return problem
     tensor = torch.as_tensor(theta, dtype=torch.float64)
@@ -511,5 +516,5 @@ def well_conditioned(problem: GPProblem, theta: np.ndarray) -> GPProblem:
         if problem.extra_noise is not None:
             noise = noise + problem.extra_noise.double()
     condition = len(problem.X) * float(signal) / max(float(noise.min()), 1e-300)
-    too_much = condition * torch.finfo(torch.float32).eps / 2 > _FLOAT32_LIMIT
+    too_much = condition * torch.finfo(torch.float32).eps / 2 > limit
     return problem.to(torch.float64) if too_much else problem
