@@ -156,9 +156,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         is never below the exact one. "pathwise" uses `n_probes` posterior samples, and "solve"
         solves a linear system for each prediction. The mean, joint covariances and samples use all
         rows in any case. "auto" is "exact" up to 20,000 rows (40,000 on a GPU), "neighbors" up to
-        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is "solve" up to
-        3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave the solves for
-        variances to "block_cg".
+        50,000 on a CPU, and "pathwise" otherwise. If an iterative solver is given by name, it is
+        "solve" up to 3,000 rows and "pathwise" above. Solvers that read a few rows at a time leave
+        the solves for variances to "block_cg".
     memory_budget : float or "auto", default="auto"
         Memory that matrices may take, in bytes; "auto" uses what the machine has free.
     device : str, default="auto"
