@@ -84,6 +84,8 @@ class StageSettings:
         Whether an ill-conditioned problem may be moved from float32 to float64.
     factor_if_ill_conditioned : bool
         Whether such a problem is then trained with Cholesky factorisations.
+    skip_if_ill_conditioned : bool
+        Whether the result of the subsets then stands, because a factorisation takes minutes.
     name : str
         Name of the stage on all rows.
     as_scikit_learn : bool
@@ -111,6 +113,7 @@ class StageSettings:
     exact_rows: int = 0
     adapt_dtype: bool = False
     factor_if_ill_conditioned: bool = False
+    skip_if_ill_conditioned: bool = False
     name: str = "full"
     as_scikit_learn: bool = False
     exact_steps: int = _EXACT_STEPS
@@ -167,8 +170,13 @@ def fit_hyperparameters(
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
             return start
-        if not settings.all_rows:
-            return replace(start, planned=True)
+        lost = settings.skip_if_ill_conditioned and (
+            well_conditioned(problem, theta).X.dtype != problem.X.dtype
+        )
+        if lost:
+            start = replace(start, exact=True, dtype=torch.float64)
+        if lost or not settings.all_rows:
+            return replace(start, planned=True, all_rows=False)
     starts = [theta]
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()

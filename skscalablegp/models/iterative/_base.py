@@ -43,7 +43,7 @@ _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.01
 # Rows left out that give the scale of the kernel; it then has a relative error of 6 %.
 _LEFT_OUT = 512
 # Known noise below this share of the kernel's white noise counts as none.
-_NEGLIGIBLE = 1e-6
+_NEGLIGIBLE = 1e-5
 
 
 # Not typing.Self, which the checks of annotations under pytest cannot resolve in a method.
@@ -120,6 +120,7 @@ class SolvedGPRegressor(GPRegressorBase):
             problem.workspace.release()
             if factor is not None:
                 self._keep_table(factor.affordable(table))
+            plan = replace(plan, all_rows=result.all_rows)
             if result.exact:
                 if not plan.gradient.exact:
                     self._report_factorised(plan, n, run)
@@ -142,7 +143,8 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _report_factorised(self, plan: Plan, n: int, run: FitRun) -> None:
         """Report the choices of a fit that switched from solves to factorisations."""
-        report_training(self._stage_settings(plan), True, n, run)
+        stages = replace(self._stage_settings(plan), all_rows=plan.all_rows)
+        report_training(stages, True, n, run)
         for name, value in (("solver", "cholesky"), ("gradient", "exact")):
             run.chose(name, value, _ILL_CONDITIONED)
         if plan.sizes.posterior == "exact":
@@ -172,7 +174,8 @@ class SolvedGPRegressor(GPRegressorBase):
             exact_rows=sizes.exact_subset_rows,
             adapt_dtype=self.dtype == "auto",
             as_scikit_learn=self.kernel is not None,
-            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
+            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned and not plan.may_skip,
+            skip_if_ill_conditioned=sizes.factor_if_ill_conditioned and plan.may_skip,
             all_rows=plan.all_rows,
             gain_per_row=plan.gain_per_row,
             natural=True,
@@ -212,7 +215,7 @@ class SolvedGPRegressor(GPRegressorBase):
         theta = torch.tensor(self.kernel_.theta)
         self._pathwise = None
         if plan.sizes.posterior == "exact":
-            return None, self._factorise(theta)
+            return None, self._factorise(kernel, theta, plan, generator)
         problem = self._well_conditioned(theta, plan)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
         n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
@@ -224,46 +227,48 @@ class SolvedGPRegressor(GPRegressorBase):
             self._pathwise = to_numpy(final.samples)
         self._keep_weights(final.weights, final.value, final.std_error)
         if not plan.all_rows:
-            self._rescale(kernel, theta, problem, generator)
+            self._scale(kernel, theta, self._build_posterior(), generator)
         return final, 0.0
 
-    def _rescale(
+    def _scale(
         self,
         kernel: TorchKernel,
         theta: torch.Tensor,
-        problem: GPProblem,
+        posterior: Posterior,
         generator: torch.Generator,
-    ) -> None:
+    ) -> float:
         """Multiply the kernel by the mean squared error of rows left out, in units of its variance.
 
-        That is the maximum of their log density. The mean does not change. Nothing is changed where
-        an amplitude or a noise level is fixed, at its bound, or known.
+        That is the maximum of their log density. The mean does not change. Returns the factor,
+        which is one where an amplitude or a noise level is fixed or known, or would pass the bound
+        that a user has given.
         """
-        posterior = self._build_posterior()
+        problem = self._trained_problem(posterior.dtype, False)
         rows = random_rows(len(problem.X), _LEFT_OUT, generator)
-        X, Y = (part[rows].to(posterior.dtype) for part in (problem.X, problem.Y))
-        mean, variance = posterior.leave_one_out(rows, X, Y, posterior.noise(X))
+        X, Y, noise = problem.X[rows], problem.Y[rows], posterior.noise(problem.X[rows])
+        mean, variance = posterior.leave_one_out(rows, X, Y, noise)
         scale = float(((Y - mean).square() / variance[:, None]).mean())
         moved = theta + torch.as_tensor(kernel.variances).to(theta) * math.log(scale)
         low, high = kernel.bounds.T
-        known = problem.extra_noise is not None and (
-            problem.extra_noise.max() > _NEGLIGIBLE * posterior.noise(X).min()
-        )
-        at = problem.X[:10].double()
-        both = [
-            torch.allclose(scale * part(theta), part(moved))
-            for part in (lambda at_: kernel.cross(at_, at, at), lambda at_: kernel.noise(at_, at))
-        ]
-        if known or not all(both) or (moved < low).any() or (moved > high).any():
-            return
+        if self.kernel is not None and ((moved < low) | (moved > high)).any():
+            return 1.0
+        if problem.extra_noise.max() > _NEGLIGIBLE * noise.min():
+            return 1.0
+        at = X[:10].double()
+        for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
+            if not torch.allclose(scale * part(theta), part(moved)):
+                return 1.0
         quadratic = float(self.alpha_.ravel() @ np.ravel(self.y_train_))
         self.kernel_ = kernel.to_sklearn(moved)
         self.alpha_ = self.alpha_ / scale
         self.log_marginal_likelihood_value_ += 0.5 * (
             quadratic * (1 - 1 / scale) - np.size(self.y_train_) * math.log(scale)
         )
+        return scale
 
-    def _factorise(self, theta: torch.Tensor) -> float:
+    def _factorise(
+        self, kernel: TorchKernel, theta: torch.Tensor, plan: Plan, generator: torch.Generator
+    ) -> float:
         if self.dtype == "auto" and len(self.X_train_) > _PRECISE_ROWS:
             single = self._trained_problem(torch.float32)
             enough = well_conditioned(single, theta.numpy(), _ACCURATE).X.dtype == torch.float32
@@ -271,6 +276,11 @@ class SolvedGPRegressor(GPRegressorBase):
         problem = self._prediction_problem()
         posterior, evaluation = ExactPosterior.of(problem, theta, self._max_jitter())
         self._keep_weights(evaluation.weights, evaluation.value, 0.0)
+        if not plan.all_rows:
+            scale = self._scale(kernel, theta, posterior, generator)
+            operator = problem.operator(torch.tensor(self.kernel_.theta))
+            factor = posterior.factor.mul_(scale**0.5)
+            posterior = ExactPosterior(operator, posterior.weights / scale, factor)
         self._remember(posterior)
         return evaluation.jitter
 

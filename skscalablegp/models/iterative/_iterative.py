@@ -346,8 +346,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         n_probes = given["n_probes"]
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
-        large = n > EXACT_TRAINING_ROWS["cpu"]
-        all_rows = not (large and sizes.posterior == "neighbors" and self._all_auto())
+        auto = n > EXACT_TRAINING_ROWS["cpu"] and self._all_auto()
+        all_rows = not (auto and sizes.posterior == "neighbors")
         if all_rows:
             gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
         else:
@@ -366,7 +366,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
             n_probes if by_name else max(n_probes, ENOUGH_SAMPLES),
             self.n_restarts_optimizer,
             all_rows=all_rows,
-            gain_per_row=GAIN_PER_ROW if large and self._all_auto() else SMALL_GAIN,
+            gain_per_row=GAIN_PER_ROW if auto else SMALL_GAIN,
+            may_skip=auto,
         )
 
     def _all_auto(self) -> bool:

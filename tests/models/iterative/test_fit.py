@@ -94,6 +94,8 @@ def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
         if stage == "full"
     ]
     assert np.isfinite(objective).all() == factorised
+    # By default, a factorisation of all rows is left to predictions.
+    assert (len(objective) == 0) == factorised == (choices["max_iter"].value == 0)
 
 
 # ---------------------------------------------------------------- how it ends
