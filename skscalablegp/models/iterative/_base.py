@@ -252,7 +252,8 @@ class SolvedGPRegressor(GPRegressorBase):
         low, high = kernel.bounds.T
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
             return 1.0
-        if problem.extra_noise.max() > _NEGLIGIBLE * noise.min():
+        known = problem.extra_noise
+        if known is not None and known.max() > _NEGLIGIBLE * noise.min():
             return 1.0
         at = X[:10].double()
         for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
