@@ -29,7 +29,6 @@ from ...linalg.solvers import resolve_solver
 from ._base import SolvedGPRegressor, has_spectral_density
 from ._plan import (
     ENOUGH_SAMPLES,
-    EXACT_TRAINING_ROWS,
     FLOAT64_ROWS,
     GAIN_PER_ROW,
     SMALL_GAIN,
@@ -346,7 +345,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         n_probes = given["n_probes"]
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
-        auto = n > EXACT_TRAINING_ROWS["cpu"] and self._all_auto()
+        auto = not sizes.exact and self._all_auto()
         all_rows = not (auto and sizes.posterior == "neighbors")
         if all_rows:
             gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
