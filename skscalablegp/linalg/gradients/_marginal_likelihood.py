@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ..blocks import cholesky_inverse, cholesky_solve
+from ..blocks import cholesky_inverse, cholesky_solve, look_up
 from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
 from ._base import GradientEstimate, GradientEstimator
 from ._problem import GPProblem
+
+# Rows of a pass over a matrix, between which interrupts are served.
+_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ def exact_marginal_likelihood(
         value = -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
         grad = None
         if eval_gradient:
-            W = cholesky_inverse(L).mul_(-t).addmm_(V, V.T)
+            W = cholesky_inverse(L)
+            for some, rows in zip(W.split(_ROWS), V.split(_ROWS), strict=True):
+                look_up()
+                some.addmm_(rows, V.T, beta=-t)
             grad = 0.5 * operator.bilinear_grad(W)
     return ExactEvaluation(value, grad, L, V, jitter)
 
