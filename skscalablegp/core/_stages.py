@@ -450,7 +450,7 @@ def _initialise(
         return _average_neighbourhoods(problem, exact, theta, settings, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
-    while result is None or (size * 1.5 < n and size <= settings.exact_rows):
+    while result is None or size * 1.5 < n:
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
         optimizer = QuasiNewton(tol, gain_tol=_worthwhile(settings, size))
         try:
@@ -469,9 +469,12 @@ def _initialise(
         n_iter += result.n_iter
         if result.stop_reason not in _DONE:
             break
+        larger = min(size * _GROWTH, settings.exact_rows)
+        if larger < 1.5 * size:
+            break
         if metric is not None:
-            metric = metric * (size / min(size * _GROWTH, n))
-        size *= _GROWTH
+            metric = metric * (size / min(larger, n))
+        size = larger
     if metric is not None:
         metric = metric * (min(size, n) / n)
     return replace(result, n_iter=n_iter, metric=metric, value=float("nan"))

@@ -53,11 +53,12 @@ class IterativeGPRegressor(SolvedGPRegressor):
     """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
-    Small tables are trained exactly. On larger tables, training starts with a subset and then uses
-    all rows; above 8,000 rows the gradients come from preconditioned conjugate gradients, which
-    need no factorisation. From 20,000 to 50,000 rows (on a CPU) the default is training on subsets
-    of up to 6,000 rows, one linear solve with all rows, and a scale of the kernel from rows left
-    out. Before a fit, predictions are those of the prior.
+    Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training on
+    nested subsets of up to 6,000 rows (10,000 above 20,000 rows), one factorisation or one linear
+    solve with all rows, and a scale of the kernel from rows left out. Training on all rows of such
+    tables takes gradients from preconditioned conjugate gradients, which need no factorisation: any
+    choice of a solver, gradient, optimizer or number of steps asks for it. Before a fit,
+    predictions are those of the prior.
 
     Parameters
     ----------
@@ -346,7 +347,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
         auto = not sizes.exact and self._all_auto()
-        all_rows = not (auto and sizes.posterior == "neighbors")
+        all_rows = not (auto and sizes.posterior in ("exact", "neighbors"))
         if all_rows:
             gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
         else:
