@@ -87,9 +87,11 @@ def exact_marginal_likelihood(
         grad = None
         if eval_gradient:
             W = cholesky_inverse(L)
-            for some, rows in zip(W.split(_ROWS), V.split(_ROWS), strict=True):
-                look_up()
-                some.addmm_(rows, V.T, beta=-t)
+            for start in range(0, n, _ROWS):
+                if start:
+                    look_up()
+                rows = slice(start, start + _ROWS)
+                W[rows].addmm_(V[rows], V.T, beta=-t)
             grad = 0.5 * operator.bilinear_grad(W)
     return ExactEvaluation(value, grad, L, V, jitter)
 

@@ -100,13 +100,13 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
     for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
         monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
-    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 100)
+    for name, rows in (("SUBSET_ROWS", 60), ("FIRST_SUBSET_ROWS", 30), ("LARGEST_SUBSET_ROWS", 60)):
+        monkeypatch.setattr(_plan, name, rows)
     rng = np.random.default_rng(0)
     X = rng.random((300, 2))
     y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
     ours = IterativeGPRegressor(solver_tol=1e-7, random_state=0).fit(X[:250], y[:250])
-    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == {"60"}
+    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == {"30", "60"}
     report = ours.fit_report_
     assert report.status == "converged" and report.choices["max_iter"].value == 0
     z = (y[:250] - y[:250].mean()) / y[:250].std()
@@ -130,6 +130,7 @@ def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
     for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
         monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
     monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
+    monkeypatch.setattr(_plan, "FIRST_SUBSET_ROWS", 60)
     rng = np.random.default_rng(0)
     X = rng.random((200, 1))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(200)

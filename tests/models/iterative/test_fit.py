@@ -73,7 +73,9 @@ def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
         monkeypatch.setattr(f"skscalablegp.models.iterative._plan.{name}", value)
     X, y = table(80)
     rough = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(noise, "fixed")
-    model = IterativeGPRegressor(rough, solver=solver, posterior="exact", random_state=0)
+    model = IterativeGPRegressor(
+        rough, solver=solver, max_iter=20, posterior="exact", random_state=0
+    )
     model, _ = fitted(model, X, y)
     report, choices = model.fit_report_, model.fit_report_.choices
     ill = noise < 1e-3
@@ -94,8 +96,13 @@ def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
         if stage == "full"
     ]
     assert np.isfinite(objective).all() == factorised
-    # By default, a factorisation of all rows is left to predictions.
-    assert (len(objective) == 0) == factorised == (choices["max_iter"].value == 0)
+    assert objective
+    # By default, all rows are left to the factorisation for predictions.
+    model.set_params(max_iter="auto")
+    default, _ = fitted(model, X, y)
+    assert ("full" in default.history_["stage"]) == (solver == "block_cg")
+    choices = default.fit_report_.choices
+    assert (choices["max_iter"].value == 0) == (solver == "auto")
 
 
 # ---------------------------------------------------------------- how it ends
