@@ -11,6 +11,9 @@ from torch import Tensor
 from ..blocks import addmm_, matmul
 from ._base import Preconditioner, randn
 
+# Share of the noise below which what L L' leaves out of the diagonal does not matter.
+_LEFT_OUT = 0.01
+
 
 @dataclass(frozen=True, eq=False)
 class LowRankPreconditioner(Preconditioner):
@@ -114,9 +117,11 @@ class LowRankPreconditioner(Preconditioner):
         far smaller than this part, draws from N(0, P) make noisy probes for traces.
         """
         L = self.basis.double() * self.spectrum.sqrt() * self.sqrt_noise.double()[:, None]
-        left = operator.diag().double() - L.square().sum(1)
+        noise = self.sqrt_noise.double().square()
         # Rounding, or an operator that has changed since L was computed, may leave less than noise.
-        left = torch.maximum(left, self.sqrt_noise.double().square())
+        left = torch.maximum(operator.diag().double() - L.square().sum(1), noise)
+        if float(left.sum()) <= (1 + _LEFT_OUT) * float(noise.sum()):
+            return self  # Another factorisation would only turn the draws.
         return self.from_factor(L.to(self.basis.dtype), left)
 
     @property

@@ -100,8 +100,8 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
     for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
         monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    for name, rows in (("SUBSET_ROWS", 60), ("FIRST_SUBSET_ROWS", 30), ("LARGEST_SUBSET_ROWS", 60)):
-        monkeypatch.setattr(_plan, name, rows)
+    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
+    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 60)
     rng = np.random.default_rng(0)
     X = rng.random((300, 2))
     y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
@@ -130,7 +130,6 @@ def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
     for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
         monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
     monkeypatch.setattr(_plan, "SUBSET_ROWS", 60)
-    monkeypatch.setattr(_plan, "FIRST_SUBSET_ROWS", 60)
     rng = np.random.default_rng(0)
     X = rng.random((200, 1))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(200)
