@@ -53,9 +53,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     """Gaussian-process regression for tables beyond scikit-learn's, by iterative solvers.
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
-    Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training on
-    nested subsets of up to 6,000 rows, one factorisation (above 20,000 rows: one linear solve) with
-    all rows, and a scale of the kernel from rows left out. Training on all rows of such tables
+    Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
+    on nested subsets of up to 6,000 rows, one factorisation (above 20,000 rows: one linear solve)
+    with all rows, and a scale of the kernel from rows left out. Training on all rows of such tables
     takes gradients from preconditioned conjugate gradients, which need no factorisation: any choice
     of a solver, gradient, optimizer or number of steps asks for it. Before a fit, predictions are
     those of the prior.
