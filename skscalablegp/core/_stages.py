@@ -84,8 +84,6 @@ class StageSettings:
         Whether an ill-conditioned problem may be moved from float32 to float64.
     factor_if_ill_conditioned : bool
         Whether such a problem is then trained with Cholesky factorisations.
-    skip_if_ill_conditioned : bool
-        Whether the result of the subsets then stands, because a factorisation takes minutes.
     name : str
         Name of the stage on all rows.
     as_scikit_learn : bool
@@ -113,7 +111,6 @@ class StageSettings:
     exact_rows: int = 0
     adapt_dtype: bool = False
     factor_if_ill_conditioned: bool = False
-    skip_if_ill_conditioned: bool = False
     name: str = "full"
     as_scikit_learn: bool = False
     exact_steps: int = _EXACT_STEPS
@@ -170,12 +167,7 @@ def fit_hyperparameters(
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
             return start
-        lost = settings.skip_if_ill_conditioned and (
-            well_conditioned(problem, theta).X.dtype != problem.X.dtype
-        )
-        if lost:
-            start = replace(start, exact=True, dtype=torch.float64)
-        if lost or not settings.all_rows:
+        if not settings.all_rows:
             return replace(start, planned=True, all_rows=False)
     starts = [theta]
     if estimator.exact:
@@ -450,7 +442,9 @@ def _initialise(
         return _average_neighbourhoods(problem, exact, theta, settings, run, tol)
     order = torch.randperm(n, generator=run.generator).to(problem.X.device)
     n_iter, metric, size, result = 0, None, settings.subset_size, None
-    while result is None or size * 1.5 < n:
+    # A subset of nearly all rows is not worth its time if all rows follow.
+    share = 1.5 if settings.all_rows else 1.0
+    while result is None or size * share < n:
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
         optimizer = QuasiNewton(tol, gain_tol=_worthwhile(settings, size))
         try:

@@ -198,7 +198,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             self._finish(best.process, mean, best.weight)
             names = type(best.process).__name__, type(mean).__name__
             summary = "{} on the errors of {} on rows that it has not seen"
-            if best.weight == 0:
+            if best.weight == 0 and self.weight == "auto":
                 summary = "{} alone, because {} does not help"
             run.reports(summary=summary.format(*names))
             run.ended(best.status, n_iter=best.process.n_iter_, because=best.because)
@@ -223,8 +223,15 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
             share = 1.0 if len(weights) == 1 else (0.45, 0.8)[len(fits)]
             begun = run.monitor.seconds
-            ending = fit_below(inner, run, X, errors, preview, share, **told)
-            run.preview = None
+            try:
+                ending = fit_below(inner, run, X, errors, preview, share, **told)
+            except KeyboardInterrupt:
+                if not fits:
+                    raise
+                run.monitor.end("interrupted")
+                break  # The finished fit stands.
+            finally:
+                run.preview = None
             if fits and run.stopped:
                 break
             found = None

@@ -122,7 +122,8 @@ class LowRankPreconditioner(Preconditioner):
         left = torch.maximum(operator.diag().double() - L.square().sum(1), noise)
         if float(left.sum()) <= (1 + _LEFT_OUT) * float(noise.sum()):
             return self  # Another factorisation would only turn the draws.
-        return self.from_factor(L.to(self.basis.dtype), left)
+        scale = float(operator.diag().double().mean())
+        return self.from_factor(L.to(self.basis.dtype), left, scale)
 
     @property
     def rank(self) -> int:

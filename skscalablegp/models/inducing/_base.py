@@ -282,7 +282,9 @@ class SparseMixin:
         if not (plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
             known = float(plan.rows.noise.max()) >= KNOWN_NOISE
-            if noise and stepper.belief.closed and not (known or run.stopped):
+            # The rows that are left out know nothing of a user's priors.
+            free = noise and stepper.belief.closed and not plan.model.kernel.log_prior
+            if free and not (known or run.stopped):
                 with run.stage("noise", optional=True):
                     stepper.rescale()
         before = stepper.snapshot()

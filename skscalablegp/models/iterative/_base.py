@@ -175,8 +175,7 @@ class SolvedGPRegressor(GPRegressorBase):
             exact_rows=sizes.exact_subset_rows,
             adapt_dtype=self.dtype == "auto",
             as_scikit_learn=self.kernel is not None,
-            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned and not plan.may_skip,
-            skip_if_ill_conditioned=sizes.factor_if_ill_conditioned and plan.may_skip,
+            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
             all_rows=plan.all_rows,
             gain_per_row=plan.gain_per_row,
             natural=True,
@@ -227,7 +226,8 @@ class SolvedGPRegressor(GPRegressorBase):
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         self._keep_weights(final.weights, final.value, final.std_error)
-        if not plan.all_rows:
+        # A solve that has ended early has errors that would be taken for those of the rows.
+        if not plan.all_rows and final.solution.converged:
             self._scale(kernel, theta, self._build_posterior(), generator)
         return final, 0.0
 
@@ -249,6 +249,8 @@ class SolvedGPRegressor(GPRegressorBase):
         X, Y, noise = problem.X[rows], problem.Y[rows], posterior.noise(problem.X[rows])
         mean, variance = posterior.leave_one_out(rows, X, Y, noise)
         scale = float(((Y - mean).square() / variance[:, None]).mean())
+        if not 0 < scale < math.inf:
+            return 1.0
         moved = theta + torch.as_tensor(kernel.variances).to(theta) * math.log(scale)
         low, high = kernel.bounds.T
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
@@ -256,9 +258,9 @@ class SolvedGPRegressor(GPRegressorBase):
         known = problem.extra_noise
         if known is not None and known.max() > _NEGLIGIBLE * noise.min():
             return 1.0
-        at = X[:10].double()
+        at = X[:10].to(torch.float64)
         for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
-            if not torch.allclose(scale * part(theta), part(moved)):
+            if not torch.allclose(scale * part(theta), part(moved), atol=0):
                 return 1.0
         quadratic = float(self.alpha_.ravel() @ np.ravel(self.y_train_))
         self.kernel_ = kernel.to_sklearn(moved)

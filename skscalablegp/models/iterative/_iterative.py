@@ -347,12 +347,15 @@ class IterativeGPRegressor(SolvedGPRegressor):
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
         auto = not sizes.exact and self._all_auto()
-        all_rows = not (auto and sizes.posterior in ("exact", "neighbors"))
+        nested = sizes.subset_size is not None and sizes.n_subsets == 1
+        all_rows = not (auto and nested and sizes.posterior in ("exact", "neighbors"))
         if all_rows:
             gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
         else:
             gradient = StandardGradient()
             unused = ("gradient", "n_probes", "solver_warm_start")
+            if self.n_restarts_optimizer:
+                unused = (*unused, "n_restarts_optimizer")
             run.ignores(unused, f"{n:,} rows: subsets give the hyperparameters")
         if sizes.posterior == "pathwise":
             run.chose("n_probes", n_probes, "variances are computed from them")
@@ -367,7 +370,6 @@ class IterativeGPRegressor(SolvedGPRegressor):
             self.n_restarts_optimizer,
             all_rows=all_rows,
             gain_per_row=GAIN_PER_ROW if auto else SMALL_GAIN,
-            may_skip=auto,
         )
 
     def _all_auto(self) -> bool:

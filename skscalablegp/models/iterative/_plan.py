@@ -104,8 +104,6 @@ class Plan:
         out the scale of the kernel.
     gain_per_row : float
         Predicted gain, in nats per row, that is worth another training step.
-    may_skip : bool
-        Whether a badly conditioned table may be trained on subsets alone.
     """
 
     sizes: Sizes
@@ -115,7 +113,6 @@ class Plan:
     n_restarts: int = 0
     all_rows: bool = True
     gain_per_row: float = SMALL_GAIN
-    may_skip: bool = False
 
     def factorised(self, dtype: torch.dtype) -> Plan:
         """The plan after subsets have shown that the systems need a factorisation."""

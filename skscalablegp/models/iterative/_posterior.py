@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...core.posteriors import Draws, KernelPosterior, MeanAndVariance, Rows, reported_variance
 from ...features import PriorFeatures, sample_prior_features
+from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.parallel import map_in_order
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -26,6 +27,8 @@ from ...linalg.solvers import (
 
 # Pairs of random sines and cosines of prior draws that are made for a prediction.
 _PAIRS = 1000
+# Rows whose covariances with all rows are held in memory at a time when rows are left out.
+_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,9 @@ class IterativePosterior(KernelPosterior):
             L = cholesky_with_jitter(operator.block(near[i]).double())[0]
             return torch.linalg.solve_triangular(L, chosen[i, :, None], upper=False).square().sum()
 
-        parts = list(map_in_order(explained, range(len(K)), K.device))
+        # A user's own NumPy kernel may not be thread-safe.
+        run = map if operator.kernel.numpy_code else partial(map_in_order, device=K.device)
+        parts = list(run(explained, range(len(K))))
         return torch.stack(parts).to(K) if parts else K.new_zeros(0)
 
     def _solved_variance(
@@ -169,6 +174,10 @@ class IterativePosterior(KernelPosterior):
         With s samples a variance has a relative standard error of sqrt(2 / s).
         """
         if self._n_nearest is not None:
+            if len(rows) > _ROWS:
+                parts = zip(*(part.split(_ROWS) for part in (rows, X, Y, noise)), strict=True)
+                found = zip(*(self.leave_one_out(*part) for part in parts), strict=True)
+                return tuple(map(torch.cat, found))
             cross = self.cross(X)
             K, own = cross.to_dense(), torch.arange(len(X), device=rows.device)
             score = K.abs()
@@ -198,7 +207,10 @@ class IterativePosterior(KernelPosterior):
                 self.samples.representer_weights[:, chosen],
             )
         else:
-            samples = self._draw(n_samples * t, generator)
+            try:
+                samples = self._draw(n_samples * t, generator)
+            except NoSpectralDensity:
+                return super().sample(X, n_samples, random_state)
         mean, deviations = self._mean_and_deviations(X, samples)
         deviations = deviations.reshape(len(X), t, n_samples)
         white = torch.randn(deviations.shape, generator=generator, dtype=deviations.dtype)

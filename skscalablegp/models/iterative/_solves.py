@@ -88,7 +88,7 @@ class Solves:
         if solver.takes_preconditioner:
             given = solver.preconditioner
             if _same("preconditioner", given, default_preconditioner()):
-                rank = min(_MEAN_RANK, n // 10)
+                rank = max(given.rank, min(_MEAN_RANK, n // 10))
                 solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 

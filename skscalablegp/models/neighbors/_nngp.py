@@ -283,7 +283,7 @@ class NNGPRegressor(GPRegressorBase):
 
     def _fit_table(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
         n = len(table.X)
-        self.n_neighbors_, self.local_power_ = self._enough(n), 0.0
+        self.n_neighbors_, self.local_power_, self._scale = self._enough(n), 0.0, 1.0
         why = f"{n:,} rows; all of them up to {SMALL_TABLE:,}"
         run.chose("n_neighbors", self.n_neighbors_, why)
         if self.n_neighbors_ >= n:
@@ -395,9 +395,10 @@ class NNGPRegressor(GPRegressorBase):
                 result = replace(result, value=float("nan"))
         if not scaled:
             return result
-        run.reports(scale=found[self.n_neighbors_].scale)
-        self.local_power_ = found[self.n_neighbors_].power
-        theta = found[self.n_neighbors_].theta.numpy()
+        best = found[self.n_neighbors_]
+        run.reports(scale=best.scale)
+        self.local_power_, self._scale = best.power, best.scale
+        theta = best.theta.numpy()
         return replace(result, theta=theta, value=float("nan"))
 
     def _objective_on(self, problem: GPProblem) -> tuple[GPProblem, GradientEstimator]:
@@ -476,8 +477,8 @@ class NNGPRegressor(GPRegressorBase):
         if self.n_neighbors_ >= len(self.X_train_):
             return self._exact()[0]
         problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)
-        m, power = self.n_neighbors_, self.local_power_
-        return NeighborPosterior(problem, problem.kernel.theta0, m, dtype, power)
+        settings = self.n_neighbors_, dtype, self.local_power_, self._scale
+        return NeighborPosterior(problem, problem.kernel.theta0, *settings)
 
     def _has_low_rank_form(self) -> bool:
         return False

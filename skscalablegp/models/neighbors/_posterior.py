@@ -32,6 +32,8 @@ class NeighborPosterior(Posterior):
         precision in any case.
     power : float, default=0
         Power of `local_factor`, by which variances and noise are multiplied.
+    scale : float, default=1
+        Factor by which the kernel was multiplied after the power had been chosen.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class NeighborPosterior(Posterior):
         n_neighbors: int,
         precision: torch.dtype,
         power: float = 0.0,
+        scale: float = 1.0,
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
-        self._precision, self._power = precision, power
+        self._precision, self._power, self._scale = precision, power, scale
         # The last rows and the factors of their variances, which their noise needs, too.
         self._last: tuple[Tensor | None, Tensor | float] = (None, 1.0)
         self._metric = Metric(problem.kernel, theta, problem.X)
@@ -57,7 +60,8 @@ class NeighborPosterior(Posterior):
         """The posterior after `n_new` rows were added, which are the last rows of `problem`."""
         new = problem.X[-n_new:]
         if not self._metric.covers(new):
-            return NeighborPosterior(problem, self._theta, self._m, self._precision, self._power)
+            settings = self._m, self._precision, self._power, self._scale
+            return NeighborPosterior(problem, self._theta, *settings)
         more = copy(self)
         more._problem, more._index = problem, self._index.plus(self._metric(new))
         return more
@@ -81,7 +85,9 @@ class NeighborPosterior(Posterior):
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, " b"] | float]:
         """Means, variances, and the factors by which variances and noise are multiplied."""
         found = predict(self._problem, self._theta, X, near, self._precision)
-        factor = local_factor(found.surprise, self._power) if self._power else 1.0
+        # Errors are measured in the units of the kernel with which the power was chosen.
+        surprise = self._scale * found.surprise
+        factor = local_factor(surprise, self._power) if self._power else 1.0
         prior = self._problem.kernel.diag(self._theta, X)
         return found.mean, reported_variance(found.variance, prior), factor
 
