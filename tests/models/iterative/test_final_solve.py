@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Matern,
+    PairwiseKernel,
+    WhiteKernel,
+)
 from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
@@ -136,3 +142,27 @@ def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
     kernel = ConstantKernel() * RBF() + WhiteKernel(0.5, "fixed")
     ours = IterativeGPRegressor(kernel, random_state=0).fit(X, y)
     assert ours.posterior_ == "neighbors" and ours.kernel_.k2.noise_level == 0.5
+
+
+def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(monkeypatch):
+    """A subset of nearly all rows counts where no training on all rows follows."""
+    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 1000)):
+        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
+    monkeypatch.setattr(_plan, "FIRST_SUBSET_ROWS", 30)
+    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 180)
+    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
+    X = np.random.default_rng(0).random((200, 1))
+    model = IterativeGPRegressor(random_state=0).fit(X, np.sin(6 * X[:, 0]) + X[:, 0] ** 9)
+    assert set(model.history_["stage"]) == {"30", "90", "180"}
+    assert model.fit(X, np.ones(200)).predict(X[:3]) == pytest.approx([1, 1, 1])
+
+
+def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_density():
+    X = np.random.default_rng(0).random((8, 2))
+    kernel = PairwiseKernel(metric="laplacian") + WhiteKernel(0.1)
+    settings = dict(optimizer=None, solver="cg", posterior="neighbors", solver_tol=1e-8)
+    ours = IterativeGPRegressor(kernel, **settings).fit(X, X[:, 0])
+    exact = GaussianProcessRegressor(kernel, optimizer=None).fit(X, X[:, 0])
+    for one, other in zip(ours.predict(X, True), exact.predict(X, True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(ours.sample_y(X, 3)).all()
