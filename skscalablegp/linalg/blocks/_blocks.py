@@ -27,8 +27,8 @@ from ..parallel import map_in_order
 # have _FEW_FLOPS, but at least _ROWS rows, because each of them reads the whole other factor.
 _FEW_FLOPS, _MOST_FLOPS, _ROWS, _COLUMNS = 5e8, 4e9, 256, 64
 # Largest sizes at which LAPACK factorises or inverts as a whole. Its threads wait in a busy loop
-# for milliseconds after every call, and take the cores from the workers: with larger LAPACK
-# factors, three exact fits of 3,500 rows at once take 51 s in place of 35 s (benchmarks/cores.py).
+# for milliseconds after every call, and take the cores from the workers. Three exact fits at once
+# suffer most from it (benchmarks/cores.py --part exact --condition three).
 _WHOLE_FACTOR, _WHOLE_INVERSE = 1000, 1000
 # Rows and columns of a tile of a factor, and of a block of an inverse.
 _BLOCK = 192

@@ -38,8 +38,8 @@ _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
 # Share of the time budget that is reserved for the final solve.
 _SOLVE_SHARE = 0.3
 # Above this number of rows the factor of predictions is in float32, in half the time, if the bound
-# of the condition number times unit roundoff is at most the second number. On 6,000 rows of pol the
-# bound is .05, means are then off by .003 standard deviations, these by .04 %, and the NLL by 4e-5.
+# of the condition number times unit roundoff is at most the second number
+# (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
 _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
 # Rows left out that give the scale of the kernel; it then has a relative error of 6 %.
 _LEFT_OUT = 512

@@ -27,12 +27,9 @@ EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000}
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit from which training on a larger table starts.
 SUBSET_ROWS = 2_000
-# The same where larger subsets follow in any case. Of 13,500 rows of pol, 667, 2,001 and 6,000 rows
-# take 17 s and end as high as 2,000 and 6,000 rows, which take 27 s.
+# The same where larger subsets follow in any case: most steps are then taken on few rows.
 FIRST_SUBSET_ROWS = 667
-# Rows of the largest nested subset, at one or two seconds a step on two cores. With 10,000 rows of
-# 36,000 of kin40k and 41,157 of protein the NLL is -1.395 (-1.410) and .610 (.616), in 115 and 107
-# seconds in place of 104 and 66.
+# Rows of the largest nested subset, at one or two seconds a step on two cores.
 EXACT_SUBSET_ROWS = 6_000
 # Rows above which the start averages over neighbourhoods (Lin et al. 2024).
 CENTROID_ROWS = 50_000
