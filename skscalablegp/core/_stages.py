@@ -168,7 +168,7 @@ def fit_hyperparameters(
         if start.stop_reason not in _DONE:
             return start
         if not settings.all_rows:
-            return replace(start, planned=True, all_rows=False)
+            return replace(start, planned=True)
     starts = [theta]
     if estimator.exact:
         bounds = problem.kernel.bounds.numpy()

@@ -51,8 +51,6 @@ class TrainingResult:
         Precision of the matrix products.
     planned : bool
         Whether the steps or epochs that ran out were a schedule that was planned to run out.
-    all_rows : bool
-        Whether training was meant to end with all rows, rather than with subsets of them.
     """
 
     theta: np.ndarray
@@ -64,7 +62,6 @@ class TrainingResult:
     exact: bool = False
     dtype: torch.dtype = torch.float64
     planned: bool = False
-    all_rows: bool = True
 
     @classmethod
     def untrained(cls, theta: np.ndarray, dtype: torch.dtype = torch.float64) -> TrainingResult:

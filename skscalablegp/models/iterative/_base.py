@@ -121,8 +121,7 @@ class SolvedGPRegressor(GPRegressorBase):
             problem.workspace.release()
             if factor is not None:
                 self._keep_table(factor.affordable(table))
-            plan = replace(plan, all_rows=result.all_rows)
-            if result.exact:
+            if result.exact and plan.all_rows:
                 if not plan.gradient.exact:
                     self._report_factorised(plan, n, run)
                 plan = plan.factorised(result.dtype)
@@ -144,8 +143,7 @@ class SolvedGPRegressor(GPRegressorBase):
 
     def _report_factorised(self, plan: Plan, n: int, run: FitRun) -> None:
         """Report the choices of a fit that switched from solves to factorisations."""
-        stages = replace(self._stage_settings(plan), all_rows=plan.all_rows)
-        report_training(stages, True, n, run)
+        report_training(self._stage_settings(plan), True, n, run)
         for name, value in (("solver", "cholesky"), ("gradient", "exact")):
             run.chose(name, value, _ILL_CONDITIONED)
         if plan.sizes.posterior == "exact":
@@ -221,7 +219,7 @@ class SolvedGPRegressor(GPRegressorBase):
         n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
         solves = plan.solves
         if plan.sizes.posterior == "neighbors":
-            solves = solves.of_the_mean(len(problem.X))
+            solves = solves.of_the_mean(len(problem.X), plan.sizes.room)
         final = final_solve(problem, theta, solves, n_samples, state, generator, monitor)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
@@ -280,13 +278,15 @@ class SolvedGPRegressor(GPRegressorBase):
         problem = self._prediction_problem()
         posterior, evaluation = ExactPosterior.of(problem, theta, self._max_jitter())
         self._keep_weights(evaluation.weights, evaluation.value, 0.0)
+        jitter = evaluation.jitter
         if not plan.all_rows:
             scale = self._scale(kernel, theta, posterior, generator)
+            jitter *= scale
             operator = problem.operator(torch.tensor(self.kernel_.theta))
             factor = posterior.factor.mul_(scale**0.5)
             posterior = ExactPosterior(operator, posterior.weights / scale, factor)
         self._remember(posterior)
-        return evaluation.jitter
+        return jitter
 
     def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
         """All rows in the precision they need; training may have seen a subset only."""

@@ -22,7 +22,6 @@ from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import (
     ExactGradient,
     GradientEstimator,
-    StandardGradient,
     resolve_gradient,
 )
 from ...linalg.solvers import resolve_solver
@@ -342,17 +341,19 @@ class IterativeGPRegressor(SolvedGPRegressor):
         )
         if not by_name:
             sizes = replace(sizes, factor_if_ill_conditioned=False)
-        solves = self._solves_of(given, sizes, n, run)
         n_probes = given["n_probes"]
         if is_auto(n_probes):
             n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
         auto = not sizes.exact and self._all_auto()
         nested = sizes.subset_size is not None and sizes.n_subsets == 1
         all_rows = not (auto and nested and sizes.posterior in ("exact", "neighbors"))
+        # Without steps on all rows, a factorisation for predictions leaves nothing to solve.
+        direct = sizes.exact or (not all_rows and sizes.posterior == "exact")
+        solves = self._solves_of(given, direct, n, run)
         if all_rows:
             gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
         else:
-            gradient = StandardGradient()
+            gradient = ExactGradient(solves.max_jitter)
             unused = ("gradient", "n_probes", "solver_warm_start")
             if self.n_restarts_optimizer:
                 unused = (*unused, "n_restarts_optimizer")
@@ -398,13 +399,13 @@ class IterativeGPRegressor(SolvedGPRegressor):
             exact = exact or auto
         return exact or (None if auto else direct)
 
-    def _solves_of(self, given: dict[str, Any], sizes: Sizes, n: int, run: FitRun) -> Solves:
+    def _solves_of(self, given: dict[str, Any], direct: bool, n: int, run: FitRun) -> Solves:
         solver, preconditioner = given["solver"], given["preconditioner"]
         if is_auto(solver):
             # It takes half the epochs of "cg", and .67 (pol) and .76 (elevators) of its time.
-            solver = "cholesky" if sizes.exact else "block_cg"
+            solver = "cholesky" if direct else "block_cg"
             why = "a factorisation does not fit, or costs more than solves"
-            if sizes.exact:
+            if direct:
                 why = "a factorisation is cheaper than solves"
             if self._factorises():
                 why = "the gradient or the optimizer needs a factorisation"

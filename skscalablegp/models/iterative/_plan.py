@@ -122,8 +122,8 @@ class Plan:
 
     @property
     def solver(self) -> str:
-        """The name of the method that solves the systems of a training step."""
-        return "cholesky" if self.gradient.exact else solver_name(self.solves.solver)
+        """The name of the method that solves the systems of all rows."""
+        return solver_name(self.solves.solver)
 
     def describe(self, n: int, dtype: str, device: torch.device) -> str:
         """A summary in one sentence."""

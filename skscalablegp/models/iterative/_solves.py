@@ -30,6 +30,9 @@ from ...linalg.solvers import (
 _TOL, _TOL_OF_NOISE = 1e-4, 0.03
 # Rank of the preconditioner, and largest relative residual, of a solve for the targets alone.
 _MEAN_RANK, _MEAN_TOL = 1000, 3e-3
+# Bytes that building such a preconditioner takes for each row and each unit of its rank: factor,
+# orthonormal basis and their copies in double precision. They get half of the room for matrices.
+_BYTES_OF_RANK, _SHARE_OF_ROOM = 40, 0.5
 
 # Parameters that a gradient object and the estimator both have.
 _OF_GRADIENTS = (
@@ -77,16 +80,18 @@ class Solves:
             solver_warm_start=self.warm_start,
         )
 
-    def of_the_mean(self, n: int) -> Solves:
+    def of_the_mean(self, n: int, room: float) -> Solves:
         """These solves for the targets alone.
 
-        A product with few columns waits for memory, so that a larger preconditioner costs little.
+        A product with few columns waits for memory, so that a larger preconditioner costs little
+        time. It is as large as `room`, the bytes that all matrices together may take, allows.
         """
         solver = clone(self.solver)
         if solver.takes_preconditioner:
             given = solver.preconditioner
             if _same("preconditioner", given, default_preconditioner()):
-                rank = max(given.rank, min(_MEAN_RANK, n // 10))
+                fits = _SHARE_OF_ROOM * room / (_BYTES_OF_RANK * n)
+                rank = max(given.rank, int(min(_MEAN_RANK, n // 10, fits)))
                 solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 

@@ -1,5 +1,8 @@
 """Results of the final solve: likelihoods and samples."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,12 +17,14 @@ from sklearn.gaussian_process.kernels import (
 from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
+from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
 from skscalablegp.models.iterative import _final_solve, _plan
+from skscalablegp.models.iterative._solves import Solves, named_solver
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
 
@@ -154,7 +159,39 @@ def test_subsets_alone_reach_their_largest_size_and_survive_a_constant_target(mo
     X = np.random.default_rng(0).random((200, 1))
     model = IterativeGPRegressor(random_state=0).fit(X, np.sin(6 * X[:, 0]) + X[:, 0] ** 9)
     assert set(model.history_["stage"]) == {"30", "90", "180"}
+    report = model.fit_report_
+    assert model.solver_ == report.choices["solver"].value == "cholesky"
+    assert report.summary.startswith("Cholesky") and {"n_probes", "solver_tol"} <= set(
+        report.ignored
+    )
     assert model.fit(X, np.ones(200)).predict(X[:3]) == pytest.approx([1, 1, 1])
+
+
+def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(monkeypatch):
+    """Rows left out multiply kernel, noise and jitter alike."""
+    monkeypatch.setitem(_plan.EXACT_TRAINING_ROWS, "cpu", 50)
+    for name in ("SUBSET_ROWS", "FIRST_SUBSET_ROWS", "EXACT_SUBSET_ROWS"):
+        monkeypatch.setattr(_plan, name, 30)
+    plain = ExactPosterior.of
+    jittered = lambda *a: (plain(*a)[0], replace(plain(*a)[1], jitter=0.5))  # noqa: E731
+    monkeypatch.setattr(ExactPosterior, "of", jittered)
+    rng = np.random.default_rng(0)
+    X = rng.random((100, 1))
+    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(100)
+    model = IterativeGPRegressor(random_state=0).fit(X, y)
+    scale = np.exp(model.kernel_.theta - model.history_["theta"][-1])[[0, -1]]
+    assert scale[0] == pytest.approx(scale[1]) != pytest.approx(1, abs=1e-3)
+    assert model.fit_report_.jitter == pytest.approx(0.5 * scale[0], rel=1e-6)
+
+
+def test_the_preconditioner_of_the_mean_is_as_large_as_memory_allows():
+    solves = Solves(named_solver("block_cg"), named_solver("block_cg"), 0.01, 1000)
+    ranks = {
+        room: solves.of_the_mean(36_000, room).solver.preconditioner.rank
+        for room in (math.inf, 8e8, 1e8)
+    }
+    assert ranks[math.inf] == 1000 and ranks[1e8] == 200
+    assert 200 < ranks[8e8] and 40 * 36_000 * ranks[8e8] <= 8e8
 
 
 def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_density():
