@@ -31,8 +31,15 @@ from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.parallel import n_workers
-from ._gradient import ExpertsGradient, ExpertTable
-from ._parts import build_experts, global_first, kmeans_parts, random_parts, train_separately
+from ._gradient import ExpertsGradient, ExpertTable, each_expert
+from ._parts import (
+    build_experts,
+    global_first,
+    kmeans_parts,
+    likelihood,
+    random_parts,
+    train_separately,
+)
 from ._posterior import ExpertsPosterior
 
 # Value of expert_size="auto" on tables that are not small.
@@ -289,7 +296,12 @@ class PoERegressor(GPRegressorBase):
                 warn_if_rough(check.to(torch.float64), thetas[0], len(problem.X), run)
             self._finish(kernel, thetas, result.value)
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
-            posterior, jitter = run.finish("factors", self._built)
+            posterior, value, jitter = run.finish("factors", self._built)
+            if not np.isfinite(self.log_marginal_likelihood_value_):
+                # Training ended before it was computed. With "grbcm", the parts share rows.
+                known = self.combination != "grbcm"
+                value = value if known else self._likelihood(problem, parts, thetas[0])
+                self.log_marginal_likelihood_value_ = value
             self._remember(posterior)
             run.reports(
                 jitter=jitter,
@@ -367,17 +379,12 @@ class PoERegressor(GPRegressorBase):
             return self._train_separately(problem, parts, settings, run)
         result = train_or_report(problem, ExpertsGradient(parts, self.n_jobs), settings, run)
         prior = problem.kernel.log_prior(result.theta)[0]
-        result = replace(result, value=result.value - prior)
-        if not np.isfinite(result.value):
-            result = replace(result, value=self._likelihood(problem, parts, result.theta))
-        return [result.theta] * len(parts), result
+        return [result.theta] * len(parts), replace(result, value=result.value - prior)
 
     def _likelihood(self, problem: GPProblem, parts: list[np.ndarray], theta: np.ndarray) -> float:
-        """The likelihood of all parts, for training that ended before it was computed."""
-        estimate, _ = ExpertsGradient(parts, self.n_jobs).estimate(
-            problem, torch.as_tensor(theta), GradientState()
-        )
-        return float(estimate.value)
+        """The log likelihood of all parts, without its gradient."""
+        tables = [ExpertTable.of(problem, part) for part in parts]
+        return sum(each_expert(likelihood, tables, self.n_jobs, torch.as_tensor(theta)))
 
     def _train_separately(
         self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
@@ -387,8 +394,7 @@ class PoERegressor(GPRegressorBase):
         theta = problem.kernel.theta0.numpy()
         start = fit_hyperparameters(first, ExactGradient(), theta, settings, run)
         if run.stopped:
-            value = self._likelihood(problem, parts, start.theta)
-            return [start.theta] * len(parts), replace(start, value=value)
+            return [start.theta] * len(parts), replace(start, value=np.nan)
         experts = train_separately(
             [ExpertTable.of(problem, part) for part in parts],
             start.theta,
@@ -434,15 +440,16 @@ class PoERegressor(GPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return False
 
-    def _built(self) -> tuple[ExpertsPosterior, float]:
+    def _built(self) -> tuple[ExpertsPosterior, float, float]:
+        """The posterior, the sum of its experts' log likelihoods, and the largest jitter."""
         problem = self._trained_problem(getattr(torch, self.dtype_), keep=True)
         tables = [ExpertTable.of(problem, part) for part in self.experts_]
         # On large tables, faster predictions are worth the time to compute the inverses.
         single = self.dtype != "float64" and len(self.X_train_) > _MANY_ROWS
         thetas = [k.theta for k in self.kernels_]
-        experts, jitter = build_experts(tables, thetas, self.n_jobs, single)
+        experts, value, jitter = build_experts(tables, thetas, self.n_jobs, single)
         posterior = ExpertsPosterior(experts, self._rule, self.experts_, self.n_experts_)
-        return posterior, jitter
+        return posterior, value, jitter
 
     def _build_posterior(self) -> Posterior:
         return self._built()[0]

@@ -15,7 +15,7 @@ from ...core.posteriors import ExactPosterior, MeanAndVariance, Posterior
 from ...linalg.operators import KernelOperator
 from ...linalg.parallel import run
 
-# New rows that an expert predicts at a time, and rows of the inverse factor in one product.
+# New rows that an expert predicts at a time, and rows or columns of the inverse factor in a block.
 _ROWS = 1024
 _BLOCK = 128
 # Number of an expert's rows whose distances from a new row determine how near the expert is.
@@ -220,8 +220,13 @@ class ExpertPosterior(ExactPosterior):
         n = len(self.factor)
         some = self.operator.X[:: max(1, n // _CHECKED_ROWS)]
         exact = self.variance(some)
-        eye = torch.eye(n, dtype=self.factor.dtype, device=self.device)
-        self.inverse = torch.linalg.solve_triangular(self.factor, eye, upper=False).float()
+        self.inverse = some.new_zeros(n, n, dtype=torch.float32)
+        for start in range(0, n, _BLOCK):
+            # These columns of the inverse are zero above their first row.
+            below, width = self.factor[start:, start:], min(_BLOCK, n - start)
+            units = torch.eye(n - start, width, dtype=self.factor.dtype, device=self.device)
+            part = torch.linalg.solve_triangular(below, units, upper=False)
+            self.inverse[start:, start : start + width] = part
         self._least = float(exact.min())
         error = (self._in_single(some)[1] - exact).abs()
         if not bool((error <= _RELATIVE_ERROR * exact).all()):
