@@ -14,6 +14,7 @@ line of its name. Epochs are the measure: n^2 kernel entries, preconditioners an
               softplus of standard deviations; exact training beside them (figures 5, 7 and 8: the
               largest difference between log hyperparameters at any step)
     few       table1 for AP and SGD at 300 rows
+    steps     table1 for AP and SGD, the first 20 of the 100 steps
     budget    the same with 10, 20 and 50 epochs a step, 500 rows of pol (figure 9: the largest
               residuals of the probes)
     probes    probe vectors, which are also the samples of the posterior (figure 4), 500 rows of pol
@@ -198,6 +199,12 @@ def cells():
                     note,
                     lambda a=(data, n, name, gradient, warm): cell(*a),
                 )
+    for data, name, (gradient, warm) in product(SETS, ("ap", "sgd"), WAYS):
+        yield (
+            f"steps {data} {name} {gradient} {warm}",
+            "",
+            lambda a=(data, 1000, name, gradient, warm): cell(*a, max_iter=20),
+        )
     for name, (gradient, warm), epochs in product(
         ("cg", "ap", "sgd"),
         (("standard", "cold"), ("pathwise", "warm")),
