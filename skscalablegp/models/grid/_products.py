@@ -33,8 +33,8 @@ _COLUMNS = 64
 _PROBES = 16
 # Number of rows that are interpolated at a time, and of the worst rows for further Lanczos starts.
 _ROWS, _NEW_STARTS = 2**17, 8
-# Points of the longest axis whose covariance is decomposed for samples, and the smallest trace of the
-# posterior, as a share of the prior's, that samples resolve.
+# Points of the longest axis whose covariance is decomposed for samples, and the smallest trace of
+# the posterior, as a share of the prior's, that samples resolve.
 _LONGEST_AXIS, _SMALLEST_SHARE = 2000, 1e-6
 # Columns of the first sampling root, and the share of the trace below which a doubling is the last.
 _SAMPLE_RANK, _SAMPLE_SHARE = 256, 1e-4
