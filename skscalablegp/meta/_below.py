@@ -160,7 +160,8 @@ def fit_below(
     Parameters
     ----------
     inner : regressor
-        A regressor of another package is fitted in one stage without steps.
+        A regressor of another package is fitted in one stage without steps; its ``fit`` receives
+        `max_seconds` if it takes that.
     run : FitRun
         The outer fit.
     X, y : array-like
@@ -180,6 +181,9 @@ def fit_below(
         The status and the reason in the report of the inner fit.
     """
     if not isinstance(inner, GPPredictionBase):
+        left = run.monitor.seconds_left
+        if left is not None and has_fit_parameter(inner, "max_seconds"):
+            params["max_seconds"] = share * left
         with run.stage(type(inner).__name__):
             inner.fit(X, y, **params)
         return "completed", f"{type(inner).__name__} has no steps to report"

@@ -14,6 +14,7 @@ from torch import Tensor
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
+from ..core.training import StopTraining
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, fit_below, left_out_in_time, split, told_noise
 from ._scaled import Scaled
@@ -225,11 +226,17 @@ class MeanFunctionRegressor(MetaRegressorBase):
             begun = run.monitor.seconds
             try:
                 ending = fit_below(inner, run, X, errors, preview, share, **told)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, StopTraining, TimeoutError, MemoryError) as error:
                 if not fits:
                     raise
-                run.monitor.end("interrupted")
-                break  # The finished fit stands.
+                # The finished fit stands.
+                if isinstance(error, KeyboardInterrupt):
+                    run.monitor.end("interrupted")
+                elif run.monitor.max_seconds is not None and not isinstance(error, MemoryError):
+                    run.monitor.end("max_seconds")
+                elif not run.stopped:
+                    run.warn(f"The targets without the mean function were not tried: {error}")
+                break
             finally:
                 run.preview = None
             if fits and run.stopped:

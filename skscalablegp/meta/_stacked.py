@@ -81,7 +81,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
         Each of the remaining fits may take an equal share of the remaining time. If no time is left
-        to compare them, the regressors fitted so far have equal weights.
+        to compare them, the regressors fitted so far have equal weights. Regressors of other
+        packages are stopped only between two fits; the default trees above 10,000 rows keep to
+        their share.
     verbose : int, default=0
         Whether to show a progress bar.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ _CANDIDATES = ((31, False), (127, False), (127, True))
 _MOST_TREES = 400
 # Largest number of rows on which candidates are compared.
 _COMPARED = 50_000
+# Number of trees after which a fit with a time budget looks at the clock for the first time.
+_FIRST_TREES = 5
 
 
 class BoostedTrees(RegressorMixin, BaseEstimator):
@@ -43,8 +47,16 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
     def __init__(self, random_state: Any = None):
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BoostedTrees:
-        """Fit the candidates, and keep the best."""
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, max_seconds: float | None = None
+    ) -> BoostedTrees:
+        """Fit the candidates, and keep the best.
+
+        Under a time budget each of the remaining fits may take an equal share of the remaining
+        time, that to all rows of a larger table half of the budget. Fits for which no time is left
+        are omitted, but for the first five trees.
+        """
+        end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
         random_state = check_random_state(self.random_state)
         # Candidates with the same seed hold out the same rows.
         seed = random_state.randint(2**31 - 1)
@@ -52,12 +64,18 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         if len(X) > _COMPARED:
             rows = np.sort(random_state.choice(len(X), _COMPARED, replace=False))
         some = X[rows], y[rows], None if sample_weight is None else sample_weight[rows]
-        fitted = [_fit(*some, seed, *candidate) for candidate in _CANDIDATES]
+        n_fits = len(_CANDIDATES) * (2 if len(X) > _COMPARED else 1)
+        fitted: list[tuple[LinearRegression | None, HistGradientBoostingRegressor]] = []
+        for k, candidate in enumerate(_CANDIDATES):
+            now = time.perf_counter()
+            if fitted and now >= end:
+                break
+            own = now + (end - now) / (n_fits - k)
+            fitted.append(_fit(*some, seed, *candidate, own))
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
-        if len(X) > _COMPARED:
-            self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best])
-        else:
-            self.line_, self.trees_ = fitted[best]
+        self.line_, self.trees_ = fitted[best]
+        if len(X) > _COMPARED and time.perf_counter() < end:
+            self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], end)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -67,10 +85,22 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         return trees if self.line_ is None else self.line_.predict(X) + trees
 
 
-def _fit(X, y, sample_weight, seed, leaves, on_a_line):
-    """A line or None, and the trees on its errors."""
+def _fit(X, y, sample_weight, seed, leaves, on_a_line, end=math.inf):
+    """A line or None, and the trees on its errors, as many as there is time for until `end`."""
     line = LinearRegression().fit(X, y, sample_weight) if on_a_line else None
+    errors = y if line is None else y - line.predict(X)
     trees = HistGradientBoostingRegressor(
         max_iter=_MOST_TREES, max_leaf_nodes=leaves, early_stopping=True, random_state=seed
     )
-    return line, trees.fit(X, y if line is None else y - line.predict(X), sample_weight)
+    if end == math.inf:
+        return line, trees.fit(X, errors, sample_weight)
+    trees.set_params(max_iter=_FIRST_TREES, warm_start=True)
+    while True:
+        begun, before = time.perf_counter(), getattr(trees, "n_iter_", 0)
+        trees.fit(X, errors, sample_weight)
+        now, added = time.perf_counter(), trees.n_iter_ - before
+        enough = trees.n_iter_ == _MOST_TREES or trees.n_iter_ < trees.max_iter
+        # Twice as many trees take at most twice the time.
+        if enough or now + 2 * (now - begun) > end:
+            return line, trees
+        trees.set_params(max_iter=min(trees.n_iter_ + 2 * added, _MOST_TREES))

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression
@@ -18,6 +19,7 @@ from skscalablegp import (
     PoERegressor,
     RFFRegressor,
 )
+from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
@@ -164,6 +166,38 @@ def test_trees_stay_where_they_know_more():
     X_new = rng.uniform(size=(100, 10))
     wrong = np.floor(8 * X_new[:, 0]) % 2 - model.predict(X_new)
     assert np.mean(wrong**2) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("error", "budget", "status"),
+    [
+        (KeyboardInterrupt(), None, "interrupted"),
+        (StopTraining("max_seconds"), 100.0, "max_seconds"),
+        (TimeoutError("no time"), 100.0, "max_seconds"),
+        (TimeoutError("no time of its own"), None, "completed"),
+        (MemoryError("no memory"), 100.0, "completed"),
+    ],
+)
+def test_a_second_fit_that_fails_leaves_the_first(error, budget, status):
+    class Fails(PoERegressor):
+        fits = 0
+
+        def fit(self, X, y, noise_variance=None):
+            type(self).fits += 1
+            if self.fits > 1:
+                raise error
+            return super().fit(X, y, noise_variance)
+
+    X, y = table()
+    model = MeanFunctionRegressor(Fails(), n_folds=2, max_seconds=budget, random_state=0)
+    with pytest.warns(ConvergenceWarning, match=str(error) if status == "completed" else status):
+        model.fit(X, y)
+    assert Fails.fits == 2 and model.weight_ == 1
+    report = model.fit_report_
+    assert report.status == (
+        status if status != "completed" else model.estimator_.fit_report_.status
+    )
+    assert np.isfinite(model.predict_std(X)).all()
 
 
 def test_half_a_mean_function():

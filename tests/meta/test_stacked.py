@@ -228,6 +228,58 @@ def test_held_out_rows_choose_the_trees(monkeypatch, compared, order):
         assert model.trees_._predictors[0][0].nodes["count"][0] == 900
 
 
+@pytest.mark.parametrize("compared", [1000, 100])
+@pytest.mark.parametrize("max_seconds", [0.0, 1.0, 30.0, 300.0])
+def test_trees_keep_to_their_time(monkeypatch, compared, max_seconds):
+    """A tree takes as many seconds as it has dozens of leaves."""
+
+    class Timed(HistGradientBoostingRegressor):
+        now = 0.0
+
+        def fit(self, X, y, sample_weight=None):
+            before = getattr(self, "n_iter_", 0)
+            super().fit(X, y, sample_weight)
+            Timed.now += (self.n_iter_ - before) * self.max_leaf_nodes / 120
+            return self
+
+        @classmethod
+        def perf_counter(cls):
+            return cls.now
+
+    monkeypatch.setattr(_trees, "HistGradientBoostingRegressor", Timed)
+    monkeypatch.setattr(_trees, "time", Timed)
+    monkeypatch.setattr(_trees, "_COMPARED", compared)
+    X = np.random.default_rng(0).uniform(-1, 1, (300, 2))
+    model = BoostedTrees(random_state=0).fit(X, np.sin(5 * X).sum(1), max_seconds=max_seconds)
+    # The first five trees of 31 leaves take 1.3 seconds.
+    assert Timed.now <= max(max_seconds, 1.5)
+    assert max_seconds < 100 or model.trees_.n_iter_ > 20
+    assert np.isfinite(model.predict(X)).all()
+
+
+class Told(LinearRegression):
+    """Remembers the budgets that its fits receive."""
+
+    budgets = []
+
+    def fit(self, X, y, sample_weight=None, max_seconds=None):
+        self.budgets.append(max_seconds)
+        return super().fit(X, y, sample_weight)
+
+
+def test_members_receive_their_share_of_the_time():
+    X, y = table()[:2]
+    model = stack(Told(), Told(), max_seconds=1000)
+    model.fit(X, y)
+    first, second, *folds = Told.budgets
+    assert 240 < first <= 250 and 320 < second <= 1000 / 3
+    # Two members, which share .9 of the time for their five folds.
+    assert len(folds) == 10 and 80 < folds[0] <= 90
+    Told.budgets.clear()
+    stack(Told()).fit(X, y)
+    assert Told.budgets == [None]
+
+
 @pytest.mark.parametrize(
     ("n", "trees", "many"),
     [

@@ -183,7 +183,7 @@ class Predicted(NamedTuple):
         Variance of the latent function.
     surprise : Tensor of shape (b,)
         Mean squared standardised error of the nearest rows, each given the nearer ones; one on
-        average if the kernel and the noise suit the neighbourhood.
+        average if the kernel and the noise suit the neighbourhood. Only with `errors`.
     """
 
     mean: Float[Tensor, "b t"]
@@ -197,10 +197,13 @@ def predict(
     X: Float[Tensor, "b d"],
     near: Int[Tensor, "b m"],
     dtype: torch.dtype,
+    errors: bool = True,
 ) -> Predicted:
     """Rows given their neighbours, which are in the order of their distances.
 
-    Rows whose variance single precision cannot resolve are computed again in double precision.
+    Rows whose variance single precision cannot resolve are computed again in double precision. With
+    `errors`, so are those for which it cannot resolve the variance of one of the nearest rows given
+    the nearer ones.
     """
 
     def answer(X: Tensor, near: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,6 +214,9 @@ def predict(
         found = tuple(part.double() for part in (given.mean, given.variance, squares))
         if dtype == torch.float32:
             lost = given.failed | ~(given.variance >= _RESOLVED * given.prior)
+            if errors:
+                own = given.factor.diagonal(dim1=1, dim2=2)[:, :_NEAREST].square()
+                lost |= ~(own >= _RESOLVED * given.prior[:, None]).all(1)
             if lost.any():
                 for part, again in zip(
                     found, answer(X[lost], near[lost], torch.float64), strict=True

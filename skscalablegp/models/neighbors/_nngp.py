@@ -384,7 +384,7 @@ class NNGPRegressor(GPRegressorBase):
         for m in (_NEIGHBORS, _MORE_NEIGHBORS) if auto else (self.n_neighbors_,):
             run.monitor.check_time()
             dtype = getattr(torch, self.dtype_)
-            found[m] = scales.best(rows, near[:, :m], dtype, scaled and self.local_scale)
+            found[m] = scales.best(rows, near[:, :m], dtype, scaled, self.local_scale)
         if auto:
             few, many = found[_NEIGHBORS].density, found[_MORE_NEIGHBORS].density
             self.n_neighbors_ = _MORE_NEIGHBORS if many > few + _WORTH else _NEIGHBORS

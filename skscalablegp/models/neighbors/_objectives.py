@@ -113,16 +113,18 @@ class Scales:
         rows: Int[Tensor, " s"],
         near: Int[Tensor, "s m"],
         dtype: torch.dtype,
+        scaled: bool = True,
         local: bool = True,
     ) -> Scaled:
         """The number, and the power of local errors, with the highest log density of rows.
 
-        Each row is left out and predicted from these neighbours. The power is zero unless `local`
-        is true and another is better by two standard errors of the difference.
+        Each row is left out and predicted from these neighbours. The number is one, and the power
+        zero, unless `scaled` is true. The power is also zero unless `local` is true and another is
+        better by two standard errors of the difference.
         """
         problem, theta = self._problem, self._theta
         X = problem.X[rows]
-        mean, variance, surprise = predict(problem, theta, X, near, dtype)
+        mean, variance, surprise = predict(problem, theta, X, near, dtype, scaled and local)
         # A kernel without noise predicts copies of other rows without any variance.
         floor = torch.finfo(torch.float32).eps * problem.kernel.diag(theta, X)
         variance = torch.maximum(variance + problem.kernel.noise(theta, X), floor)
@@ -133,7 +135,7 @@ class Scales:
             total = math.exp(log_scale) * variance * local_factor(surprise, power) + known
             return 0.5 * (error / total + (2 * math.pi * total).log())
 
-        if not self.free:
+        if not (self.free and scaled):
             return Scaled(theta, 1.0, -float(losses(0.0, 0.0).mean()))
         room = (problem.kernel.bounds - theta.cpu()[:, None])[self._moved.cpu().bool()]
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())

@@ -84,10 +84,11 @@ class NeighborPosterior(Posterior):
         self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, " b"], Float[Tensor, " b"] | float]:
         """Means, variances, and the factors by which variances and noise are multiplied."""
-        found = predict(self._problem, self._theta, X, near, self._precision)
+        local = self._power > 0
+        found = predict(self._problem, self._theta, X, near, self._precision, local)
         # Errors are measured in the units of the kernel with which the power was chosen.
         surprise = self._scale * found.surprise
-        factor = local_factor(surprise, self._power) if self._power else 1.0
+        factor = local_factor(surprise, self._power) if local else 1.0
         prior = self._problem.kernel.diag(self._theta, X)
         return found.mean, reported_variance(found.variance, prior), factor
 

@@ -300,16 +300,18 @@ def test_calibration_counts_known_noise():
     assert found.density > max(density(0.97 * found.scale), density(1.03 * found.scale))
 
 
-@pytest.mark.parametrize("worth, chosen", [(0.02, 60), (10.0, 8)])
+@pytest.mark.parametrize(
+    "worth, chosen, calibrate", [(0.02, 60, True), (10, 8, True), (10, 8, False)]
+)
 def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
-    monkeypatch, worth, chosen
+    monkeypatch, worth, chosen, calibrate
 ):
     module = "skscalablegp.models.neighbors._nngp."
     for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=worth).items():
         monkeypatch.setattr(module + name, value)
     X, y, X_new = table(400)
     settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
-    ours = model(batch_size=40, **settings).fit(X, y)
+    ours = model(batch_size=40, calibrate=calibrate, **settings).fit(X, y)
     assert ours.n_neighbors_ == ours.fit_report_.choices["n_neighbors"].value == chosen
     given = model(kernel=ours.kernel_, n_neighbors=chosen, normalize_y=True).fit(X, y)
     assert_allclose(ours.predict(X_new), given.predict(X_new), rtol=1e-8)
@@ -326,7 +328,8 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
     for m in (8, 60):
         others = np.setdiff1d(np.arange(400), ours._seen)
         error, std = np.transpose([left_out(i, m) for i in others])
-        std *= np.sqrt(np.mean((error / std) ** 2))
+        if calibrate:
+            std *= np.sqrt(np.mean((error / std) ** 2))
         density[m] = norm.logpdf(error, 0, std).mean()
     told = float(ours.fit_report_.choices["n_neighbors"].reason.split()[5])
     assert_allclose(told, density[60] - density[8], atol=1e-3)
@@ -411,6 +414,27 @@ def test_variances_follow_the_errors_of_the_nearest_rows():
     assert_allclose(alone, std, rtol=1e-9)
     far = np.full((1, 2), 50.0)
     assert_allclose(ours.partial_fit(far, [0.0]).predict_std(X_new), std, rtol=1e-6)
+
+
+def test_errors_of_rows_that_nearly_agree_keep_their_digits():
+    """In single precision, also where the variance of the new row itself is large."""
+    rng = np.random.default_rng(0)
+    X = np.repeat(rng.uniform(-2, 2, (60, 2)), 2, axis=0)
+    X[1::2] += 5e-4
+    y = np.sin(2 * X[:, :1]) + 0.01 * rng.standard_normal((120, 1))
+    kernel = compile_kernel(ConstantKernel(1.0) * Matern(1.0, nu=1.5) + WhiteKernel(1e-6), 2)
+    p = GPProblem(kernel, torch.tensor(X), torch.tensor(y))
+    new = torch.tensor(rng.uniform(-2, 2, (20, 2))) + 4.0
+    near = torch.cdist(new, p.X).argsort(1)[:, :40]
+
+    def found(dtype, errors=True):
+        return predict(p, kernel.theta0, new, near, dtype, errors)
+
+    double = found(torch.float64)
+    assert_allclose(found(torch.float32).surprise, double.surprise, rtol=1e-6)
+    rough = found(torch.float32, errors=False)
+    assert_allclose(rough.variance, double.variance, rtol=1e-3)
+    assert not np.allclose(rough.surprise, double.surprise, rtol=0.01)
 
 
 def test_local_scales_are_for_uneven_noise_and_can_be_switched_off():
