@@ -14,7 +14,7 @@ from skscalablegp import IterativeGPRegressor
 from skscalablegp.core.training import Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, resolve_gradient
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import ADASAP, AP, CG, SDD, SGD, BlockCG, Cholesky, Status
 from skscalablegp.training import Adam
@@ -167,6 +167,48 @@ def test_a_learning_rate_beside_an_optimizer_object_is_an_error():
     X, y = problem()
     with pytest.raises(ValueError, match="learning_rate=0.5 contradicts optimizer=Adam"):
         IterativeGPRegressor(optimizer=Adam(0.1), learning_rate=0.5).fit(X, y)
+
+
+def test_softplus_moves_standard_deviations():
+    """Adam's first step changes every u, with log(1 + exp(u)) = s, by its rate."""
+    X, y = problem()
+    kernel = ConstantKernel(2.0) * RBF(0.7) + WhiteKernel(0.04)
+    model = IterativeGPRegressor(
+        kernel, optimizer=Adam(0.1, transform="softplus"), max_iter=2, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        first, second = model.fit(X, y).history_["theta"][:2]
+    # The variance of the signal, the length scale, the variance of the noise.
+    u = [np.log(np.expm1(np.exp(theta * [0.5, 1.0, 0.5]))) for theta in (first, second)]
+    assert_allclose(first, kernel.theta)
+    assert_allclose(np.abs(u[1] - u[0]), 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "solver, posterior, gradient",
+    [
+        ("cg", "solve", "standard"),
+        ("cg", "pathwise", "pathwise"),
+        # Solvers without a preconditioner, on few rows: pathwise, from exact prior samples.
+        ("ap", "solve", "pathwise"),
+    ],
+)
+def test_gradients_are_pathwise_where_samples_serve_predictions(
+    solver, posterior, gradient, monkeypatch
+):
+    made = []
+
+    def seeing(*args, **settings):
+        made.append(settings.get("prior"))
+        return resolve_gradient(*args, **settings)
+
+    monkeypatch.setattr("skscalablegp.models.iterative._iterative.resolve_gradient", seeing)
+    X, y = problem()
+    model, _ = fit(X, y, solver=solver, posterior=posterior)
+    assert model.fit_report_.choices["gradient"].value == gradient
+    prior = {"solve": "exact", "pathwise": "fourier"}[posterior]
+    assert made[-1] == (prior if gradient == "pathwise" else None)
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.05])
