@@ -25,7 +25,9 @@ _SHARED_PRODUCTS = 1e9
 _STENCIL_BLOCK = 64
 # Share of the posterior's trace over the grid that samples leave out.
 _CUT_SHARE = 1e-6
-# Numbers in one block of samples.
+# Cost of a product in a sparse matrix, in units of one in a dense matrix, and numbers in one block
+# of samples.
+_SPARSE_COST = 40
 _SAMPLE_BLOCK = 2**18
 
 
@@ -193,10 +195,11 @@ class GridPosterior(Posterior):
         return covariance + missed
 
     def sample(self, X, n_samples, random_state):
-        """Joint draws mean + W_x S z, O(n k s) for k columns of S; O(n^3) outside the grid.
+        """Joint draws mean + W_x S z for k columns of S; O(n^3) outside the grid.
 
-        Deviations are drawn in single precision, block by block within the cache of a core, and
-        added to the mean in double precision.
+        The cheaper of (W_x S) z, O(n k s), and W_x (S z), O(m k s + n s), with the cost of sparse
+        products taken into account. Deviations are drawn in single precision, block by block within
+        the cache of a core, and added to the mean in double precision.
         """
         rows, inside = self._split(X)
         if not inside.all():
@@ -206,17 +209,18 @@ class GridPosterior(Posterior):
         S, scale = self._sampling_root
         z = torch.randn(S.shape[1], t * n_samples, generator=generator)
         W = self.grid_kernel.grid.interpolate(rows).astype(np.float32)
-        left = torch.from_numpy(W @ S.numpy())
+        sparse = _SPARSE_COST * W.nnz
+        by_grid = t * n_samples * (S.numel() + sparse) < S.shape[1] * (sparse + n * t * n_samples)
+        right = (S @ z).numpy() if by_grid else z
+        left = W if by_grid else torch.from_numpy(W @ S.numpy())
         white = (float(self.noise(X[:1])[0]) + self.evaluation.misfit) ** 0.5 / scale
         mean = self.mean(X).numpy()[:, :, None]
         out = np.empty((n, t * n_samples))
         for part in torch.arange(n).split(max(1, _SAMPLE_BLOCK // (t * n_samples))):
             block = slice(int(part[0]), int(part[-1]) + 1)
-            draws = torch.empty(len(part), t * n_samples)
+            draws = torch.as_tensor(left[block] @ right)
             if white > 0:
-                draws.normal_(generator=generator).addmm_(left[block], z, beta=white)
-            else:
-                torch.mm(left[block], z, out=draws)
+                draws.add_(torch.randn(draws.shape, generator=generator), alpha=white)
             if scale != 1:
                 draws = draws.double().mul_(scale)
             draws = draws.numpy().reshape(len(part), t, n_samples)
