@@ -50,17 +50,21 @@ def cell_polynomials(axes: tuple[Axis, ...], X: np.ndarray, coefficients: np.nda
 
 
 def gram_stencil(sums: np.ndarray) -> np.ndarray:
-    """Sums of powers (cells..., 7...) to entries (points..., 7...) of W'W at offsets -3 to 3."""
+    """Sums of powers (cells..., 7...) to entries (points..., 7...) of W'W at offsets -3 to 3.
+
+    The transformation is a product over the axes, so that one axis at a time is transformed.
+    """
     d = sums.ndim // 2
-    cells = sums.shape[:d]
-    stencil = np.zeros((*[c + 3 for c in cells], *[7] * d))
-    for corner in np.ndindex(*[4] * d):
-        block = sums
-        for axis, p in enumerate(corner):
-            block = _along(block, PRODUCTS[p], d + axis)
-        where = [slice(p, p + c) for p, c in zip(corner, cells, strict=True)]
-        stencil[(*where, *[slice(3 - p, 7 - p) for p in corner])] += block
-    return stencil
+    for axis in range(d):
+        cells, shape = sums.shape[axis], list(sums.shape)
+        shape[axis] += 3
+        out = np.zeros(shape)
+        for p, products in enumerate(PRODUCTS):
+            where = [slice(None)] * (2 * d)
+            where[axis], where[d + axis] = slice(p, p + cells), slice(3 - p, 7 - p)
+            out[tuple(where)] += _along(sums, products, d + axis)
+        sums = out
+    return sums
 
 
 def local_polynomials(stencil: np.ndarray) -> np.ndarray:
@@ -72,15 +76,14 @@ def local_polynomials(stencil: np.ndarray) -> np.ndarray:
         Entries of C at offsets -3 to 3.
     """
     d = stencil.ndim // 2
-    cells = [size - 3 for size in stencil.shape[:d]]
-    out = np.zeros((*cells, *[7] * d))
-    for corner in np.ndindex(*[4] * d):
-        where = [slice(p, p + c) for p, c in zip(corner, cells, strict=True)]
-        block = stencil[(*where, *[slice(3 - p, 7 - p) for p in corner])]
-        for axis, p in enumerate(corner):
-            block = _along(block, PRODUCTS[p].T, d + axis)
-        out += block
-    return out.reshape(-1, 7**d)
+    for axis in range(d):
+        cells, out = stencil.shape[axis] - 3, 0
+        for p, products in enumerate(PRODUCTS):
+            where = [slice(None)] * (2 * d)
+            where[axis], where[d + axis] = slice(p, p + cells), slice(3 - p, 7 - p)
+            out = out + _along(stencil[tuple(where)], products.T, d + axis)
+        stencil = out
+    return stencil.reshape(-1, 7**d)
 
 
 def value_polynomials(values: np.ndarray) -> np.ndarray:
@@ -103,7 +106,11 @@ def stencil_matrix(stencil: np.ndarray) -> scipy.sparse.csr_array:
         (np.indices([7] * d)[axis].ravel() - 3) * stride
         for axis, stride in enumerate(strides(shape))
     )
-    return scipy.sparse.csr_array((flat[row, offset], (row, row + shifts[offset])), shape=(m, m))
+    # The entries are in the order of rows and, within a row, of columns.
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=m))])
+    return scipy.sparse.csr_array(
+        (flat[row, offset], row + shifts[offset], pointers), shape=(m, m)
+    )
 
 
 def offset_sums(matrix: scipy.sparse.csr_array, shape: tuple[int, ...]) -> np.ndarray:
@@ -131,4 +138,7 @@ def spread(sums: np.ndarray) -> np.ndarray:
 
 
 def _along(values: np.ndarray, matrix: np.ndarray, axis: int) -> np.ndarray:
-    return np.moveaxis(np.tensordot(values, matrix, axes=(axis, 1)), -1, axis)
+    """The matrix times the values along one axis, without a transposed copy of the values."""
+    before, after = values.shape[:axis], values.shape[axis + 1 :]
+    flat = values.reshape(math.prod(before), values.shape[axis], math.prod(after))
+    return (matrix @ flat).reshape(*before, len(matrix), *after)
