@@ -16,6 +16,12 @@ Parts:
 product     a product with H over --product-rows rows, --columns columns and 65 right-hand sides in
             float32, never stored; the median of several; one for each size of tiles with --tile
 features    64 samples of a prior at 20,000 rows by 2,000 random features; the median of several
+rff         the log marginal likelihood of RFFRegressor with its gradient, and the posterior of its
+            weights, for 20,000 rows and 2,000 random features; the median of three
+ssrff       a step of SSRFFRegressor for 4,000 rows, whose random increment leads from 1,400 to
+            1,500 random features; the median of three
+moments     moments of 100,000 rows on the default grids of KISSGPRegressor in two and three
+            columns, and on its sum of grids over eight columns; the median of three
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: the training of --steps steps or of one
@@ -47,7 +53,19 @@ from pathlib import Path
 
 import numpy as np
 
-PARTS = ("product", "features", "exact", "cg", "svgp", "scgd", "threads", "small")
+PARTS = (
+    "product",
+    "features",
+    "rff",
+    "ssrff",
+    "moments",
+    "exact",
+    "cg",
+    "svgp",
+    "scgd",
+    "threads",
+    "small",
+)
 SPIN = "import os, numpy as np\nA = np.ones((300, 300))\nwhile os.getppid() != 1:\n    A @ A"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +117,78 @@ def features(args):
     product(phi, kernel.theta0, X, w)
     print("begins", flush=True)
     return [clocked(lambda: product(phi, kernel.theta0, X, w)) for _ in range(args.repeats)]
+
+
+def rff(args):
+    import torch
+
+    from skscalablegp.features import sample_prior_features
+    from skscalablegp.models.fourier._collapsed import (
+        collapsed_marginal_likelihood,
+        feature_weights,
+    )
+
+    problem, generator = prior_problem(20_000)
+    features = sample_prior_features(problem.kernel, 8, 1000, generator)
+    theta, few = problem.kernel.theta0, problem.subset(torch.arange(2048))
+
+    def work(problem):
+        collapsed_marginal_likelihood(problem, theta, features)
+        feature_weights(problem, theta, features)
+
+    work(few)
+    print("begins", flush=True)
+    return [clocked(lambda: work(problem)) for _ in range(3)]
+
+
+def ssrff(args):
+    import torch
+
+    from skscalablegp.linalg.truncation import Truncation
+    from skscalablegp.models.fourier import FeatureLevels, single_sample_terms
+
+    problem, generator = prior_problem(4000)
+    always = torch.eye(35, dtype=torch.float64)[9]  # level 15, where 6 is the first and 40 the last
+    levels = FeatureLevels(100, Truncation(6, 40, always, torch.ones_like(always)))
+    theta = problem.kernel.theta0
+    print("begins", flush=True)
+    return [
+        clocked(lambda: single_sample_terms(problem, theta, levels, generator)) for _ in range(3)
+    ]
+
+
+def prior_problem(n):
+    """A table with the default kernel, and a random generator."""
+    import torch
+
+    from skscalablegp.kernels import compile_kernel, default_kernel
+    from skscalablegp.linalg.gradients import GPProblem
+
+    X, y = (torch.as_tensor(a) for a in table(n))
+    problem = GPProblem(compile_kernel(default_kernel(8), 8), X, y[:, None])
+    return problem, torch.Generator().manual_seed(0)
+
+
+def moments(args):
+    from skscalablegp.models.grid import _grid
+    from skscalablegp.models.grid._moments import grid_moments
+
+    cases = []
+    for d, size, structure in ((2, 100, "product"), (3, 36, "product"), (8, 100, "additive")):
+        X, y = table(100_000, max(d, 4))
+        X, axes = (
+            X[:, :d],
+            [_grid.Axis(j, -2 - 8 / (size - 5), 4 / (size - 5), size) for j in range(d)],
+        )
+        parts = tuple((axis,) for axis in axes) if structure == "additive" else (tuple(axes),)
+        cases.append((_grid.Grid(parts, d), X, y[:, None]))
+
+    def work():
+        for case in cases:
+            grid_moments(*case)
+
+    print("begins", flush=True)
+    return [clocked(work) for _ in range(3)]
 
 
 def exact(args):

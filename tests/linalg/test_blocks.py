@@ -58,6 +58,9 @@ def test_products():
     assert_close(S, A @ B + 1)
     blocks.addmm_(S, A, B, alpha=-3)
     assert_close(S, 1 - 2 * A @ B)
+    S = torch.ones(40, 40, dtype=torch.float64)
+    blocks.add_gram_(S, A)
+    assert_close(S.tril(), (A.T @ A + 1).tril())
 
 
 @pytest.mark.parametrize("m", [1, 16, 50])

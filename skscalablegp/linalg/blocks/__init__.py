@@ -1,6 +1,7 @@
 """Large factorisations and products in blocks, with interrupts served between them."""
 
 from ._blocks import (
+    add_gram_,
     addmm_,
     cholesky_,
     cholesky_inverse,
@@ -8,5 +9,6 @@ from ._blocks import (
     look_up,
     matmul,
     solve_triangular,
+    task_rows,
     watched,
 )

@@ -72,7 +72,7 @@ def _cut(start: int, stop: int, size: int) -> list[slice]:
 
 def matmul(A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
     """A B as a new matrix; large products are shared among the workers by rows of A."""
-    rows = _rows_of_a_task(B)
+    rows = task_rows(B.numel())
     if rows >= len(A) or A.is_cuda:
         return A @ B
     out = A.new_empty(len(A), B.shape[1])
@@ -84,15 +84,31 @@ def addmm_(
     S: Float[Tensor, "n m"], A: Float[Tensor, "n k"], B: Float[Tensor, "k m"], alpha: float = 1.0
 ) -> None:
     """Add alpha A B to S in place; large products are shared among the workers by rows of A."""
-    rows = _rows_of_a_task(B)
+    rows = task_rows(B.numel())
     if rows >= len(A) or A.is_cuda:
         S.addmm_(A, B, alpha=alpha)
         return
     _each(_cut(0, len(A), rows), lambda some: S[some].addmm_(A[some], B, alpha=alpha))
 
 
-def _rows_of_a_task(B: Float[Tensor, "k m"]) -> int:
-    flops = 2 * B.numel() + 1
+def add_gram_(S: Float[Tensor, "m m"], A: Float[Tensor, "n m"]) -> None:
+    """Add A' A to the lower triangle of S in place; above it S is undefined.
+
+    Large products are shared among the workers by rows of S.
+    """
+    if A.is_cuda:
+        S.addmm_(A.T, A)
+        return
+
+    def add(some: slice) -> None:
+        S[some, : some.stop].addmm_(A[:, some].T, A[:, : some.stop])
+
+    _each(_cut(0, len(S), min(_ROWS, task_rows(A.numel()))), add)
+
+
+def task_rows(size: int) -> int:
+    """The rows of a product with a matrix of so many entries that make a task."""
+    flops = 2 * size + 1
     return max(1, int(_FEW_FLOPS / flops), min(_ROWS, int(_MOST_FLOPS / flops)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +12,16 @@ from torch import Tensor
 
 from ...core.posteriors import FeatureWeights
 from ...features import PriorFeatures
-from ...linalg.blocks import addmm_, cholesky_inverse, look_up, matmul
+from ...linalg.blocks import add_gram_, cholesky_inverse, look_up, matmul, task_rows
 from ...linalg.gradients import GPProblem
 from ...linalg.operators import slope
+from ...linalg.parallel import map_in_order, one_thread
 from ...linalg.solvers import cholesky_with_jitter
 
 # Rows whose features are held in memory at a time.
 BATCH_ROWS = 2048
+# Values of features that a task computes: a few milliseconds of sines and cosines.
+_VALUES = 2**19
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ def collapsed_marginal_likelihood(
     """
     theta = theta.detach().double().cpu()
     rows = _Rows(problem, features, batch_rows)
-    if features.n_features >= len(problem.X):
-        return _by_rows(rows, theta, eval_gradient)
-    return _by_columns(rows, theta, eval_gradient)
+    evaluate = _by_rows if features.n_features >= len(problem.X) else _by_columns
+    # All large operations are shared among the workers; torch's own threads would get in their way.
+    with one_thread():
+        return evaluate(rows, theta, eval_gradient)
 
 
 def feature_weights(
@@ -145,19 +149,22 @@ class _Rows:
 
     def __init__(self, problem: GPProblem, features: PriorFeatures, batch_rows: int):
         self.problem, self.features, self.batch_rows = problem, features, batch_rows
+        extra = problem.extra_noise
+        self._extra = problem.X.new_zeros(len(problem.X)) if extra is None else extra
+
+    def at(self, theta: Tensor, some: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """phi, Y and the noise variances of some rows, differentiable in theta."""
+        X = self.problem.X[some].double()
+        noise = self.problem.kernel.noise(theta, X) + self._extra[some]
+        return self.features.evaluate(theta, X), self.problem.Y[some].double(), noise
 
     def batches(self, theta: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-        ours = self.problem
-        for X, Y, extra in zip(
-            ours.X.split(size or self.batch_rows),
-            ours.Y.split(size or self.batch_rows),
-            self._extra().split(size or self.batch_rows),
-            strict=True,
-        ):
+        """The same for all rows, `size` rows at a time, which the workers compute."""
+        for batch in self._cut(0, len(self.problem.X), size or self.batch_rows):
             look_up()
-            X = X.double()
-            noise = ours.kernel.noise(theta, X) + extra
-            yield self.features.evaluate(theta, X), Y.double(), noise
+            tasks = self._cut(batch.start, batch.stop, self._few(_VALUES / self._columns))
+            parts = map_in_order(lambda some: self.at(theta, some), tasks, self.problem.X.device)
+            yield tuple(map(torch.cat, zip(*parts, strict=True)))
 
     def sums(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """phi' D^-1 phi, phi' D^-1 Y, tr(Y' D^-1 Y) and log|D|."""
@@ -167,16 +174,47 @@ class _Rows:
         with torch.no_grad():
             for phi, Y, noise in self.batches(theta):
                 self._check(noise)
-                scaled = phi / noise[:, None]
-                addmm_(S, phi.T, scaled)
-                b.addmm_(scaled.T, Y)
-                c += (Y.square() / noise[:, None]).sum()
+                phi.mul_(noise.rsqrt()[:, None])
+                Y = Y * noise.rsqrt()[:, None]
+                add_gram_(S, phi)
+                b.addmm_(phi.T, Y)
+                c += Y.square().sum()
                 d += noise.log().sum()
-        return S, b, c, d
+        return S.tril() + S.tril(-1).T, b, c, d
 
-    def _extra(self) -> Tensor:
-        extra = self.problem.extra_noise
-        return self.problem.X.new_zeros(len(self.problem.X)) if extra is None else extra
+    def gradient(self, part: Callable[..., Tensor], theta: Tensor) -> Float64[Tensor, " p"]:
+        """The gradient of a sum over rows, each task of which has a graph of its own.
+
+        ``part(some, phi, Y, noise)`` is the share of the rows `some`, which costs as much as a
+        product of phi with a square matrix.
+        """
+        n = len(self.problem.X)
+
+        def slope_of(some: slice) -> Tensor:
+            with torch.enable_grad():
+                own = theta.clone().requires_grad_(True)
+                return slope(part(some, *self.at(own, some)), own)
+
+        square = self._columns * min(self._columns, n)
+        grad = torch.zeros_like(theta)
+        tasks = self._cut(0, n, self._few(task_rows(square)))
+        for one in map_in_order(slope_of, tasks, self.problem.X.device):
+            look_up()
+            grad += one
+        return grad
+
+    @property
+    def _columns(self) -> int:
+        return max(1, self.features.n_features)
+
+    def _few(self, rows: float) -> int:
+        """Rows of a task; a GPU takes a whole batch."""
+        on_cpu = self.problem.X.device.type == "cpu"
+        return min(self.batch_rows, max(1, int(rows))) if on_cpu else self.batch_rows
+
+    @staticmethod
+    def _cut(start: int, stop: int, size: int) -> list[slice]:
+        return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
     def _check(self, noise: Tensor) -> None:
         if bool((noise <= 0).any()):
@@ -197,14 +235,14 @@ def _by_columns(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEva
     if eval_gradient:
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(W, W.T, alpha=-0.5)
 
-        def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+        def part(some: slice, phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
             # One product gives the value of diag(phi G phi') and its slope 2 phi G.
-            half = (matmul(phi.detach(), G) * phi).sum(1)
+            half = ((phi.detach() @ G) * phi).sum(1)
             inner = 2 * half - half.detach()
             fitted = inner + ((phi @ W) * Y).sum(1) - 0.5 * Y.square().sum(1)
             return (fitted / noise).sum() - 0.5 * t * noise.log().sum()
 
-        grad = _differentiate(rows.batches, part, theta)
+        grad = rows.gradient(part, theta)
     weights = FeatureWeights(L, W)
     value = _value(quadratic, log_det, n, t)
     return CollapsedEvaluation(quadratic, log_det, value, grad, jitter, weights)
@@ -224,22 +262,12 @@ def _by_rows(rows: _Rows, theta: Tensor, eval_gradient: bool) -> CollapsedEvalua
     if eval_gradient:
         G = cholesky_inverse(L).mul_(-0.5 * t).addmm_(V, V.T, alpha=0.5)
 
-        def part(phi: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+        def part(some: slice, own: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
             # Only the slope of tr(phi' G phi) is needed, which is 2 G phi.
-            return 2 * (matmul(G, phi.detach()) * phi).sum() + (G.diagonal() * noise).sum()
+            return 2 * ((G[some] @ phi) * own).sum() + (G.diagonal()[some] * noise).sum()
 
-        grad = _differentiate(lambda theta: rows.batches(theta, n), part, theta)
+        grad = rows.gradient(part, theta)
     return CollapsedEvaluation(quadratic, log_det, _value(quadratic, log_det, n, t), grad, jitter)
-
-
-def _differentiate(batches, part, theta: Tensor) -> Float64[Tensor, " p"]:
-    """The gradient of a sum over batches, one batch's graph at a time."""
-    grad = torch.zeros_like(theta)
-    with torch.enable_grad():
-        theta = theta.clone().requires_grad_(True)
-        for phi, Y, noise in batches(theta):
-            grad += slope(part(phi, Y, noise), theta)
-    return grad
 
 
 def _value(quadratic: float, log_det: float, n: int, t: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -10,14 +11,15 @@ from functools import reduce
 import numpy as np
 import scipy.sparse
 
+from ...linalg.parallel import map_in_order
 from ._grid import Grid, outer, powers
 from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 
 # There is a misfit if the mean squared residual, in units of the noise, exceeds this. It is usually
 # below 1.
 _MISFIT = 1.5
-# Bytes of one block of powers while rows are read.
-_BLOCK_BYTES = 2**25
+# Bytes of one block of powers while rows are read. Each worker has a block or two at a time.
+_BLOCK_BYTES = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,7 @@ def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> flo
 def grid_moments(
     grid: Grid, X: np.ndarray, Y: np.ndarray, weights: np.ndarray | None = None
 ) -> GridMoments:
-    """Accumulate the moments of rows inside the grid, block by block.
+    """Accumulate the moments of rows inside the grid, block by block on the workers.
 
     A product of two weights is a polynomial of degree 6 in the place within a cell, so that 7^d
     sums for each cell determine W'W on a product grid. Additive grids multiply sparse matrices.
@@ -98,7 +100,8 @@ def grid_moments(
 
     Notes
     -----
-    O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d) and one block.
+    O(n 7^d) on a product grid, O(n (4 d)^2) on an additive one; memory O(m 7^d)
+    and some blocks.
     """
     total = (Y**2 if weights is None else weights[:, None] * Y**2).sum(0)
     if len(grid.components) > 1:
@@ -111,12 +114,16 @@ def grid_moments(
 def _sparse_sums(grid, X, Y, weights):
     m = grid.n_points
     gram, rhs = scipy.sparse.csr_array((m, m)), np.zeros((m, Y.shape[1]))
-    step = max(1, _BLOCK_BYTES // (128 * len(grid.components)))
-    for part in _blocks(len(X), step):
+
+    def sums(part):
         W = grid.interpolate(X[part])
         left = W.T.tocsr() if weights is None else (W * weights[part][:, None]).T.tocsr()
-        gram = gram + left @ W
-        rhs += left @ Y[part]
+        return left @ W, left @ Y[part]
+
+    step = max(1, _BLOCK_BYTES // (128 * len(grid.components)))
+    for more_gram, more_rhs in map_in_order(sums, _blocks(len(X), step)):
+        gram = gram + more_gram
+        rhs += more_rhs
     return gram, rhs
 
 
@@ -124,15 +131,28 @@ def _polynomial_sums(axes, X, Y, weights):
     d, shape = len(axes), tuple(axis.cells for axis in axes)
     n_cells = math.prod(shape)
     gram_sums, rhs_sums = np.zeros((n_cells, 7**d)), np.zeros((n_cells, Y.shape[1] * 4**d))
-    for part in _blocks(len(X), max(1, _BLOCK_BYTES // (8 * 7**d))):
-        cell, places = cell_places(axes, X[part])
-        b = len(cell)
-        six = reduce(outer, [powers(v, 6) for v in places])
-        three = reduce(outer, [powers(v, 3) for v in places])
-        data = np.ones(b) if weights is None else weights[part]
-        sums = scipy.sparse.csc_array((data, cell, np.arange(b + 1)), shape=(n_cells, b))
-        gram_sums += sums @ six
-        rhs_sums += sums @ outer(Y[part], three)
+    cell, places = cell_places(axes, X)
+    order = np.argsort(cell, kind="stable")
+
+    def add(rows):
+        """Add the sums of the cells of some rows, all of whose rows are among these."""
+        first, last = cell[rows[0]], cell[rows[-1]] + 1
+        for part in _blocks(len(rows), step):
+            some = rows[part]
+            six = reduce(outer, [powers(v[some], 6) for v in places])
+            three = reduce(outer, [powers(v[some], 3) for v in places])
+            data = np.ones(len(some)) if weights is None else weights[some]
+            pairs = data, cell[some] - first, np.arange(len(some) + 1)
+            sums = scipy.sparse.csc_array(pairs, shape=(last - first, len(some)))
+            gram_sums[first:last] += sums @ six
+            rhs_sums[first:last] += sums @ outer(Y[some], three)
+
+    # Each cell belongs to one task, which alone writes to its sums.
+    step = max(1, _BLOCK_BYTES // (8 * 7**d))
+    ends = np.flatnonzero(np.diff(cell[order])) + 1
+    after = np.searchsorted(ends, np.arange(step, len(X), step))
+    cuts = np.unique(ends[after[after < len(ends)]])
+    deque(map_in_order(add, np.split(order, cuts)), maxlen=0)
     stencil = gram_stencil(gram_sums.reshape(*shape, *[7] * d))
     rhs = np.stack(
         [spread(part.reshape(*shape, *[4] * d)) for part in

@@ -108,9 +108,7 @@ def stencil_matrix(stencil: np.ndarray) -> scipy.sparse.csr_array:
     )
     # The entries are in the order of rows and, within a row, of columns.
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=m))])
-    return scipy.sparse.csr_array(
-        (flat[row, offset], row + shifts[offset], pointers), shape=(m, m)
-    )
+    return scipy.sparse.csr_array((flat[row, offset], row + shifts[offset], pointers), shape=(m, m))
 
 
 def offset_sums(matrix: scipy.sparse.csr_array, shape: tuple[int, ...]) -> np.ndarray:

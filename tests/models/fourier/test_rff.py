@@ -74,6 +74,20 @@ def test_value_and_gradient_are_those_of_dense_algebra(n_pairs, batch_rows):
     torch.testing.assert_close(result.grad, grad, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize("n_pairs", [3, 30])
+def test_likelihoods_on_any_number_of_cores_are_the_same(n_pairs, set_workers, monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.fourier._collapsed._VALUES", 30)
+    monkeypatch.setattr("skscalablegp.linalg.blocks._blocks._FEW_FLOPS", 1000)
+    monkeypatch.setattr("skscalablegp.linalg.blocks._blocks._ROWS", 2)
+    ours, found = problem(30, 2, RICH), []
+    features = sample_prior_features(ours.kernel, 2, n_pairs, generator(3))
+    for count in (1, 3):
+        set_workers(count)
+        result = collapsed_marginal_likelihood(ours, ours.kernel.theta0, features, batch_rows=20)
+        found.append((result.value, *result.grad.tolist()))
+    assert found[0] == found[1]
+
+
 def test_nested_features_are_the_first_of_one_draw():
     ours = problem(kernel=RICH)
     theta, X = ours.kernel.theta0, ours.X

@@ -63,6 +63,17 @@ def test_moments(d, weighted, structure, monkeypatch):
     np.testing.assert_allclose(moved.rhs, there.rhs, atol=1e-10)
 
 
+@pytest.mark.parametrize("structure", ["product", "additive"])
+def test_moments_on_any_number_of_cores_are_the_same(structure, set_workers, monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.grid._moments._BLOCK_BYTES", 8 * 7**2 * 16)
+    X, Y, found = rows(2), np.random.default_rng(9).standard_normal((150, 2)), []
+    for count in (1, 3):
+        set_workers(count)
+        moments = grid_moments(grid(X, structure), X, Y)
+        found.append((moments.gram.toarray(), moments.rhs))
+    assert all(map(np.array_equal, *found))
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_polynomials_of_cells(d):
     X = rows(d)
