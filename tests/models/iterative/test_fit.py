@@ -404,7 +404,7 @@ def test_means_and_variances_look_at_the_kernel_once(monkeypatch):
             setattr(made, name, lambda *args, f=inner: (calls.append(None), f(*args))[1])
         return made
 
-    for name in ("exact", "solve", "pathwise"):
+    for name in ("exact", "neighbors", "solve", "pathwise"):
         model, _ = fitted(model_of(name, max_iter=2), X, y)
         expected = model.predict(X + 0.1), model.predict_std(X + 0.1)
         monkeypatch.setattr(KernelOperator, "cross", counted)
