@@ -42,7 +42,7 @@ _REFINING_ADAM_STEPS = 30
 _LARGE_ROWS = 50_000
 # Relative tolerance on a subset, whose optimum is only a start. Fits with looser tolerances ended
 # on plateaus from which the likelihood could still rise by two hundred nats; tighter ones take
-# steps that gain nothing.
+# steps that gain nothing. The loose one is for starts of exact training on all rows.
 _SUBSET_TOL = {True: 3e-5, False: 1e-5}
 # Relative tolerance on all rows. On small tables steps are cheap, so that the optimum under a given
 # kernel is found as precisely as by scikit-learn, with which users compare it.
@@ -161,7 +161,8 @@ def fit_hyperparameters(
     metric, start = None, None
     if settings.subset_size is not None:
         exact = estimator.on_subset() or ExactGradient()
-        start = _initialise(problem, exact, theta, settings, run, _SUBSET_TOL[estimator.exact])
+        tol = _SUBSET_TOL[estimator.exact and settings.all_rows]
+        start = _initialise(problem, exact, theta, settings, run, tol)
         theta, metric = start.theta, start.metric
         # These fields describe training on all rows.
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...linalg.blocks import solve_triangular
+from ...linalg.blocks import addmm_, solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ._base import KernelPosterior, MeanAndVariance, reported_variance
 
-# Number of columns of the inverse factor in one block.
-_COLUMNS = 500
+# Number of columns of the inverse factor that are computed together, in blocks of this many rows.
+_COLUMNS, _BLOCK = 512, 512
 
 
 class ExactPosterior(KernelPosterior):
@@ -67,9 +69,22 @@ class ExactPosterior(KernelPosterior):
         """From the diagonal of H^-1, Rasmussen and Williams (2006), equation 5.12; O(n^2) a row."""
         inverse = torch.empty_like(noise)
         for part in torch.arange(len(rows), device=rows.device).split(_COLUMNS):
-            first = int(rows[part[0]])  # these columns of L^-1 are zero above this row
-            below = self.factor[first:, first:].mT.contiguous().mT
-            units = below.new_zeros(len(below), len(part))
-            units[rows[part] - first, torch.arange(len(part), device=rows.device)] = 1
-            inverse[part] = solve_triangular(below, units).square().sum(0)
+            inverse[part] = self._inverse_columns(rows[part]).square().sum(0)
         return Y - self.weights[rows] / inverse[:, None], 1 / inverse
+
+    def _inverse_columns(self, rows: Int[Tensor, " s"]) -> Float[Tensor, "k s"]:
+        """The columns of L^-1 with these numbers, which increase, without the zeros above the first.
+
+        Block row by block row, in which only the columns that have begun take part.
+        """
+        L, numbers = self.factor, rows.tolist()
+        first, n, s = numbers[0], len(L), len(numbers)
+        V = L.new_zeros(n - first, s)
+        V[rows - first, torch.arange(s, device=rows.device)] = 1
+        for start in range(first, n, _BLOCK):
+            own = slice(start, min(start + _BLOCK, n))
+            begun = bisect_left(numbers, own.stop)
+            here = V[start - first : own.stop - first, :begun]
+            addmm_(here, L[own, first:start], V[: start - first, :begun], alpha=-1)
+            here.copy_(solve_triangular(L[own, own], here))
+        return V
