@@ -73,7 +73,7 @@ class ExactPosterior(KernelPosterior):
         return Y - self.weights[rows] / inverse[:, None], 1 / inverse
 
     def _inverse_columns(self, rows: Int[Tensor, " s"]) -> Float[Tensor, "k s"]:
-        """The columns of L^-1 with these numbers, which increase, without the zeros above the first.
+        """Columns of L^-1 in increasing order, from the row on where the first is not zero.
 
         Block row by block row, in which only the columns that have begun take part.
         """
