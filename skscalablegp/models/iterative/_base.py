@@ -30,6 +30,7 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ._final_solve import FinalSolve, final_solve
+from ._neighbourhoods import with_neighbourhoods
 from ._plan import EXACT_TRAINING_ROWS, NEAREST, Plan, numpy_cost
 from ._posterior import IterativePosterior
 
@@ -183,7 +184,11 @@ class SolvedGPRegressor(GPRegressorBase):
         """Train the hyperparameters, or keep them if there is nothing to train."""
         unused = ("training_max_epochs", "subset_size", "gradient")
         settings = self._stage_settings(plan)
-        return train_or_report(problem, plan.gradient, settings, run, unused)
+        result = train_or_report(problem, plan.gradient, settings, run, unused)
+        local = plan.sizes.posterior == "neighbors" and not plan.all_rows
+        if local and result.n_iter and not run.stopped:
+            return with_neighbourhoods(problem, result, plan.gain_per_row, run)
+        return result
 
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
         """Report how training and the final solve ended."""

@@ -20,10 +20,11 @@ from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
 from skscalablegp.models.iterative import _final_solve, _plan
+from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient
 from skscalablegp.models.iterative._solves import Solves, named_solver
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
@@ -117,7 +118,8 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     X = rng.random((300, 2))
     y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
     ours = IterativeGPRegressor(solver_tol=1e-7, random_state=0).fit(X[:250], y[:250])
-    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == {"30", "60"}
+    stages = {"30", "60", "neighbourhoods"}
+    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == stages
     report = ours.fit_report_
     assert report.status == "converged" and report.choices["max_iter"].value == 0
     z = (y[:250] - y[:250].mean()) / y[:250].std()
@@ -132,9 +134,34 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     mean, std = ours.predict(X[250:], return_std=True)
     for one, other in zip((mean, std), exact.predict(X[250:], return_std=True), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
+    # The kernel is the mean of the last subset's and the neighbourhoods', up to the scale.
+    stage, theta = np.array(ours.history_["stage"]), np.array(ours.history_["theta"])
+    value = np.array(ours.history_["objective"])
+    best = [theta[stage == s][value[stage == s].argmax()] for s in ("60", "neighbourhoods")]
+    np.testing.assert_allclose(ours.kernel_.theta[1:3], np.mean(best, 0)[1:3], atol=1e-6)
     # Whoever limits the steps gets steps on all rows.
     asked = IterativeGPRegressor(max_iter=3, random_state=0).fit(X[:250], y[:250])
     assert "full" in asked.history_["stage"]
+
+
+def test_neighbourhoods_have_the_likelihood_of_separate_rows():
+    """Value and gradient are sums of scikit-learn's; 5 sets of 12 rows stand for 60 rows."""
+    rng = np.random.default_rng(0)
+    X = rng.random((60, 2))
+    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
+    kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
+    problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
+    sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(5)]))
+    estimator = NeighbourhoodGradient(sets)
+    found = estimator.estimate(problem, torch.as_tensor(kernel.theta), GradientState())[0]
+    theirs = [
+        GaussianProcessRegressor(kernel, alpha=0, optimizer=None)
+        .fit(X[rows], y[rows])
+        .log_marginal_likelihood(kernel.theta, eval_gradient=True)
+        for rows in sets.numpy()
+    ]
+    assert found.value == pytest.approx(sum(value for value, _ in theirs))
+    np.testing.assert_allclose(found.grad, sum(grad for _, grad in theirs), rtol=1e-6)
 
 
 def test_a_fixed_noise_level_is_not_scaled(monkeypatch):
