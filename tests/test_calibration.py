@@ -59,3 +59,18 @@ def test_the_noise_of_drawn_functions(calibration):
 def test_verdicts(calibration, change, verdict):
     reference = dict(coverage95=0.95, nll=0.0, noise=0.1, warnings=[])
     assert calibration.verdicts(reference | change, reference) == verdict
+
+
+def test_the_summary_tells_own_misses_from_those_of_the_exact_process(calibration):
+    names, problems = [calibration.REFERENCE, "Other"], calibration.PROBLEMS[:4]
+    coverages = {names[0]: (0.8, 0.95, 0.95, 1.0), names[1]: (0.8, 0.8, 0.95, 0.95)}
+    lines = {
+        (name, p.name): dict(problem=p.name, noise=0, nll=0.0, warnings=[], coverage95=c)
+        for name in names
+        for p, c in zip(problems, coverages[name], strict=True)
+    }
+    said = calibration.summary(lines, names, problems).splitlines()
+    # Problems, narrow, wide, behind, warned, error, own, seconds.
+    assert said[1].split()[1:] == ["4", "1", "1", "0", "0", "0", "0", "0"]
+    assert said[2].split()[1:] == ["4", "2", "0", "0", "0", "0", "1", "0"]
+    assert said[-1] == f"Other, own: {problems[1].name}"
