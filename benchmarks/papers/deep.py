@@ -12,7 +12,7 @@ dimensional RKHS: minimax, SCGD, the biased baseline and SVGP by batch size and 
     table5    Gaussian kernel (1,000 features), batches of 16 to 256: and table 3's likelihood
     ablation  as published, one departure at a time, and the defaults, on 4,000 rows
     small     minimax beside SCGD, batches of 64, 4,000 rows of each set, five seeds
-    tries     settings of minimax on bike
+    tries     settings of minimax on bike, and of SCGD on protein
     batches   of 16 to 512 rows, Gaussian kernel of 256 features, 4,000 rows of pol
     splits    four more, batches of 64, 4,000 rows of elevators
     saddle    tr(slope F) / m over 1,000 steps of minimax on fixed features
@@ -96,6 +96,12 @@ TRIES = {
     "dual_rate=.005": dict(batch_size=64, dual_rate=0.005),
     "batch_size=256": dict(batch_size=256),
     "learning_rate=.003": dict(batch_size=64, learning_rate=0.003),
+}
+# All rows of protein, Gaussian kernel.
+TRIES_PROTEIN = {
+    "60 epochs of batches of 128": dict(batch_size=128, max_epochs=60),
+    "layers of 256": dict(batch_size=64, feature_extractor=(256, 256)),
+    "three layers of 128": dict(batch_size=64, feature_extractor=(128, 128, 128)),
 }
 
 
@@ -193,6 +199,12 @@ def cells():
     for what, params in TRIES.items():
         name = f"tries minimax bike {what}"
         yield name, None, lambda p=params: measured("minimax", "bike", 4000, 0, **p)
+    for what, params in TRIES_PROTEIN.items():
+        yield (
+            f"tries scgd protein {what}",
+            "raw_rmse 0.389",
+            lambda p=params: measured("scgd", "protein", 0, 0, True, **p),
+        )
     for table, batches in BATCHES.items():
         for split in range(5):
             for dataset in SETS:
