@@ -222,21 +222,35 @@ def cells():
 
 
 def plot(done):
+    """Errors by batch size: lines are the paper's, points ours; few rows first."""
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(2, len(SETS), figsize=(16, 5), sharex="row")
-    for row, (table, batches) in zip(axes, BATCHES.items(), strict=True):
-        for ax, dataset in zip(row, SETS, strict=True):
-            for k, method in enumerate(METHODS):
-                names = {b: f"{table} {dataset} {b} {method} split=0" for b in batches}
-                ours = {b: done[name]["raw_rmse"] for b, name in names.items() if name in done}
-                theirs = {b: errors[k] for b, errors in PAPER[table][dataset].items()}
-                ax.plot(ours.keys(), ours.values(), "o-", color=f"C{k}", label=method)
-                ax.plot(theirs.keys(), theirs.values(), ":", color=f"C{k}")
-            ax.set(title=f"{table} {dataset}", xscale="log")
-    axes[0, 0].legend()
-    fig.tight_layout()
-    fig.savefig(ROOT / "doc" / "papers_deep.png", dpi=120)
+    panels = [
+        (table, dataset)
+        for table in BATCHES
+        for dataset in SETS
+        if any(name.startswith(f"{table} {dataset} ") for name in done)
+    ]
+    fig, axes = plt.subplots(
+        1, 1 + len(panels), figsize=(2.6 * (1 + len(panels)), 2.8), layout="constrained"
+    )
+    for k, method in enumerate(METHODS):
+        few = {b: done.get(f"batches pol {b} {method}") for b in (16, 64, 512)}
+        few = {b: line["raw_rmse"] for b, line in few.items() if line}
+        axes[0].plot(few.keys(), few.values(), "o-", color=f"C{k}", label=method)
+    axes[0].set(title="pol, 4,000 rows", xscale="log", ylabel="raw RMSE")
+    axes[0].legend(fontsize=7)
+    for ax, (table, dataset) in zip(axes[1:], panels, strict=True):
+        for k, method in enumerate(METHODS):
+            names = {b: f"{table} {dataset} {b} {method} split=0" for b in BATCHES[table]}
+            ours = {b: done[name]["raw_rmse"] for b, name in names.items() if name in done}
+            theirs = {b: errors[k] for b, errors in PAPER[table][dataset].items()}
+            ax.plot(ours.keys(), ours.values(), "o", color=f"C{k}")
+            ax.plot(theirs.keys(), theirs.values(), ":", color=f"C{k}")
+        ax.set(title=f"{table} {dataset}", xscale="log")
+    for ax in axes:
+        ax.set_xlabel("batch size")
+    fig.savefig(ROOT / "doc" / "papers_deep.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ the folder named by SKSCALABLEGP_DATA (digits: mnist10k.npz there). Seconds are 
     digits    odd against even digits, 9,000 rows
     ablation  what each departure from the paper brings, on 4,000 rows of kin40k
     curve     test NLL on kin40k by steps, inducing points beside it
-    distance  of sampled steps from the optimum of full batches, without normal noise
+    distance  of sampled steps from the optimum of full batches, by likelihood
 """
 
 import argparse
@@ -350,7 +350,7 @@ def cells():
             return regression("kin40k", 4000, own_kernel=True, basis="fourier", **settings)
 
         yield f"ablation {name}", "", ablated
-    for likelihood in ("laplace", "labels"):
+    for likelihood in ("gaussian", "laplace", "labels"):
         for drawn in (512, 1024):
             for steps in (200, 1000):
                 yield (
