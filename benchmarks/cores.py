@@ -17,11 +17,11 @@ product     a product with H over --product-rows rows, --columns columns and 65 
             float32, never stored; the median of several; one for each size of tiles with --tile
 features    64 samples of a prior at 20,000 rows by 2,000 random features; the median of several
 rff         the log marginal likelihood of RFFRegressor with its gradient, and the posterior of its
-            weights, for 20,000 rows and 2,000 random features; the median of three
+            weights, for 20,000 rows and 2,000 random features
 ssrff       a step of SSRFFRegressor for 4,000 rows, whose random increment leads from 1,400 to
             1,500 random features; the median of three
 moments     moments of 100,000 rows on the default grids of KISSGPRegressor in two and three
-            columns, and on its sum of grids over eight columns; the median of three
+            columns, and on its sum of grids over eight columns
 exact       a fit of IterativeGPRegressor to --exact-rows rows, by default exactly
 cg          a fit of IterativeGPRegressor to --cg-rows rows with solver="block_cg"
 svgp, scgd  a step of SVGPRegressor and of SCGDDKLRegressor: the training of --steps steps or of one
@@ -138,7 +138,7 @@ def rff(args):
 
     work(few)
     print("begins", flush=True)
-    return [clocked(lambda: work(problem)) for _ in range(3)]
+    return [clocked(lambda: work(problem))]
 
 
 def ssrff(args):
@@ -188,7 +188,7 @@ def moments(args):
             grid_moments(*case)
 
     print("begins", flush=True)
-    return [clocked(work) for _ in range(3)]
+    return [clocked(work)]
 
 
 def exact(args):
