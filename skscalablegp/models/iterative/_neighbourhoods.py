@@ -20,6 +20,9 @@ from ...linalg.gradients import (
 
 # Number of neighbourhoods, the rows of each, and the largest number of steps.
 _CENTRES, _ROWS, _STEPS = 200, 256, 8
+# Weight of their hyperparameters beside those of random rows. On protein the errors rise with it
+# (RMSE .482 and .485 at 0 and 1/2), while the NLL falls (.615 and .568).
+_WEIGHT = 1 / 3
 
 
 class NeighbourhoodGradient(GradientEstimator):
@@ -49,12 +52,11 @@ class NeighbourhoodGradient(GradientEstimator):
 def with_neighbourhoods(
     problem: GPProblem, result: TrainingResult, gain_per_row: float, run: FitRun
 ) -> TrainingResult:
-    """The mean of these log hyperparameters and those that suit neighbourhoods best.
+    """A weighted mean of these log hyperparameters and those that suit neighbourhoods best.
 
     Random rows of a large table are far from each other, and teach nothing about distances at which
     all rows have neighbours: their noise then stands for details that more rows resolve. Rows near
-    to each other have too few long distances. On 36,000 to 41,000 rows the mean of both has better
-    densities than either at the errors of the former.
+    to each other have too few long distances.
 
     Parameters
     ----------
@@ -88,6 +90,7 @@ def with_neighbourhoods(
     except torch.linalg.LinAlgError:
         run.monitor.failures.append("neighbourhoods: no Cholesky factor")
         return result
-    mean, n_iter = (result.theta + local.theta) / 2, result.n_iter + local.n_iter
+    mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
+    n_iter = result.n_iter + local.n_iter
     reason = local.stop_reason if run.stopped else result.stop_reason
     return replace(result, theta=mean, n_iter=n_iter, stop_reason=reason, metric=None)
