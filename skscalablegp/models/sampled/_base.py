@@ -26,6 +26,8 @@ from ._steps import train_steps
 _CURVATURE_ROWS = 1000
 # Largest number of Newton steps of the exact process on the start's rows.
 _PROCESS_STEPS = 30
+# Seconds after which Newton steps on the start's rows end if the fit was interrupted.
+_INTERRUPTED_SECONDS = 1.0
 # Share of the time budget for the last stage.
 _LAST_SHARE = 0.2
 # Kernel functions are chosen until the variance of every row, given these functions, is below this
@@ -90,8 +92,13 @@ class QSGPMixin:
             seed = int(run.random_state.randint(2**31 - 1))
 
             def process(start: Start) -> ExactModel:
-                rows = start.X, start.Y, _PROCESS_STEPS, start.known
-                late = lambda: run.monitor.seconds_left == 0  # noqa: E731
+                rows, begun = (start.X, start.Y, _PROCESS_STEPS, start.known), run.monitor.seconds
+
+                def late() -> bool:
+                    spent = run.monitor.seconds - begun
+                    hasty = run.monitor.stopped == "interrupted" and spent > _INTERRUPTED_SECONDS
+                    return run.monitor.seconds_left == 0 or hasty
+
                 return exact_process(start.kernel, likelihood, *rows, late)
 
             # The error of random features is proportional to the signal's variance.
