@@ -44,7 +44,12 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
         If scikit-learn refuses the table, or numbers are too large or too small to compute with.
     """
     with config_context(array_api_dispatch=False):
-        checked = validate_data(estimator, X, y, **rules)
+        try:
+            checked = validate_data(estimator, X, y, **rules)
+        except ValueError as error:
+            if "could not convert" not in str(error) or _is_numeric(X):
+                raise
+            raise ValueError(_not_numbers(type(estimator).__name__, X, error)) from error
     if not rules.get("skip_check_array"):
         parts = checked if isinstance(checked, tuple) else (checked,)
         if rules.get("y_numeric") and parts[-1].dtype.kind not in "fiub":
@@ -55,6 +60,24 @@ def validated(estimator: Any, X: Any = "no_validation", y: Any = "no_validation"
         for name, part in zip(("X", "y"), parts, strict=False):
             check_magnitude(name, part, smallest=rules.get("reset", True))
     return checked
+
+
+def _not_numbers(estimator: str, X: Any, error: ValueError) -> str:
+    """The message for a table with texts."""
+    named = [repr(name) for name in getattr(X, "columns", ()) if not _is_numeric(X[name])]
+    what = f"column{'s' * (len(named) > 1)} {', '.join(named[:5])}" if named else "a value"
+    return (
+        f"X must hold numbers for {estimator}, got texts in {what} ({error}): encode categories "
+        "with OneHotEncoder, or with OrdinalEncoder for a kernel with kernels.Categorical."
+    )
+
+
+def _is_numeric(values: Any) -> bool:
+    try:
+        np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def check_magnitude(name: str, values: Any, smallest: bool = True) -> None:

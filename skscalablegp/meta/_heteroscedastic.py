@@ -356,6 +356,11 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             f"constant); {self._learned.tails.name} tails"
         )
         status, because = ended
+        if run.monitor.seconds_left == 0 and not self.n_residuals_:
+            run.warn(
+                "No time was left for the noise model: standard deviations do not follow the noise "
+                "of a row; raise max_seconds."
+            )
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
     # ------------------------------------------------------------------ predictions

@@ -235,7 +235,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 elif run.monitor.max_seconds is not None and not isinstance(error, MemoryError):
                     run.monitor.end("max_seconds")
                 elif not run.stopped:
-                    run.warn(f"The targets without the mean function were not tried: {error}")
+                    why = str(error) or type(error).__name__
+                    run.warn(f"The targets without the mean function were not tried: {why}")
                 break
             finally:
                 run.preview = None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from skscalablegp import NNGPRegressor
 from skscalablegp import _validation as validation
 from skscalablegp._validation import (
     available_memory,
@@ -238,3 +239,16 @@ def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):
     assert validation._address_space(statm) == 4000 * page
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 0))
     assert validation._address_space(statm) is None
+
+
+def test_texts_in_tables_are_named_with_a_remedy():
+    pd = pytest.importorskip("pandas")
+    X = pd.DataFrame({"size": [1.0, 2, 3], "city": ["a", "b", "a"]})
+    with pytest.raises(ValueError, match=r"texts in column 'city' .* OneHotEncoder") as caught:
+        NNGPRegressor().fit(X, [1.0, 2, 3])
+    assert "NNGPRegressor" in str(caught.value)
+    with pytest.raises(ValueError, match="texts in a value"):
+        NNGPRegressor().fit(np.array([["a"], ["b"]], dtype=object), [1.0, 2])
+    with pytest.raises(ValueError) as caught:
+        NNGPRegressor().fit([[1.0], [2]], ["a", "b"])
+    assert "X must" not in str(caught.value)

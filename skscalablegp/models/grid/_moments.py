@@ -136,6 +136,8 @@ def _polynomial_sums(axes, X, Y, weights):
 
     def add(rows):
         """Add the sums of the cells of some rows, all of whose rows are among these."""
+        if not len(rows):
+            return
         first, last = cell[rows[0]], cell[rows[-1]] + 1
         for part in _blocks(len(rows), step):
             some = rows[part]

@@ -344,8 +344,11 @@ class ProductPosterior(GridPosterior):
             left = float(self.grid_kernel.prior(self.theta)) * self.grid_kernel.n_points
         smallest = _SMALLEST_SHARE * left
         while True:
-            with torch.no_grad():
-                F = self.grid_kernel.factor(self.theta, _CUT_SHARE * left).F
+            try:
+                with torch.no_grad():
+                    F = self.grid_kernel.factor(self.theta, _CUT_SHARE * left).F
+            except MemoryError:  # Rough kernels have factors of nearly full rank.
+                return self._range_root(), 1.0
             S = self._conditioned(F)
             trace = max(float(S.square().sum()), smallest)
             if left <= trace:

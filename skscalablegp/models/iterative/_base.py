@@ -186,8 +186,9 @@ class SolvedGPRegressor(GPRegressorBase):
         settings = self._stage_settings(plan)
         result = train_or_report(problem, plan.gradient, settings, run, unused)
         local = plan.sizes.posterior == "neighbors" and not plan.all_rows
-        if local and result.n_iter and not run.stopped:
-            return with_neighbourhoods(problem, result, plan.gain_per_row, run)
+        if local and result.planned and result.n_iter and not run.stopped:
+            gain, max_jitter = plan.gain_per_row, self._max_jitter()
+            return with_neighbourhoods(problem, result, gain, max_jitter, run)
         return result
 
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:

@@ -53,8 +53,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
 
     It is a drop-in replacement for :class:`sklearn.gaussian_process.GaussianProcessRegressor`.
     Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
-    on nested subsets of up to 6,000 rows, one factorisation (above 20,000 rows: one linear solve)
-    with all rows, and a scale of the kernel from rows left out. Training on all rows of such tables
+    on nested subsets of up to 6,000 rows (above 20,000 rows: also on neighbourhoods), one
+    factorisation (above 20,000 rows: one linear solve) with all rows, and a scale of the kernel
+    from rows left out. Training on all rows of such tables
     takes gradients from preconditioned conjugate gradients, which need no factorisation: any choice
     of a solver, gradient, optimizer or number of steps asks for it. Before a fit, predictions are
     those of the prior.
@@ -147,8 +148,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         None otherwise; hard systems then get fewer and longer steps.
     subset_size : int, "auto" or None, default="auto"
         Number of rows in the exact fit from which training starts. "auto" is 2,000 for tables of
-        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. For
-        smaller tables it is None, which starts at the hyperparameters of the kernel.
+        more than 3,000 rows, and ten neighbourhoods of 2,000 rows each above 50,000 rows. Where
+        subsets determine the hyperparameters (8,000 to 50,000 rows on a CPU), there are three of
+        667, 2,000 and 6,000 rows, above 20,000 rows the last two. For smaller tables it is None,
+        which starts at the hyperparameters of the kernel.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it

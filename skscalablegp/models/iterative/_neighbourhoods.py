@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -11,11 +13,13 @@ from torch import Tensor
 from ...core import FitRun
 from ...core.data import random_rows
 from ...core.training import QuasiNewton, TrainingResult, train
+from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     ExactGradient,
     GPProblem,
     GradientEstimate,
     GradientEstimator,
+    exact_marginal_likelihood,
 )
 
 # Number of neighbourhoods, the rows of each, and the largest number of steps.
@@ -34,29 +38,35 @@ class NeighbourhoodGradient(GradientEstimator):
     ----------
     sets : Tensor of shape (s, k)
         Numbers of the rows of each set.
+    max_jitter : float
+        As in `cholesky_with_jitter`.
     """
 
     exact = True
 
-    def __init__(self, sets: Int[Tensor, "s k"]):
+    def __init__(self, sets: Int[Tensor, "s k"], max_jitter: float):
         self.sets = sets
+        self.max_jitter = max_jitter
 
     def estimate(self, problem, theta, state):
-        exact = ExactGradient()
-        found = [exact.estimate(problem.subset(rows), theta, state)[0] for rows in self.sets]
+        exact, found = ExactGradient(self.max_jitter), []
+        for rows in self.sets:
+            look_up()
+            found.append(exact.estimate(problem.subset(rows), theta, state)[0])
         share = len(problem.X) / self.sets.numel()
         grad = share * sum(one.grad for one in found)
         return GradientEstimate(grad, share * sum(one.value for one in found)), state
 
 
 def with_neighbourhoods(
-    problem: GPProblem, result: TrainingResult, gain_per_row: float, run: FitRun
+    problem: GPProblem, result: TrainingResult, gain_per_row: float, max_jitter: float, run: FitRun
 ) -> TrainingResult:
-    """A weighted mean of these log hyperparameters and those that suit neighbourhoods best.
+    """A weighted mean of these log hyperparameters and those of neighbourhoods, if it is better.
 
     Random rows of a large table are far from each other, and teach nothing about distances at which
     all rows have neighbours: their noise then stands for details that more rows resolve. Rows near
-    to each other have too few long distances.
+    to each other have too few long distances. The mean is taken if other rows have a higher log
+    density given their neighbours with it.
 
     Parameters
     ----------
@@ -66,18 +76,17 @@ def with_neighbourhoods(
         Of random subsets, with the curvature.
     gain_per_row : float
         Predicted gain, in nats per row, that is worth another step.
+    max_jitter : float
+        As in `cholesky_with_jitter`.
     run : FitRun
     """
-    n, theta = len(problem.X), torch.as_tensor(result.theta)
+    double = problem.to(torch.float64)
     try:
-        centres = random_rows(n, min(_CENTRES, n), run.generator).to(problem.X.device)
-        covariances = problem.operator(theta).cross(problem.X[centres]).to_dense()
-        near = covariances.topk(min(_ROWS, n), 1).indices
         run.monitor.begin("neighbourhoods", _STEPS)
         local = train(
-            problem.to(torch.float64),
-            NeighbourhoodGradient(near),
-            QuasiNewton(gain_tol=max(0.5, gain_per_row * n)),
+            double,
+            NeighbourhoodGradient(_neighbourhoods(problem, result.theta, run), max_jitter),
+            QuasiNewton(gain_tol=max(0.5, gain_per_row * len(problem.X))),
             result.theta,
             problem.kernel.bounds.numpy(),
             max_iter=_STEPS,
@@ -85,12 +94,54 @@ def with_neighbourhoods(
             generator=run.generator,
             metric=result.metric,
         )
+        result = replace(result, n_iter=result.n_iter + local.n_iter)
+        if run.stopped:
+            return replace(result, stop_reason=local.stop_reason)
+        mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
+        sets = _neighbourhoods(problem, result.theta, run)
+        before, after = (
+            _density(double, theta, sets, max_jitter) for theta in (result.theta, mean)
+        )
     except KeyboardInterrupt:
         return replace(result, stop_reason=run.monitor.end("interrupted"))
     except torch.linalg.LinAlgError:
         run.monitor.failures.append("neighbourhoods: no Cholesky factor")
         return result
-    mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
-    n_iter = result.n_iter + local.n_iter
-    reason = local.stop_reason if run.stopped else result.stop_reason
-    return replace(result, theta=mean, n_iter=n_iter, stop_reason=reason, metric=None)
+    better = after > before
+    means = "their mean with those of neighbourhoods" if better else "not averaged with others"
+    run.chose(
+        "max_iter",
+        0,
+        f"subsets give the hyperparameters, {means}: rows given their neighbours have a log "
+        f"density of {before:.3f} with those of the subset, and of {after:.3f} with the mean",
+    )
+    return replace(result, theta=mean, metric=None) if better else result
+
+
+def _neighbourhoods(problem: GPProblem, theta: np.ndarray, run: FitRun) -> Int[Tensor, "s k"]:
+    """Random rows, each after the rows that have the largest covariances with it."""
+    n, X = len(problem.X), problem.X
+    centres = random_rows(n, min(_CENTRES, n), run.generator).to(X.device)
+    covariances = problem.operator(torch.as_tensor(theta)).cross(X[centres]).to_dense()
+    covariances[torch.arange(len(centres), device=X.device), centres] = -math.inf
+    near = covariances.topk(min(_ROWS, n) - 1, 1).indices
+    return torch.cat([near.flip(1), centres[:, None]], 1)
+
+
+def _density(
+    problem: GPProblem, theta: np.ndarray, sets: Int[Tensor, "s k"], max_jitter: float
+) -> float:
+    """The mean log density of the last row of each set given the others.
+
+    Targets are in the units of training. The kernel has its best scale, because rows left out
+    determine that of the fitted model, too.
+    """
+    at, deviations, errors = torch.as_tensor(theta), [], []
+    for rows in sets:
+        look_up()
+        own = exact_marginal_likelihood(problem.subset(rows), at, False, max_jitter)
+        # The last diagonal entry of H^-1 is that of the factor, squared and inverted.
+        deviations.append(own.factor[-1, -1])
+        errors.append(own.weights[-1] * own.factor[-1, -1])
+    spread = torch.stack(deviations).log().mean() + torch.stack(errors).square().mean().log() / 2
+    return -float(spread) - 0.5 * math.log(2 * math.pi * math.e)

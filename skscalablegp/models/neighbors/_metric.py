@@ -95,7 +95,8 @@ def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
     raise ValueError(
         f"{leaf.label} has no distance by which to search for neighbours: use "
         "IterativeGPRegressor, or a kernel made of RBF, Matern, RationalQuadratic, DotProduct, "
-        "Categorical and LowRankCategorical."
+        "Categorical and LowRankCategorical. A periodic kernel needs kernels.Columns for its one "
+        "column."
     )
 
 

@@ -458,7 +458,7 @@ class NNGPRegressor(GPRegressorBase):
                 self.local_power_ = 0.0
                 self._seen = np.arange(n)
                 self.log_marginal_likelihood_value_ = evaluation.value
-            elif self.n_neighbors_ == m < old:
+            elif self.n_neighbors_ == m < old and self.dtype_ == self._precision(n):
                 posterior = before.plus(self._trained_problem(), len(X))
             else:
                 self.dtype_ = self._precision(n)

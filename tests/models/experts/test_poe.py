@@ -288,6 +288,9 @@ def test_rows_left_out_are_predicted_by_their_nearest_experts():
         parts = [np.setdiff1d(model.experts_[k], i) for k in np.sort(np.argsort(apart)[:2])]
         expected = combined_by_hand("gpoe", X[i], parts, X, y)
         assert (mean[i], std[i] ** 2 - 0.05) == pytest.approx(expected, rel=1e-4)
+    # Most experts have none of two rows.
+    _, two, _ = model._left_out(X, y, None, np.array([3, 5]))
+    np.testing.assert_allclose(two, mean[np.searchsorted(rows, [3, 5])], rtol=1e-9)
 
 
 def test_auto_predicts_with_a_few_experts_where_the_paper_does_not_say_all():

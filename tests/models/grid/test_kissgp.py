@@ -452,6 +452,18 @@ class TestProducts:
             draws = sampler.sample_y(X_new, 20_000, random_state=0)
             np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
 
+    def test_samples_without_memory_for_a_factor_of_the_prior(self, monkeypatch):
+        X, y, X_new = table()
+        model = fixed(grid_size=20, solver="cg").fit(X, y)
+        cov = model.predict(X_new, return_cov=True)[1]
+
+        def refuse(*_):
+            raise MemoryError("too large")
+
+        monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", refuse)
+        draws = model.sample_y(X_new, 20_000, random_state=0)
+        np.testing.assert_allclose(np.cov(draws), cov, atol=2e-3)
+
     def test_no_factor_is_made(self, monkeypatch):
         X, y, X_new = table()
         monkeypatch.setattr("skscalablegp.models.grid._grid_kernel.GridKernel.factor", None)

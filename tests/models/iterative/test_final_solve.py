@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import (
@@ -24,7 +25,7 @@ from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
 from skscalablegp.models.iterative import _final_solve, _plan
-from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient
+from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient, _density
 from skscalablegp.models.iterative._solves import Solves, named_solver
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import CG
@@ -122,6 +123,7 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == stages
     report = ours.fit_report_
     assert report.status == "converged" and report.choices["max_iter"].value == 0
+    assert "their mean with those of neighbourhoods" in report.choices["max_iter"].reason
     z = (y[:250] - y[:250].mean()) / y[:250].std()
     inverse = np.linalg.inv(ours.kernel_(X[:250]))
     errors = inverse @ z / np.diag(inverse)
@@ -146,14 +148,14 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
 
 
 def test_neighbourhoods_have_the_likelihood_of_separate_rows():
-    """Value and gradient are sums of scikit-learn's; 5 sets of 12 rows stand for 60 rows."""
+    """Value and gradient are sums of scikit-learn's; 7 sets of 12 rows stand for 60 rows."""
     rng = np.random.default_rng(0)
     X = rng.random((60, 2))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
     kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
     problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
-    sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(5)]))
-    estimator = NeighbourhoodGradient(sets)
+    sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(7)]))
+    estimator = NeighbourhoodGradient(sets, 1e-3)
     found = estimator.estimate(problem, torch.as_tensor(kernel.theta), GradientState())[0]
     theirs = [
         GaussianProcessRegressor(kernel, alpha=0, optimizer=None)
@@ -161,8 +163,30 @@ def test_neighbourhoods_have_the_likelihood_of_separate_rows():
         .log_marginal_likelihood(kernel.theta, eval_gradient=True)
         for rows in sets.numpy()
     ]
-    assert found.value == pytest.approx(sum(value for value, _ in theirs))
-    np.testing.assert_allclose(found.grad, sum(grad for _, grad in theirs), rtol=1e-6)
+    assert found.value == pytest.approx(60 / 84 * sum(value for value, _ in theirs))
+    np.testing.assert_allclose(found.grad, 60 / 84 * sum(grad for _, grad in theirs), rtol=1e-6)
+
+
+def test_density_of_rows_given_their_neighbours():
+    """Against conditional normal densities; a common factor of the kernel makes no difference."""
+    rng = np.random.default_rng(0)
+    X = rng.random((60, 2))
+    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
+    kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
+    problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
+    sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(7)]))
+    found = _density(problem, kernel.theta, sets, 1e-3)
+    errors, variances = [], []
+    for rows in sets.numpy():
+        K = kernel(X[rows])
+        gain = np.linalg.solve(K[:-1, :-1], K[:-1, -1])
+        errors.append(y[rows[-1]] - gain @ y[rows[:-1]])
+        variances.append(K[-1, -1] - gain @ K[:-1, -1])
+    variances = np.array(variances) * np.mean(np.square(errors) / variances)
+    expected = scipy.stats.norm.logpdf(errors, 0, np.sqrt(variances)).mean()
+    assert found == pytest.approx(expected, rel=1e-9)
+    scaled = kernel.theta + np.log(3) * np.array([1, 0, 0, 1])
+    assert _density(problem, scaled, sets, 1e-3) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_fixed_noise_level_is_not_scaled(monkeypatch):

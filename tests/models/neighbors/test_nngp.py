@@ -606,3 +606,11 @@ def test_threads_change_nothing():
     finally:
         torch.set_num_threads(before)
     assert_allclose(*answers, rtol=1e-9)
+
+
+def test_rows_that_are_added_change_the_precision_with_the_size(monkeypatch):
+    monkeypatch.setattr("skscalablegp.models.neighbors._nngp._DOUBLE_ROWS", 100)
+    X = np.random.default_rng(0).random((120, 2))
+    y = np.sin(6 * X[:, 0])
+    ours = NNGPRegressor(n_neighbors=20, random_state=0).fit(X[:90], y[:90])
+    assert ours.dtype_ == "float64" and ours.partial_fit(X[90:], y[90:]).dtype_ == "float32"
