@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -18,8 +17,8 @@ from ._polynomials import cell_places, gram_stencil, spread, stencil_matrix
 # There is a misfit if the mean squared residual, in units of the noise, exceeds this. It is usually
 # below 1.
 _MISFIT = 1.5
-# Bytes of one block of powers while rows are read. Each worker has a block or two at a time.
-_BLOCK_BYTES = 2**22
+# Bytes of one block of powers or weights while rows are read. Each worker has some at a time.
+_BLOCK_BYTES = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +82,11 @@ def misfit(first: GridMoments, mean: np.ndarray, D: float, jitter: float) -> flo
 def grid_moments(
     grid: Grid, X: np.ndarray, Y: np.ndarray, weights: np.ndarray | None = None
 ) -> GridMoments:
-    """Accumulate the moments of rows inside the grid, block by block on the workers.
+    """Accumulate the moments of rows inside the grid, block by block.
 
     A product of two weights is a polynomial of degree 6 in the place within a cell, so that 7^d
-    sums for each cell determine W'W on a product grid. Additive grids multiply sparse matrices.
+    sums for each cell determine W'W on a product grid. Additive grids multiply sparse matrices,
+    block by block on the workers.
 
     Parameters
     ----------
@@ -128,33 +128,20 @@ def _sparse_sums(grid, X, Y, weights):
 
 
 def _polynomial_sums(axes, X, Y, weights):
+    # Not shared among the workers: with two of them the blocks take as long, and in three columns
+    # most of the time goes into the stencil (benchmarks/cores.py --part moments).
     d, shape = len(axes), tuple(axis.cells for axis in axes)
     n_cells = math.prod(shape)
     gram_sums, rhs_sums = np.zeros((n_cells, 7**d)), np.zeros((n_cells, Y.shape[1] * 4**d))
-    cell, places = cell_places(axes, X)
-    order = np.argsort(cell, kind="stable")
-
-    def add(rows):
-        """Add the sums of the cells of some rows, all of whose rows are among these."""
-        if not len(rows):
-            return
-        first, last = cell[rows[0]], cell[rows[-1]] + 1
-        for part in _blocks(len(rows), step):
-            some = rows[part]
-            six = reduce(outer, [powers(v[some], 6) for v in places])
-            three = reduce(outer, [powers(v[some], 3) for v in places])
-            data = np.ones(len(some)) if weights is None else weights[some]
-            pairs = data, cell[some] - first, np.arange(len(some) + 1)
-            sums = scipy.sparse.csc_array(pairs, shape=(last - first, len(some)))
-            gram_sums[first:last] += sums @ six
-            rhs_sums[first:last] += sums @ outer(Y[some], three)
-
-    # Each cell belongs to one task, which alone writes to its sums.
-    step = max(1, _BLOCK_BYTES // (8 * 7**d))
-    ends = np.flatnonzero(np.diff(cell[order])) + 1
-    after = np.searchsorted(ends, np.arange(step, len(X), step))
-    cuts = np.unique(ends[after[after < len(ends)]])
-    deque(map_in_order(add, np.split(order, cuts)), maxlen=0)
+    for part in _blocks(len(X), max(1, _BLOCK_BYTES // (8 * 7**d))):
+        cell, places = cell_places(axes, X[part])
+        b = len(cell)
+        six = reduce(outer, [powers(v, 6) for v in places])
+        three = reduce(outer, [powers(v, 3) for v in places])
+        data = np.ones(b) if weights is None else weights[part]
+        sums = scipy.sparse.csc_array((data, cell, np.arange(b + 1)), shape=(n_cells, b))
+        gram_sums += sums @ six
+        rhs_sums += sums @ outer(Y[part], three)
     stencil = gram_stencil(gram_sums.reshape(*shape, *[7] * d))
     rhs = np.stack(
         [spread(part.reshape(*shape, *[4] * d)) for part in
