@@ -128,20 +128,24 @@ def _sparse_sums(grid, X, Y, weights):
 
 
 def _polynomial_sums(axes, X, Y, weights):
-    # Not shared among the workers: with two of them the blocks take as long, and in three columns
-    # most of the time goes into the stencil (benchmarks/cores.py --part moments).
+    # Not shared among the workers: two of them take longer than one, and in three columns half of
+    # the time goes into the stencil (benchmarks/cores.py --part moments).
     d, shape = len(axes), tuple(axis.cells for axis in axes)
     n_cells = math.prod(shape)
     gram_sums, rhs_sums = np.zeros((n_cells, 7**d)), np.zeros((n_cells, Y.shape[1] * 4**d))
+    cell, places = cell_places(axes, X)
+    # Rows in the order of their cells, so that a block adds to few sums.
+    order = np.argsort(cell, kind="stable")
     for part in _blocks(len(X), max(1, _BLOCK_BYTES // (8 * 7**d))):
-        cell, places = cell_places(axes, X[part])
-        b = len(cell)
-        six = reduce(outer, [powers(v, 6) for v in places])
-        three = reduce(outer, [powers(v, 3) for v in places])
-        data = np.ones(b) if weights is None else weights[part]
-        sums = scipy.sparse.csc_array((data, cell, np.arange(b + 1)), shape=(n_cells, b))
-        gram_sums += sums @ six
-        rhs_sums += sums @ outer(Y[part], three)
+        some = order[part]
+        first, last = cell[some[0]], cell[some[-1]] + 1
+        six = reduce(outer, [powers(v[some], 6) for v in places])
+        three = reduce(outer, [powers(v[some], 3) for v in places])
+        data = np.ones(len(some)) if weights is None else weights[some]
+        entries = data, cell[some] - first, np.arange(len(some) + 1)
+        sums = scipy.sparse.csc_array(entries, shape=(last - first, len(some)))
+        gram_sums[first:last] += sums @ six
+        rhs_sums[first:last] += sums @ outer(Y[some], three)
     stencil = gram_stencil(gram_sums.reshape(*shape, *[7] * d))
     rhs = np.stack(
         [spread(part.reshape(*shape, *[4] * d)) for part in
