@@ -118,6 +118,13 @@ class Solver(NamedSettings, ABC):
     def step(self, operator: LinearOperator, state: SolverState) -> SolverState:
         """Do one iteration in place."""
 
+    def starts_over(self, state: SolverState) -> bool:
+        """Whether zero is a better start than that of this state."""
+        return False
+
+    def settle(self, operator: LinearOperator, state: SolverState) -> None:
+        """Choose the solution of a solve that ends before it has reached its tolerance."""
+
     def needs_check(self, state: SolverState) -> bool:
         """Whether ``residual_norms`` must be recomputed before success is declared."""
         return not state.exact

@@ -77,6 +77,9 @@ def solve(
     # solver has one long step, which needs all threads and must notice the end of a time budget.
     with one_thread(not solver.direct), nullcontext() if solver.direct else watched(None):
         state = solver.init(operator, B, x0, preconditioner)
+        if x0 is not None and solver.starts_over(state):
+            x0 = None
+            state = solver.init(operator, B, None, preconditioner)
         first = state.residual_norms.clone()
         while True:
             progress = Progress(
@@ -94,7 +97,9 @@ def solve(
             state = solver.step(operator, state)
             if callback is not None:
                 callback(state)
-    residuals = progress.residual_norms
+        if status is not Status.CONVERGED:
+            solver.settle(operator, state)
+    residuals, n_epochs = state.residual_norms, operator.epochs - epochs
     # The residual of conjugate gradients may rise while their error falls, so that a solve that
     # ended for its budget keeps its last solution.
     if status in (Status.STAGNATED, Status.BREAKDOWN):
@@ -102,7 +107,7 @@ def solve(
     if units is not None:
         state.x.mul_(units)
     stats = {**state.stats, "seconds": perf_counter() - begin, "residuals_exact": state.exact}
-    return Solution(state.x, status, residuals, progress.epochs, state.iteration, stats)
+    return Solution(state.x, status, residuals, n_epochs, state.iteration, stats)
 
 
 def _units(B: Float[Tensor, "n s"]) -> Float[Tensor, " s"] | None:

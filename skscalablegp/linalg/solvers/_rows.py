@@ -127,6 +127,15 @@ class RowSolver(Solver):
         _record(state, norms, exact=True)
         return state
 
+    def starts_over(self, state: RowState) -> bool:
+        """A sequence of warm starts, each a little worse than the last, must not grow."""
+        return _mean(state.residual_norms) > _WORSE
+
+    def settle(self, operator: LinearOperator, state: RowState) -> None:
+        """Return to the best solution if the last one is much worse."""
+        if not _mean(state.residual_norms) <= _WORSE * state.safe_norm:
+            self._go_back(operator, state)
+
     # Whether a step can be too long.
     _can_diverge = True
 

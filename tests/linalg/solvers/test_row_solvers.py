@@ -171,3 +171,14 @@ def test_dependent_right_hand_sides_do_no_harm():
     solution = solve(problem.operator(), B, BlockCG(), stopping=stopping)
     assert solution.status is Status.CONVERGED
     assert torch.allclose(solution.value[:, :5], solution.value[:, 5:10], rtol=1e-6, atol=1e-7)
+
+
+def test_a_sequence_of_short_warm_solves_does_not_grow():
+    """Steps a little too long grow by a factor that no single budget notices."""
+    problem = kernel_problem()
+    step_size = 2.3 / float(torch.linalg.eigvalsh(problem.H).max())
+    solver, x = SGD(60, step_size=step_size, momentum=0.0), None
+    for _ in range(12):
+        solution = solve(problem.operator(), problem.B, solver, stopping=MaxEpochs(6), x0=x)
+        x = solution.value
+        assert float(problem.relative_residuals(x).mean()) < 5
