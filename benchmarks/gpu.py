@@ -37,6 +37,8 @@ def main(argv=None):
     from compare import revision
     from uci import plain, versions
 
+    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("No CUDA device was found: run this where one is, or give --device cpu.")
     words = sys.argv[1:] if argv is None else argv
     part = dict(entries=entries, exact=exact, sets=sets, million=million)[args.part]
     on_gpu = torch.device(args.device).type == "cuda"
