@@ -30,7 +30,7 @@ from ._below import (
     told_noise,
 )
 from ._scaled import Scaled, ScaledPosterior
-from ._trees import BoostedTrees
+from ._trees import BoostedTrees, RandomizedTrees
 
 # Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
@@ -40,6 +40,8 @@ _EXPECTED = ("completed", "converged")
 _PREDICTIONS = 0.1
 # Above this number of rows, held-out rows choose the size of trees.
 _CHOSEN_TREES = 10_000
+# Up to this number of rows, randomised trees take less time than the other regressors.
+_MOST_RANDOMIZED = 50_000
 
 
 class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
@@ -58,7 +60,10 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         ``local_scale=False``, a `HistGradientBoostingRegressor` and, above 2,000 rows, an
         `SCGDDKLRegressor`: interpolation, rules on single columns, and learned features, which make
         their errors on different rows. Above 10,000 rows, held-out rows choose the size of the
-        trees: 31 or 127 leaves, or 127 on the errors of a linear model.
+        trees: 31 or 127 leaves, or 127 on the errors of a linear model. From there to 50,000 rows,
+        randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
+        zero if another regressor has a mean squared error below a hundredth of the target's
+        variance on held-out rows.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
         would be, five folds replace them. Regressors with a closed form for left-out rows, such as
@@ -231,13 +236,14 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             regressors.
         """
         if self.estimators is None:
+            # A noise model over a stack learns more if local scales are left to it.
+            given = [("neighbors", NNGPRegressor(local_scale=False))]
             trees = BoostedTrees() if n > _CHOSEN_TREES else HistGradientBoostingRegressor()
-            given = [
-                # A noise model over a stack learns more if these errors are left to it.
-                ("neighbors", NNGPRegressor(local_scale=False)),
-                ("trees", trees),
-                ("deep", SCGDDKLRegressor()),
-            ][: 3 if n > SMALL_TABLE else 2]
+            given.append(("trees", trees))
+            if n > SMALL_TABLE:
+                given.append(("deep", SCGDDKLRegressor()))
+            if _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
+                given.append(("randomized_trees", RandomizedTrees()))
             run.chose("estimators", [name for name, _ in given], f"{n:,} rows")
             return given
         pairs = [pair for pair in self.estimators if isinstance(pair, tuple) and len(pair) == 2]
@@ -284,7 +290,12 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             np.stack([part[j][own] for part, own in zip(found, at, strict=True)]) for j in (1, 2)
         )
         counts = np.ones(n) if known is None else noise_weights(known)
-        weights = stacking_weights(y[rows] - means, counts[rows])
+        errors = y[rows] - means
+        weights = stacking_weights(errors, counts[rows])
+        if self.estimators is None and _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
+            # Their standard deviations would blur those of regressors with smaller errors.
+            if np.square(errors[:-1]).mean(1).min() < members[-1].inner.least_:
+                weights = np.append(stacking_weights(errors[:-1], counts[rows]), 0.0)
         mean = weights @ means
         variance = weights @ (variances + (means - mean) ** 2)
         self._finish(members, weights, (rows, mean, np.sqrt(variance)))

@@ -19,7 +19,7 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp.core import FitRun
-from skscalablegp.meta import _trees
+from skscalablegp.meta import _stacked, _trees
 from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
 from skscalablegp.meta._trees import BoostedTrees
@@ -257,6 +257,43 @@ def test_trees_keep_to_their_time(monkeypatch, compared, max_seconds):
     assert np.isfinite(model.predict(X)).all()
 
 
+def test_the_spread_of_randomized_trees():
+    """Full trees of distinct rows predict one of the targets each."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (4000, 1))
+    noise = np.where(X[:, 0] > 0, 1.0, 0.1)
+    y = noise * rng.standard_normal(4000)
+    model = _trees.RandomizedTrees(random_state=0).fit(X, y)
+    new = np.linspace(-0.9, 0.9, 400)[:, None]
+    mean, std = model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, model.predict(new))
+    each = [tree.predict(new) for tree in model.trees_.estimators_]
+    np.testing.assert_allclose(std**2, np.var(each, axis=0) + 0.01 * y.var())
+    assert len(each) == 50 and np.isin(each, y).all()
+    assert std[300:].mean() > 3 * std[:100].mean()
+    assert len(_trees.RandomizedTrees().fit(X, y, max_seconds=0.0).trees_.estimators_) == 5
+
+
+@pytest.mark.parametrize(("least", "counts"), [(0.0, True), (10.0, False)])
+def test_randomized_trees_count_where_errors_are_large(monkeypatch, least, counts):
+    class Knows(LinearRegression):
+        least_ = least
+
+        def predict(self, X, return_std=False):
+            mean = np.sign(X[:, 0] * X[:, 1])
+            return (mean, np.full(len(X), 0.3)) if return_std else mean
+
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(300, 2))
+    y = np.sign(X[:, 0] * X[:, 1]) + 0.3 * rng.standard_normal(300)
+    for name, value in dict(RandomizedTrees=Knows, _CHOSEN_TREES=200, _MOST_RANDOMIZED=400).items():
+        monkeypatch.setattr(_stacked, name, value)
+    model = StackedGPRegressor(random_state=0).fit(X, y)
+    assert type(model.estimators_[-1]) is Knows and len(model.weights_) == 3
+    assert (model.weights_[-1] > 0.5) == counts and (model.weights_[-1] > 0) == counts
+    np.testing.assert_allclose(model.weights_.sum(), 1)
+
+
 class Told(LinearRegression):
     """Remembers the budgets that its fits receive."""
 
@@ -285,13 +322,14 @@ def test_members_receive_their_share_of_the_time():
     [
         (2000, HistGradientBoostingRegressor, 2),
         (10_000, HistGradientBoostingRegressor, 3),
-        (10_001, BoostedTrees, 3),
+        (10_001, BoostedTrees, 4),
+        (50_001, BoostedTrees, 3),
     ],
 )
 def test_default_members(n, trees, many):
     model = StackedGPRegressor()
     members = dict(model._given(n, FitRun(model)))
-    assert list(members) == ["neighbors", "trees", "deep"][:many]
+    assert list(members) == ["neighbors", "trees", "deep", "randomized_trees"][:many]
     assert type(members["trees"]) is trees
 
 
