@@ -62,8 +62,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         their errors on different rows. Above 10,000 rows, held-out rows choose the size of the
         trees: 31 or 127 leaves, or 127 on the errors of a linear model. From there to 50,000 rows,
         randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
-        zero if another regressor has a mean squared error below a hundredth of the target's
-        variance on held-out rows.
+        zero if held-out rows have a higher density without them.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 20,000 rows are held out; if fewer than 2,000
         would be, five folds replace them. Regressors with a closed form for left-out rows, such as
@@ -291,14 +290,21 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         )
         counts = np.ones(n) if known is None else noise_weights(known)
         errors = y[rows] - means
-        weights = stacking_weights(errors, counts[rows])
+        sizes, best = [len(members)], -np.inf
         if self.estimators is None and _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
-            # Their standard deviations would blur those of regressors with smaller errors.
-            if np.square(errors[:-1]).mean(1).min() < members[-1].inner.least_:
-                weights = np.append(stacking_weights(errors[:-1], counts[rows]), 0.0)
-        mean = weights @ means
-        variance = weights @ (variances + (means - mean) ** 2)
-        self._finish(members, weights, (rows, mean, np.sqrt(variance)))
+            # Their standard deviations may blur those of regressors with smaller errors.
+            sizes.append(len(members) - 1)
+        for size in sizes:
+            own = np.zeros(len(members))
+            own[:size] = stacking_weights(errors[:size], counts[rows])
+            mean = own @ means
+            variance = own @ (variances + (means - mean) ** 2)
+            squares = np.square(y[rows] - mean) / variance
+            density = -np.log(variance).mean() - np.log(squares.mean())
+            if density > best or size == len(members):
+                best, chosen = density, (own, mean, np.sqrt(variance))
+        weights, *predicted = chosen
+        self._finish(members, weights, (rows, *predicted))
 
     def _unseen(self, member, fresh, X, y, told, folds, order, share, run):
         """Rows, means and variances by a regressor fitted without them; None if there is no time.
