@@ -15,7 +15,7 @@ DATA_SETS = ("pol", "elevators", "bike", "kin40k", "protein", "keggdirected")
 COLUMNS = (
     ("Iterative-\nGPRegressor", "compare", "IterativeGPRegressor"),
     ("SCGDDKL-\nRegressor", "compare", "SCGDDKLRegressor"),
-    ("Heteroscedastic-\nRegressor", "rivals", "HeteroscedasticStack"),
+    ("Heteroscedastic-\nRegressor", "rivals", "HeteroscedasticStackTails"),
     ("CatBoost with\nuncertainty", "rivals", "CatBoostUncertainty"),
     ("scikit-learn's\nprocess", "compare", "GaussianProcessRegressor"),
     ("GPyTorch's\nSVGP", "compare", "GPyTorchSVGP"),
