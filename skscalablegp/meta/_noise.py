@@ -26,10 +26,10 @@ _FEW_ROWS = 2000
 _DOUBT = 2.0
 # Number added to squares before their logarithm, and floors of the squares under a gamma density.
 _LOG_FLOOR, _GAMMA_FLOORS = 1e-4, (1e-4, 1e-2)
-# Up to this number of rows only the first floor is compared: the second one made no difference.
+# Up to this number of rows only the first floor is tried, because fits of few rows should be quick.
 _ONE_FLOOR = 200
-# The Gaussian process of the log squares ends when steps gain a hundredth of a nat, after which the
-# density of left-out rows hardly changes. This saves a quarter to two thirds of its training.
+# The Gaussian process of the log squares ends when a step gains less than this, because its own
+# likelihood stands for the density of left-out rows only roughly.
 _GAIN = 1e-4
 # Numbers of trees, all of which come from one fit; the largest number on few rows; rows to a tree
 # there, where fewer trees learn faster; and powers, which shrink the variation of a model.

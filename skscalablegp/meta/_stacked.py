@@ -291,7 +291,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         counts = np.ones(n) if known is None else noise_weights(known)
         errors = y[rows] - means
         sizes, best = [len(members)], -np.inf
-        if self.estimators is None and _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
+        if isinstance(members[-1].inner, RandomizedTrees) and len(members) > 1:
             # Their standard deviations may blur those of regressors with smaller errors.
             sizes.append(len(members) - 1)
         for size in sizes:

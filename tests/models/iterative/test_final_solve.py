@@ -147,14 +147,20 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     assert "full" in asked.history_["stage"]
 
 
-def test_neighbourhoods_have_the_likelihood_of_separate_rows():
-    """Value and gradient are sums of scikit-learn's; 7 sets of 12 rows stand for 60 rows."""
+def sets_of_rows():
+    """60 rows, a kernel with noise, and seven sets of twelve rows."""
     rng = np.random.default_rng(0)
     X = rng.random((60, 2))
     y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
     kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
     problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
     sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(7)]))
+    return X, y, kernel, problem, sets
+
+
+def test_neighbourhoods_have_the_likelihood_of_separate_rows():
+    """Value and gradient are sums of scikit-learn's; 7 sets of 12 rows stand for 60 rows."""
+    X, y, kernel, problem, sets = sets_of_rows()
     estimator = NeighbourhoodGradient(sets, 1e-3)
     found = estimator.estimate(problem, torch.as_tensor(kernel.theta), GradientState())[0]
     theirs = [
@@ -169,12 +175,7 @@ def test_neighbourhoods_have_the_likelihood_of_separate_rows():
 
 def test_density_of_rows_given_their_neighbours():
     """Against conditional normal densities; a common factor of the kernel makes no difference."""
-    rng = np.random.default_rng(0)
-    X = rng.random((60, 2))
-    y = np.sin(6 * X[:, 0]) + 0.1 * rng.standard_normal(60)
-    kernel = ConstantKernel(1.5) * RBF([0.4, 0.7]) + WhiteKernel(0.1)
-    problem = GPProblem(compile_kernel(kernel, 2), torch.as_tensor(X), torch.as_tensor(y)[:, None])
-    sets = torch.as_tensor(np.array([rng.permutation(60)[:12] for _ in range(7)]))
+    X, y, kernel, problem, sets = sets_of_rows()
     found = _density(problem, kernel.theta, sets, 1e-3)
     errors, variances = [], []
     for rows in sets.numpy():
