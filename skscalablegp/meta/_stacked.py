@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from scipy.optimize import nnls
 from sklearn.base import clone
-from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
@@ -57,10 +56,11 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They come from this package or have scikit-learn's
         interface, with or without ``return_std``. None stacks an `NNGPRegressor` with
-        ``local_scale=False``, a `HistGradientBoostingRegressor` and, above 2,000 rows, an
-        `SCGDDKLRegressor`: interpolation, rules on single columns, and learned features, which make
-        their errors on different rows. Above 10,000 rows, held-out rows choose the size of the
-        trees: 31 or 127 leaves, or 127 on the errors of a linear model. From there to 50,000 rows,
+        ``local_scale=False``, boosted trees with the settings of a
+        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
+        rules on single columns, and learned features, which make their errors on different rows.
+        Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
+        the errors of a linear model. From there to 50,000 rows,
         randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
         zero if held-out rows have a higher density without them.
     validation_fraction : float, default=0.2
@@ -237,8 +237,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         if self.estimators is None:
             # A noise model over a stack learns more if local scales are left to it.
             given = [("neighbors", NNGPRegressor(local_scale=False))]
-            trees = BoostedTrees() if n > _CHOSEN_TREES else HistGradientBoostingRegressor()
-            given.append(("trees", trees))
+            given.append(("trees", BoostedTrees(compared=n > _CHOSEN_TREES)))
             if n > SMALL_TABLE:
                 given.append(("deep", SCGDDKLRegressor()))
             if _CHOSEN_TREES < n <= _MOST_RANDOMIZED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 _CANDIDATES = ((31, False), (127, False), (127, True))
 # Largest number of trees; boosting ends earlier if the error of held-out rows no longer falls.
 _MOST_TREES = 400
+# Number of trees of 31 leaves where no candidates are compared, as in scikit-learn.
+_PLAIN_TREES = 100
 # Largest number of rows on which candidates are compared.
 _COMPARED = 50_000
 # Number of trees after which a fit with a time budget looks at the clock for the first time.
@@ -24,6 +27,31 @@ _FIRST_TREES = 5
 # Number of randomised trees, and the share of the target's variance that is added to their spread,
 # which is zero where all leaves have the same targets.
 _RANDOM_TREES, _LEAST_SPREAD = 50, 0.01
+
+
+def grow_until(end: float, most: int, grow: Callable[[int], int]) -> None:
+    """Grow trees in steps, each twice as large as the one before, while time is left for the next.
+
+    Parameters
+    ----------
+    end : float
+        When the growth should end, on the clock of ``time.perf_counter``. If it is infinite, one
+        step takes all trees.
+    most : int
+        Largest number of trees.
+    grow : callable
+        ``grow(size)`` grows `size` trees in all, and returns how many there are. If they are fewer,
+        no more are needed.
+    """
+    size, before = most if end == math.inf else _FIRST_TREES, 0
+    while True:
+        begun = time.perf_counter()
+        reached = grow(size)
+        now = time.perf_counter()
+        # Twice as many trees take at most twice the time.
+        if reached < size or reached == most or now + 2 * (now - begun) > end:
+            return
+        size, before = min(reached + 2 * (reached - before), most), reached
 
 
 class BoostedTrees(RegressorMixin, BaseEstimator):
@@ -38,6 +66,9 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
 
     Parameters
     ----------
+    compared : bool, default=True
+        Whether to compare candidates. Without a comparison there are a hundred trees of 31 leaves,
+        and no rows are held out.
     random_state : int, RandomState instance or None, default=None
         Seed of the trees and of the held-out rows.
 
@@ -47,8 +78,8 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
     trees_ : HistGradientBoostingRegressor
     """
 
-    def __init__(self, random_state: Any = None):
-        self.random_state = random_state
+    def __init__(self, compared: bool = True, random_state: Any = None):
+        self.compared, self.random_state = compared, random_state
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, max_seconds: float | None = None
@@ -56,28 +87,41 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         """Fit the candidates, and keep the best.
 
         Under a time budget each of the remaining fits may take an equal share of the remaining
-        time, that to all rows of a larger table half of the budget. Fits for which no time is left
-        are omitted, but for the first five trees.
+        time, that to all rows of a larger table half of the budget. Fits are omitted if their first
+        five trees would end too late, judged by the time that a leaf has taken before.
         """
         end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
         random_state = check_random_state(self.random_state)
         # Candidates with the same seed hold out the same rows.
         seed = random_state.randint(2**31 - 1)
+        if not self.compared:
+            trees = HistGradientBoostingRegressor(early_stopping=False, random_state=seed)
+            self.line_ = None
+            self.trees_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, end)
+            return self
         rows = np.arange(len(X))
         if len(X) > _COMPARED:
             rows = np.sort(random_state.choice(len(X), _COMPARED, replace=False))
         some = X[rows], y[rows], None if sample_weight is None else sample_weight[rows]
         n_fits = len(_CANDIDATES) * (2 if len(X) > _COMPARED else 1)
         fitted: list[tuple[LinearRegression | None, HistGradientBoostingRegressor]] = []
+        a_leaf = 0.0
+
+        def late(candidate: tuple[int, bool], n: int) -> bool:
+            """Whether the first trees of a fit to n rows would end too late."""
+            took = a_leaf * n / len(rows)
+            return time.perf_counter() + _FIRST_TREES * candidate[0] * took > end
+
         for k, candidate in enumerate(_CANDIDATES):
-            now = time.perf_counter()
-            if fitted and now >= end:
+            begun = time.perf_counter()
+            if fitted and late(candidate, len(rows)):
                 break
-            own = now + (end - now) / (n_fits - k)
-            fitted.append(_fit(*some, seed, *candidate, own))
+            fitted.append(_fit(*some, seed, *candidate, begun + (end - begun) / (n_fits - k)))
+            leaves = fitted[-1][1].n_iter_ * candidate[0]
+            a_leaf = (time.perf_counter() - begun) / leaves
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
         self.line_, self.trees_ = fitted[best]
-        if len(X) > _COMPARED and time.perf_counter() < end:
+        if len(X) > _COMPARED and not late(_CANDIDATES[best], len(X)):
             self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], end)
         return self
 
@@ -93,20 +137,20 @@ def _fit(X, y, sample_weight, seed, leaves, on_a_line, end=math.inf):
     line = LinearRegression().fit(X, y, sample_weight) if on_a_line else None
     errors = y if line is None else y - line.predict(X)
     trees = HistGradientBoostingRegressor(
-        max_iter=_MOST_TREES, max_leaf_nodes=leaves, early_stopping=True, random_state=seed
+        max_leaf_nodes=leaves, early_stopping=True, random_state=seed
     )
-    if end == math.inf:
-        return line, trees.fit(X, errors, sample_weight)
-    trees.set_params(max_iter=_FIRST_TREES, warm_start=True)
-    while True:
-        begun, before = time.perf_counter(), getattr(trees, "n_iter_", 0)
-        trees.fit(X, errors, sample_weight)
-        now, added = time.perf_counter(), trees.n_iter_ - before
-        enough = trees.n_iter_ == _MOST_TREES or trees.n_iter_ < trees.max_iter
-        # Twice as many trees take at most twice the time.
-        if enough or now + 2 * (now - begun) > end:
-            return line, trees
-        trees.set_params(max_iter=min(trees.n_iter_ + 2 * added, _MOST_TREES))
+    return line, _grown(trees, X, errors, sample_weight, _MOST_TREES, end)
+
+
+def _grown(trees, X, y, sample_weight, most, end):
+    """The boosted trees after a fit of as many as there is time for until `end`."""
+    trees.set_params(warm_start=True)
+
+    def grow(size: int) -> int:
+        return trees.set_params(max_iter=size).fit(X, y, sample_weight).n_iter_
+
+    grow_until(end, most, grow)
+    return trees
 
 
 class RandomizedTrees(RegressorMixin, BaseEstimator):
@@ -139,18 +183,14 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, max_seconds: float | None = None
     ) -> RandomizedTrees:
         """Fit fifty trees, or as many as there is time for, but at least five."""
-        begun = time.perf_counter()
-        trees = ExtraTreesRegressor(
-            _RANDOM_TREES if max_seconds is None else _FIRST_TREES,
-            warm_start=True,
-            random_state=check_random_state(self.random_state).randint(2**31 - 1),
-        )
-        self.trees_ = trees.fit(X, y, sample_weight)
-        if max_seconds is not None:
-            took = max(time.perf_counter() - begun, 1e-9)
-            affordable = min(_FIRST_TREES * max_seconds / took, _RANDOM_TREES)
-            if affordable > _FIRST_TREES:
-                trees.set_params(n_estimators=int(affordable)).fit(X, y, sample_weight)
+        end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        self.trees_ = ExtraTreesRegressor(warm_start=True, random_state=seed)
+
+        def grow(size: int) -> int:
+            return len(self.trees_.set_params(n_estimators=size).fit(X, y, sample_weight))
+
+        grow_until(end, _RANDOM_TREES, grow)
         self.least_ = _LEAST_SPREAD * float(np.var(y))
         return self
 

@@ -1,10 +1,12 @@
 """Stacks: weights against a general optimiser, moments against the regressors one by one."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, RegressorMixin, clone
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
@@ -22,7 +24,7 @@ from skscalablegp.core import FitRun
 from skscalablegp.meta import _stacked, _trees
 from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
-from skscalablegp.meta._trees import BoostedTrees
+from skscalablegp.meta._trees import BoostedTrees, RandomizedTrees
 
 KERNEL = ConstantKernel(1.0) * RBF(0.3) + WhiteKernel(0.05)
 
@@ -228,33 +230,64 @@ def test_held_out_rows_choose_the_trees(monkeypatch, compared, order):
         assert model.trees_._predictors[0][0].nodes["count"][0] == 900
 
 
-@pytest.mark.parametrize("compared", [1000, 100])
-@pytest.mark.parametrize("max_seconds", [0.0, 1.0, 30.0, 300.0])
-def test_trees_keep_to_their_time(monkeypatch, compared, max_seconds):
-    """A tree takes as many seconds as it has dozens of leaves."""
+@pytest.mark.parametrize(
+    ("make", "compared"),
+    [
+        (BoostedTrees, 1000),
+        (BoostedTrees, 100),
+        (partial(BoostedTrees, False), 1000),
+        (RandomizedTrees, 1000),
+    ],
+)
+@pytest.mark.parametrize("max_seconds", [0.0, 1.0, 7.0, 300.0])
+def test_trees_keep_to_their_time(monkeypatch, make, compared, max_seconds):
+    """Ten boosted trees of 31 leaves, or ten random ones, take some three seconds."""
 
-    class Timed(HistGradientBoostingRegressor):
+    class Clock:
         now = 0.0
 
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+
+    class Boosting(HistGradientBoostingRegressor):
         def fit(self, X, y, sample_weight=None):
             before = getattr(self, "n_iter_", 0)
             super().fit(X, y, sample_weight)
-            Timed.now += (self.n_iter_ - before) * self.max_leaf_nodes / 120
+            clock.now += (self.n_iter_ - before) * self.max_leaf_nodes / 120
             return self
 
-        @classmethod
-        def perf_counter(cls):
-            return cls.now
+    class Random(ExtraTreesRegressor):
+        def fit(self, X, y, sample_weight=None):
+            before = len(getattr(self, "estimators_", []))
+            super().fit(X, y, sample_weight)
+            clock.now += (len(self.estimators_) - before) / 4
+            return self
 
-    monkeypatch.setattr(_trees, "HistGradientBoostingRegressor", Timed)
-    monkeypatch.setattr(_trees, "time", Timed)
+    monkeypatch.setattr(_trees, "HistGradientBoostingRegressor", Boosting)
+    monkeypatch.setattr(_trees, "ExtraTreesRegressor", Random)
+    monkeypatch.setattr(_trees, "time", clock)
     monkeypatch.setattr(_trees, "_COMPARED", compared)
     X = np.random.default_rng(0).uniform(-1, 1, (300, 2))
-    model = BoostedTrees(random_state=0).fit(X, np.sin(5 * X).sum(1), max_seconds=max_seconds)
-    # The first five trees of 31 leaves take 1.3 seconds.
-    assert Timed.now <= max(max_seconds, 1.5)
-    assert max_seconds < 100 or model.trees_.n_iter_ > 20
+    y = np.sin(5 * X).sum(1)
+    model = make(random_state=0).fit(X, y, max_seconds=max_seconds)
+    # The first five trees take up to 1.3 seconds.
+    assert clock.now <= max(max_seconds, 1.5)
+    many = getattr(model.trees_, "n_iter_", None) or len(model.trees_)
+    assert max_seconds > 1 or many == 5
+    assert max_seconds < 100 or many > 20
     assert np.isfinite(model.predict(X)).all()
+    if max_seconds == 300.0 and make is not BoostedTrees:
+        np.testing.assert_array_equal(model.predict(X), make(random_state=0).fit(X, y).predict(X))
+
+
+def test_trees_of_small_tables_are_scikit_learns():
+    X, y = table()
+    plain = HistGradientBoostingRegressor().fit(X, y)
+    model = BoostedTrees(compared=False, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+    assert model.line_ is None
 
 
 def test_the_spread_of_randomized_trees():
@@ -263,7 +296,7 @@ def test_the_spread_of_randomized_trees():
     X = rng.uniform(-1, 1, (4000, 1))
     noise = np.where(X[:, 0] > 0, 1.0, 0.1)
     y = noise * rng.standard_normal(4000)
-    model = _trees.RandomizedTrees(random_state=0).fit(X, y)
+    model = RandomizedTrees(random_state=0).fit(X, y)
     new = np.linspace(-0.9, 0.9, 400)[:, None]
     mean, std = model.predict(new, return_std=True)
     np.testing.assert_allclose(mean, model.predict(new))
@@ -271,7 +304,7 @@ def test_the_spread_of_randomized_trees():
     np.testing.assert_allclose(std**2, np.var(each, axis=0) + 0.01 * y.var())
     assert len(each) == 50 and np.isin(each, y).all()
     assert std[300:].mean() > 3 * std[:100].mean()
-    assert len(_trees.RandomizedTrees().fit(X, y, max_seconds=0.0).trees_.estimators_) == 5
+    assert len(RandomizedTrees().fit(X, y, max_seconds=0.0).trees_.estimators_) == 5
 
 
 @pytest.mark.parametrize(("right", "counts"), [(True, True), (False, False)])
@@ -319,19 +352,14 @@ def test_members_receive_their_share_of_the_time():
 
 
 @pytest.mark.parametrize(
-    ("n", "trees", "many"),
-    [
-        (2000, HistGradientBoostingRegressor, 2),
-        (10_000, HistGradientBoostingRegressor, 3),
-        (10_001, BoostedTrees, 4),
-        (50_001, BoostedTrees, 3),
-    ],
+    ("n", "compared", "many"),
+    [(2000, False, 2), (10_000, False, 3), (10_001, True, 4), (50_001, True, 3)],
 )
-def test_default_members(n, trees, many):
+def test_default_members(n, compared, many):
     model = StackedGPRegressor()
     members = dict(model._given(n, FitRun(model)))
     assert list(members) == ["neighbors", "trees", "deep", "randomized_trees"][:many]
-    assert type(members["trees"]) is trees
+    assert members["trees"].compared == compared
 
 
 def test_names_are_parameters():
