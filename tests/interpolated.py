@@ -55,7 +55,8 @@ class InterpolatedOperator(LinearOperator):
             on_grid = self.grid_kernel.matmul(self.theta, from_rows)
         return torch.from_numpy(self._W @ on_grid.numpy()) + self.noise[:, None] * V
 
-    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
+    def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
+        idx = torch.arange(self.shape[0])[idx]
         self._count(len(idx) * self.shape[0])
         with torch.no_grad():
             near = self.grid_kernel.rows(self.theta, self.X[idx.numpy()])

@@ -39,8 +39,8 @@ class DenseOperator(LinearOperator):
         self._count(self.H.numel())
         return self.H.to(V.dtype) @ V
 
-    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
-        self._count(len(idx) * self.shape[0])
+    def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
+        self._count(self.H[idx].numel())
         return self.H[idx]
 
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:

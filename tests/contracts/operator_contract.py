@@ -189,6 +189,9 @@ class OperatorContract:
                     continue
                 expect_close(problem, operator.rows(idx), H[idx], scale)
                 expect_close(problem, operator.block(idx), H[idx][:, idx], scale)
+        for some in (slice(1, n - 1), slice(0, n)):
+            expect_close(problem, row.make(problem, dtype).rows(some), H[some], scale)
+            expect_close(problem, operator.rows(some), H[some], scale)
 
     @pytest.mark.parametrize(("problem", "dtype"), cases())
     def test_bilinear_gradient(self, row, problem, dtype):
@@ -250,6 +253,7 @@ class OperatorContract:
             (lambda: operator.matmul(normal(n, 9)), 1),
             (lambda: operator.matmul(normal(n, 1)), 1),
             (lambda: operator.rows(torch.arange(5)), 5 / n),
+            (lambda: operator.rows(slice(2, 7)), 5 / n),
             (lambda: operator.block(torch.arange(5)), (5 / n) ** 2),
             (lambda: operator.diag(), 0),
             (lambda: operator.bilinear_grad(normal(n, 3), normal(n, 3)), 1),

@@ -50,8 +50,8 @@ class LinearOperator(ABC):
         """H V in the precision of V, which may exceed that of the operator; one epoch."""
 
     @abstractmethod
-    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
-        """H[idx, :], b / n epochs."""
+    def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
+        """H[idx, :], b / n epochs; the rows of a slice may be a view of H."""
 
     @abstractmethod
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:

@@ -169,12 +169,14 @@ class KernelOperator(LinearOperator):
         rows = self._rows[left]
         return rows, rows if left == right else self._rows[right]
 
-    def rows(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b n"]:
-        self._count(len(idx) * self.shape[0])
+    def rows(self, idx: Int[Tensor, " b"] | slice) -> Float[Tensor, "b n"]:
+        numbers = torch.arange(self.shape[0], device=self.device)[idx]
+        self._count(len(numbers) * self.shape[0])
         if self._keep or self._H is not None:
             return self._kept()[idx]
         out = self._between(self._rows[idx], self._rows)
-        out[torch.arange(len(idx), device=self.device), idx] = (self._diag + self.noise)[idx]
+        diagonal = (self._diag + self.noise)[idx]
+        out[torch.arange(len(numbers), device=self.device), numbers] = diagonal
         return out
 
     def _between(self, left: Any, right: Any) -> Float[Tensor, "a b"]:

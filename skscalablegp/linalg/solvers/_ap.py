@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..._named import keep_settings
@@ -18,7 +18,7 @@ from ._rows import RowSolver, RowState, n_blocks
 
 @dataclass(eq=False)
 class APState(RowState):
-    """State of `AP`; ``blocks`` is the fixed partition.
+    """State of `AP`; ``blocks`` is the fixed partition, as slices.
 
     Attributes
     ----------
@@ -28,8 +28,6 @@ class APState(RowState):
         1 / |b|^2, scaled to a largest value of 1, so that all columns count equally.
     owner : Tensor of shape (n,)
         The block of each row.
-    spans : list of slice
-        The rows of each block, which are contiguous.
     chosen : int
         The block of the current step.
     room : float
@@ -39,7 +37,6 @@ class APState(RowState):
     factors: dict = field(default_factory=dict)
     weights: Tensor = None
     owner: Tensor = None
-    spans: list = None
     chosen: int = 0
     room: float = 0.0
 
@@ -81,20 +78,18 @@ class AP(RowSolver):
 
     def _begin(self, operator: LinearOperator, state: APState) -> None:
         n = len(state.x)
-        rows = torch.arange(n, device=state.x.device)
-        state.blocks = list(rows.tensor_split(n_blocks(n, self.block_size)))
         squares = state.b_norms.square()
         weights = torch.where(squares > 0, 1 / squares, 0.0)
         # Scaled, because 1 / |b|^2 may exceed the range of float32.
         state.weights = (weights / weights.max()).to(state.R)
-        sizes = torch.tensor([len(block) for block in state.blocks])
-        ends = [0, *sizes.cumsum(0).tolist()]
-        state.spans = [slice(*ends[k : k + 2]) for k in range(len(sizes))]
-        state.owner = torch.arange(len(sizes)).repeat_interleave(sizes).to(rows.device)
+        parts = torch.arange(n).tensor_split(n_blocks(n, self.block_size))
+        state.blocks = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+        sizes = torch.tensor([len(part) for part in parts])
+        state.owner = torch.arange(len(parts)).repeat_interleave(sizes).to(state.x.device)
         state.room = float(self.factor_memory)
         state.stats["jitter"] = 0.0
 
-    def _choose(self, state: APState) -> Int[Tensor, " b"]:
+    def _choose(self, state: APState) -> slice:
         if len(state.blocks) == 1:
             return state.blocks[0]
         mass = state.R.square() @ state.weights
@@ -103,10 +98,9 @@ class AP(RowSolver):
         return state.blocks[state.chosen]
 
     def _advance(self, operator, state, idx, rows) -> None:
-        span = state.spans[state.chosen]
-        factor = self._factor(state, rows[:, span])
-        delta = torch.cholesky_solve(state.R[span], factor)
-        state.x[span] += delta
+        factor = self._factor(state, rows[:, idx])
+        delta = torch.cholesky_solve(state.R[idx], factor)
+        state.x[idx] += delta
         addmm_(state.R, rows.mT, delta, alpha=-1)
 
     def _factor(self, state: APState, block: Float[Tensor, "b b"]) -> Float[Tensor, "b b"]:
