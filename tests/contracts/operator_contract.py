@@ -189,7 +189,7 @@ class OperatorContract:
                     continue
                 expect_close(problem, operator.rows(idx), H[idx], scale)
                 expect_close(problem, operator.block(idx), H[idx][:, idx], scale)
-        for some in (slice(1, n - 1), slice(0, n)):
+        for some in (slice(n // 3, n), slice(0, n)):
             expect_close(problem, row.make(problem, dtype).rows(some), H[some], scale)
             expect_close(problem, operator.rows(some), H[some], scale)
 
