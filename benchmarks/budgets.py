@@ -147,7 +147,9 @@ def measured(name, n, arguments, interrupt):
         served.append(round(begun - sent, 2))
     try:
         last = (last + child.communicate(timeout=LARGEST)[0]).strip()
-        line |= json.loads(last.splitlines()[-1]) if last else {"status": "interrupted"}
+        # A process that says nothing was killed, or a signal came after its fit.
+        died = {"status": "died", "code": child.returncode}
+        line |= json.loads(last.splitlines()[-1]) if last else died
     except subprocess.TimeoutExpired:
         child.kill()
         line |= {"status": "given up", "taken": LARGEST}

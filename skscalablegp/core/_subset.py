@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..kernels import TorchKernel
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact import SMALL_TABLE
 from ._run import FitRun, Run
@@ -29,10 +29,7 @@ _LEVERAGE, _UNEXPLAINED, _FALL = 0.97, 0.25, 0.95
 
 
 def exact_start(
-    kernel: TorchKernel,
-    X: Float[Tensor, "n d"],
-    Y: Float[Tensor, "n t"],
-    noise: Float[Tensor, " n"],
+    problem: GPProblem,
     run: Run,
     *,
     max_iter: int,
@@ -45,12 +42,8 @@ def exact_start(
 
     Parameters
     ----------
-    kernel : TorchKernel
-        The kernel at the starting point, with its bounds.
-    X, Y : Tensor of shape (n, d), (n, t)
-        The rows as inputs of the kernel, and the normalised targets.
-    noise : Tensor of shape (n,)
-        Known noise variances.
+    problem : GPProblem
+        The rows, and the kernel at the starting point, with its bounds.
     run : FitRun
         The run whose monitor and seeds are used.
     max_iter : int
@@ -60,11 +53,12 @@ def exact_start(
     subset_size : int or None, default=None
         Number of random rows with which training begins; None begins with all rows.
     """
-    problem = GPProblem(kernel, X.double(), Y.double(), noise.double())
+    problem = replace(problem.to(torch.float64), keep=True)
     settings = StageSettings(
         QuasiNewton(), max_iter, n_restarts=n_restarts, subset_size=subset_size, name="start"
     )
-    return fit_hyperparameters(problem, ExactGradient(), kernel.theta0.numpy(), settings, run)
+    theta = problem.kernel.theta0.numpy()
+    return fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
 
 
 class LeftOut(NamedTuple):
@@ -146,9 +140,7 @@ def exact_check(
     with checking(run):
         problem = some()
         silent = Run(Monitor(max_seconds=run.monitor.seconds_left), run.generator, run.random_state)
-        X, Y, noise = problem.X, problem.Y, problem.extra_noise
-        noise = Y.new_zeros(len(Y)) if noise is None else noise
-        result = exact_start(problem.kernel, X, Y, noise, silent, max_iter=_CHECK_STEPS)
+        result = exact_start(problem, silent, max_iter=_CHECK_STEPS)
         if silent.monitor.stopped == "interrupted":
             run.monitor.end("interrupted")
         if not silent.monitor.stopped:

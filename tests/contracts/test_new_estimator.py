@@ -104,9 +104,7 @@ class SubsetGPRegressor(GPRegressorBase):
             run.preview = lambda model, step: model._finish(kernel, step.theta)
             theta, n_iter, reason = kernel.theta0.numpy(), 0, "converged"
             if self.optimizer is not None:
-                result = exact_start(
-                    kernel, problem.X, problem.Y, problem.extra_noise, run, max_iter=self.max_iter
-                )
+                result = exact_start(problem, run, max_iter=self.max_iter)
                 theta, n_iter, reason = result.theta, result.n_iter, result.stop_reason
             run.ended(reason, n_iter=n_iter)
             with run.stage("factor"):

@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from skscalablegp import (
     IterativeGPRegressor,
     KISSGPRegressor,
+    NNGPRegressor,
     PoERegressor,
     QSGPRegressor,
     RFFRegressor,
@@ -20,6 +21,8 @@ from skscalablegp import (
     SVGPRegressor,
 )
 from skscalablegp.kernels import Columns, LowRankCategorical, compile_kernel
+from skscalablegp.linalg.gradients import GPProblem
+from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
 from skscalablegp.priors import Gamma, HalfCauchy, LogNormal, Prior
 
 PRIORS = {
@@ -147,6 +150,64 @@ def test_training_maximises_likelihood_times_prior(model):
     assert_allclose(objective(theta), value, rtol=1e-6)
     finite = [(objective(theta + e) - objective(theta - e)) / 2e-5 for e in 1e-5 * np.eye(p)]
     assert_allclose(grad, finite, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "model, stage, rows, n",
+    [
+        (IterativeGPRegressor(subset_size=30), "30", 30, 90),
+        (IterativeGPRegressor(optimizer="adam"), "full", 90, 90),
+        (PoERegressor(expert_size=30), "30", 30, 90),
+        (NNGPRegressor(n_neighbors=10, subset_size=30), "30", 30, 90),
+        (NNGPRegressor(n_neighbors=10, objective="subset", subset_size=45), "full", 45, 90),
+        (SGPRRegressor(n_inducing=10), "start", 500, 2100),
+        (SVGPRegressor(n_inducing=10), "start", 500, 2100),
+    ],
+    ids=str,
+)
+def test_a_prior_counts_in_proportion_on_rows_that_stand_for_all(model, stage, rows, n):
+    """What it adds to the objective of the first step, against scipy's density."""
+    X, y = table(n)
+    steps = {}
+    for priors in (None, OURS):
+        seen = steps[priors is None] = []
+        asked = {"priors": priors, "callbacks": lambda step, seen=seen: seen.append(step) or True}
+        clone(model).set_params(random_state=0, **asked).fit(X, y)
+    (free,), (bound,) = steps[True], steps[False]
+    assert free.stage == bound.stage == stage
+    theta = bound.theta
+    assert_allclose(theta, free.theta)
+    added = [
+        PRIORS_AT(prior, theta[place])
+        for prior, place in zip(OURS.values(), ([0], [1, 2], [3]), strict=True)
+    ]
+    assert_allclose(bound.objective - free.objective, rows / n * sum(added), rtol=1e-6)
+
+
+def test_the_likelihood_of_a_subset_is_reported_without_its_prior():
+    X, y = table(90)
+    model = NNGPRegressor(n_neighbors=10, objective="subset", subset_size=45, calibrate=False,
+                          priors=OURS, random_state=0).fit(X, y)  # fmt: skip
+    own = model.log_marginal_likelihood(model.kernel_.theta)
+    assert_allclose(model.log_marginal_likelihood_value_, own, rtol=1e-9)
+
+
+def test_the_scale_by_neighbours_has_its_prior():
+    """Against a fine grid of scales; without a prior the scale is the mean squared error."""
+    X, y = map(torch.as_tensor, table(90))
+    rows, found = torch.arange(0, 90, 3), {}
+    for priors in (None, {NAMES[2]: LogNormal(0.01, 0.05)}):
+        kernel = compile_kernel(KERNEL, 2, priors=priors)
+        problem = GPProblem(kernel, X, y[:, None])
+        near = neighbours_of(problem, kernel.theta0, rows, 10)
+        scales = Scales(problem, kernel.theta0)
+        found[priors is None] = scales.best(rows, near, torch.float64, local=False).scale
+    u = np.linspace(-5, 2, 70_001)
+    prior = stats.norm(np.log(0.01), 0.05).logpdf(np.log(KERNEL.k2.noise_level) + u)
+    best = u[np.argmax(-0.5 * (u + found[True] * np.exp(-u)) + prior / 90)]
+    assert abs(best - np.log(found[True])) > 0.3
+    assert_allclose(np.log(found[False]), best, atol=1e-3)
 
 
 def test_the_mode_is_that_of_scikit_learns_likelihood_and_the_prior():

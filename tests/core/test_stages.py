@@ -109,8 +109,8 @@ def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
 
     def start():
         run = Run(monitor, torch.Generator().manual_seed(0), np.random.RandomState(0))
-        noise = torch.zeros(30)
-        return exact_start(compiled, X, y[:, None], noise, run, max_iter=3, n_restarts=2)
+        problem = GPProblem(compiled, X, y[:, None])
+        return exact_start(problem, run, max_iter=3, n_restarts=2)
 
     monkeypatch.setattr(ExactGradient, "estimate", estimate)
     fails = 0
@@ -127,10 +127,8 @@ def test_an_exact_start_begins_with_some_rows():
     ends = {}
     for size in (None, 30):
         run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
-        noise = torch.zeros(len(X), dtype=torch.float64)
-        compiled = compile_kernel(kernel(), 2)
-        start = {"max_iter": 100, "subset_size": size}
-        ends[size] = exact_start(compiled, X, y[:, None], noise, run, **start)
+        problem = GPProblem(compile_kernel(kernel(), 2), X, y[:, None])
+        ends[size] = exact_start(problem, run, max_iter=100, subset_size=size)
         stages = list(dict.fromkeys(step.stage for step in run.monitor.steps))
         assert stages == (["start"] if size is None else ["30", "start"])
     np.testing.assert_allclose(ends[30].value, ends[None].value, atol=0.5)

@@ -92,9 +92,9 @@ class _Run:
 
     def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
         """The Fisher information of random rows, and the curvature of the log prior."""
-        at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.kernel.log_prior
+        at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.log_prior
         information = fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
-        if log_prior:
+        if self.problem.kernel.log_prior:
             # The hyperparameters are independent under the prior: its curvature is diagonal.
             fall = log_prior(theta - _PRIOR_STEP)[1] - log_prior(theta + _PRIOR_STEP)[1]
             information += np.diag(np.maximum(fall / (2 * _PRIOR_STEP), 0.0))
@@ -111,7 +111,7 @@ class _Run:
                 raise
             return self._retreat(theta)
         if self.problem.kernel.log_prior:
-            estimate = _with_prior(estimate, *self.problem.kernel.log_prior(theta))
+            estimate = _with_prior(estimate, *self.problem.log_prior(theta))
         grad = estimate.grad.cpu().numpy()
         broken = estimate.solution is not None and estimate.solution.status is Status.BREAKDOWN
         if broken or not np.isfinite(grad).all():
@@ -211,7 +211,7 @@ def train(
     metric: np.ndarray | None = None,
     max_epochs: float | None = None,
 ) -> TrainingResult:
-    """Maximise the log marginal likelihood, plus the kernel's log prior, from one starting point.
+    """Maximise the log marginal likelihood, plus the log prior, from one starting point.
 
     Parameters
     ----------

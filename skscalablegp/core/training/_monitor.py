@@ -33,9 +33,9 @@ class TrainingStep:
     stage : str
         Name of the stage. Initial stages are named by their number of rows ("2000"), or
         "neighbourhood 1", or "start"; training on all rows is "full". Other names are "expert 1"
-        for experts that are trained separately, "neighbourhoods" for hyperparameters of which the
-        mean with those before is considered afterwards, "batches" for steps on random batches, and
-        "network" and "network and kernel" for networks that are trained before the kernel.
+        for experts that are trained separately, "batches" for steps on random batches, and
+        "network" and "network and kernel" for networks that are trained before the kernel. Fits
+        beside that of the model, such as checks, are not among the steps.
     iteration : int
         Number of the step in this stage, from 1.
     theta : ndarray of shape (p,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,6 +31,9 @@ class GPProblem:
         Whether operators store H rather than evaluate tiles at each product.
     workspace : Workspace
         The buffer that all operators of the problem share, so that only the last one is valid.
+    prior_weight : float
+        Weight of the log prior in training. On rows that stand for a larger table it is their share
+        of the table, so that prior and likelihood have the same proportions as on all rows.
     """
 
     kernel: TorchKernel
@@ -38,6 +42,7 @@ class GPProblem:
     extra_noise: Float[Tensor, " n"] | None = None
     keep: bool = True
     workspace: Workspace = field(default_factory=Workspace, repr=False)
+    prior_weight: float = 1.0
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
@@ -46,9 +51,22 @@ class GPProblem:
         )
 
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:
-        """The same regression on a subset of the rows."""
+        """The same regression on a subset of the rows, which stands for all of them."""
         noise = None if self.extra_noise is None else self.extra_noise[idx]
-        return replace(self, X=self.X[idx], Y=self.Y[idx], extra_noise=noise, workspace=Workspace())
+        weight = self.prior_weight * len(idx) / len(self.X)
+        return replace(
+            self,
+            X=self.X[idx],
+            Y=self.Y[idx],
+            extra_noise=noise,
+            workspace=Workspace(),
+            prior_weight=weight,
+        )
+
+    def log_prior(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """The weighted log density of theta under the kernel's priors, and its gradient."""
+        value, grad = self.kernel.log_prior(theta)
+        return self.prior_weight * value, self.prior_weight * grad
 
     def to(self, dtype: torch.dtype) -> GPProblem:
         """The same regression in another precision."""

@@ -166,7 +166,7 @@ class PoERegressor(GPRegressorBase):
         The rows from which predictions are made, and their normalised targets.
     log_marginal_likelihood_value_ : float
         The log marginal likelihood of independent experts, summed over the parts, in units of the
-        normalised target.
+        normalised target. NaN if a fit with "grbcm" was interrupted before it was known.
     n_iter_ : int
         The number of training steps in all stages; with separate hyperparameters, of all experts.
     n_samples_seen_ : int
@@ -298,10 +298,13 @@ class PoERegressor(GPRegressorBase):
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             posterior, value, jitter = run.finish("factors", self._built)
             if not np.isfinite(self.log_marginal_likelihood_value_):
-                # Training ended before it was computed. With "grbcm", the parts share rows.
-                known = self.combination != "grbcm"
-                value = value if known else self._likelihood(problem, parts, thetas[0])
-                self.log_marginal_likelihood_value_ = value
+                # Training ended before it was computed. With "grbcm", the experts share rows.
+                if self.combination != "grbcm":
+                    self.log_marginal_likelihood_value_ = value
+                elif run.monitor.stopped != "interrupted":
+                    with run.stage("likelihood", optional=True):
+                        value = self._likelihood(problem, parts, thetas[0])
+                        self.log_marginal_likelihood_value_ = value
             self._remember(posterior)
             run.reports(
                 jitter=jitter,

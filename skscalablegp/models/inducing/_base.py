@@ -324,7 +324,8 @@ class SparseMixin:
 
         run.preview = preview
         first = start_rows(n) if plan.whole else None
-        result = exact_start(kernel, X, Y, noise, run, max_iter=steps, subset_size=first)
+        problem = GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n)
+        result = exact_start(problem, run, max_iter=steps, subset_size=first)
         if model.likelihood.conjugate and model.likelihood.additive:
             check = [a.double() for a in plan.rows.take(rows_to_check(n, run))]
             warn_if_rough(GPProblem(kernel, *check), result.theta, n, run)

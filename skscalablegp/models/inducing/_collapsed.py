@@ -15,6 +15,7 @@ from torch import Tensor
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import without_own
 from ...kernels import TorchKernel
+from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem, GradientEstimate, GradientEstimator
 from ._bound import (
     KernelValues,
@@ -120,6 +121,7 @@ def _first_pass(kernel, theta, Z, blocks, white) -> tuple[NaturalBelief, float, 
     squares, log_noise, left, n = 0.0, 0.0, 0.0, 0
     with torch.no_grad():
         for X, Y, extra in blocks():
+            look_up()
             noise = kernel.noise(theta, X) + extra
             check_noise(noise)
             A = white.inverse.to(X) @ kernel.cross(theta, Z, X)
@@ -147,6 +149,7 @@ def _second_pass(kernel, theta, Z, blocks, white, belief, whitened) -> None:
     eye = torch.eye(len(Z), dtype=torch.float64, device=Z.device)
     excess = whitened.covariance[0] - eye
     for X, Y, extra in blocks():
+        look_up()
         K = KernelValues(
             None, kernel.cross(theta, Z, X), kernel.diag(theta, X), kernel.noise(theta, X) + extra
         )

@@ -319,15 +319,15 @@ class SGPRRegressor(TableRegressorBase):
             model._finish(problem, InducingGradient(Z), step.theta)
 
         run.preview = preview
-        data = (kernel, some.X, some.Y, some.extra_noise, run)
         if not whole:
-            result = exact_start(*data, max_iter=START_STEPS)
+            result = exact_start(some, run, max_iter=START_STEPS)
             check = problem.subset(rows_to_check(n, run).to(problem.X.device))
             warn_if_rough(check, result.theta, n, run)
             return result
         steps = _WHOLE_STEPS if self.max_iter == "auto" else int(self.max_iter)
         restarts = self.n_restarts_optimizer
-        return exact_start(*data, max_iter=steps, n_restarts=restarts, subset_size=start_rows(n))
+        first = start_rows(n)
+        return exact_start(some, run, max_iter=steps, n_restarts=restarts, subset_size=first)
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
@@ -344,8 +344,16 @@ class SGPRRegressor(TableRegressorBase):
     def _gradient(
         self, problem: GPProblem, theta: torch.Tensor, m: int, run: FitRun
     ) -> InducingGradient:
-        """The gradient estimator, with units for inducing points that are trained."""
+        """The gradient estimator, with units for inducing points that are trained.
+
+        Also reserves time for the last evaluation of the bound.
+        """
         Z = self._points(problem, theta, m, run.generator)
+        some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
+        few = problem_blocks(some)
+        run.reserve(
+            lambda: collapsed_bound(problem.kernel, theta, Z, few), len(problem.X) / len(some.X)
+        )
         if not self.optimize_inducing or self.optimizer is None:
             return InducingGradient(Z)
         spread = problem.X.std(0, correction=0)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
@@ -45,6 +46,8 @@ _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
 # Rows left out that give the scale of the kernel. Normal errors give it a relative error of 6 %, or
 # 3 % where variances come from neighbours and more rows cost little; heavy tails give a larger one.
 _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
+# The largest change of its logarithm by priors.
+_MOST_SCALE = 10.0
 # Known noise below this share of the kernel's white noise counts as none.
 _NEGLIGIBLE = 1e-5
 
@@ -245,9 +248,10 @@ class SolvedGPRegressor(GPRegressorBase):
     ) -> float:
         """Multiply the kernel by the mean squared error of rows left out, in units of its variance.
 
-        That is the maximum of their log density. The mean does not change. Returns the factor,
-        which is one where an amplitude or a noise level is fixed or known, or would pass the bound
-        that a user has given.
+        That is the maximum of their log density. With priors it is the maximum of the density that
+        as many rows as the table has would have with this error, plus the log prior. The mean does
+        not change. Returns the factor, which is one where an amplitude or a noise level is fixed or
+        known, or would pass the bound that a user has given.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT
@@ -257,7 +261,17 @@ class SolvedGPRegressor(GPRegressorBase):
         scale = float(((Y - mean).square() / variance[:, None]).mean())
         if not 0 < scale < math.inf:
             return 1.0
-        moved = theta + torch.as_tensor(kernel.variances).to(theta) * math.log(scale)
+        variances = torch.as_tensor(kernel.variances).to(theta)
+        if kernel.log_prior:
+            n, error, middle = self.n_samples_seen_ * Y.shape[1], scale, math.log(scale)
+
+            def loss(at: float) -> float:
+                prior, _ = kernel.log_prior((theta + variances * at).numpy())
+                return 0.5 * (at + error * math.exp(-at)) - prior / n
+
+            bounds = (middle - _MOST_SCALE, middle + _MOST_SCALE)
+            scale = math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+        moved = theta + variances * math.log(scale)
         low, high = kernel.bounds.T
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
             return 1.0

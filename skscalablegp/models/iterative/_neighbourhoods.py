@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core import FitRun
 from ...core.data import random_rows
-from ...core.training import QuasiNewton, TrainingResult, train
+from ...core.training import Monitor, QuasiNewton, TrainingResult, train
 from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     ExactGradient,
@@ -68,6 +68,9 @@ def with_neighbourhoods(
     to each other have too few long distances. The mean is taken if other rows have a higher log
     density given their neighbours with it.
 
+    Callbacks and `history_` do not see the steps on neighbourhoods, whose kernel is not that of the
+    model, and `n_iter_` does not count them. The time budget and interrupts hold as in training.
+
     Parameters
     ----------
     problem : GPProblem
@@ -80,9 +83,9 @@ def with_neighbourhoods(
         As in `cholesky_with_jitter`.
     run : FitRun
     """
-    double = problem.to(torch.float64)
+    double, monitor = problem.to(torch.float64), Monitor(max_seconds=run.monitor.seconds_left)
     try:
-        run.monitor.begin("neighbourhoods", _STEPS)
+        run.monitor.begin("neighbourhoods")
         local = train(
             double,
             NeighbourhoodGradient(_neighbourhoods(problem, result.theta, run), max_jitter),
@@ -90,13 +93,12 @@ def with_neighbourhoods(
             result.theta,
             problem.kernel.bounds.numpy(),
             max_iter=_STEPS,
-            monitor=run.monitor,
+            monitor=monitor,
             generator=run.generator,
             metric=result.metric,
         )
-        result = replace(result, n_iter=result.n_iter + local.n_iter)
-        if run.stopped:
-            return replace(result, stop_reason=local.stop_reason)
+        if monitor.stopped is not None:
+            return replace(result, stop_reason=run.monitor.end(monitor.stopped))
         mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
         sets = _neighbourhoods(problem, result.theta, run)
         before, after = (

@@ -412,7 +412,8 @@ class NNGPRegressor(GPRegressorBase):
         """Set the fitted attributes; `value` includes the log prior, and is NaN if unknown."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
         self._remember(None)
-        value -= kernel.log_prior(theta)[0]
+        share = len(self._seen) / len(self.X_train_) if self._kind == "subset" else 1.0
+        value -= share * kernel.log_prior(theta)[0]
         if not np.isfinite(value):
             value = self._likelihood_at(torch.as_tensor(theta), False)[0]
         self.log_marginal_likelihood_value_ = value

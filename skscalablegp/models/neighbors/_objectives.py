@@ -82,7 +82,8 @@ class Scales:
     """Multiplies a kernel by one number, through its amplitudes and noise levels.
 
     The means of predictions do not depend on this number, unless the noise of some rows is known.
-    The amplitude and the noise could be trained one by one, but a few hundred rows do not determine
+    Priors count as in training, where they are added to the log density of all rows. The amplitude
+    and the noise could be trained one by one, but a few hundred rows do not determine
     both: among many equal rows the noise would fall to nearly zero.
 
     Parameters
@@ -140,10 +141,16 @@ class Scales:
         room = (problem.kernel.bounds - theta.cpu()[:, None])[self._moved.cpu().bool()]
         low, high = max(float(room[:, 0].max()), -_MOST_SCALE), float(room[:, 1].min())
         limits = min(low, 0.0), max(min(high, _MOST_SCALE), 0.0)
+
+        def log_prior(log_scale: float) -> float:
+            """For one row."""
+            moved = theta + self._moved * log_scale
+            return problem.log_prior(moved.cpu().numpy())[0] / len(problem.X)
+
         found = {}
         for power in (0.0, *_POWERS) if local else (0.0,):
             best = minimize_scalar(
-                lambda at, power=power: float(losses(at, power).mean()),
+                lambda at, power=power: float(losses(at, power).mean()) - log_prior(at),
                 bounds=limits,
                 method="bounded",
             )

@@ -25,6 +25,7 @@ from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
+from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
 from ._site import Site
@@ -166,10 +167,7 @@ def trained_start(
         rows = torch.as_tensor(X - compiled.origin(X.mean(axis=0)))
         known = start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))
         return exact_start(
-            compiled,
-            rows,
-            torch.as_tensor(targets),
-            torch.as_tensor(known),
+            GPProblem(compiled, rows, torch.as_tensor(targets), torch.as_tensor(known)),
             run,
             max_iter=_STEPS,
             n_restarts=settings.n_restarts_optimizer,

@@ -19,15 +19,17 @@ from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.core.posteriors import ExactPosterior
+from skscalablegp.core.training import Monitor, QuasiNewton, train
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState
 from skscalablegp.linalg.preconditioners import build_preconditioner
 from skscalablegp.linalg.solvers import stochastic_log_det
-from skscalablegp.models.iterative import _final_solve, _plan
+from skscalablegp.models.iterative import _final_solve, _neighbourhoods, _plan
 from skscalablegp.models.iterative._neighbourhoods import NeighbourhoodGradient, _density
 from skscalablegp.models.iterative._solves import Solves, named_solver
 from skscalablegp.preconditioners import PivotedCholesky
+from skscalablegp.priors import LogNormal
 from skscalablegp.solvers import CG
 
 
@@ -118,9 +120,20 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     rng = np.random.default_rng(0)
     X = rng.random((300, 2))
     y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
-    ours = IterativeGPRegressor(solver_tol=1e-7, random_state=0).fit(X[:250], y[:250])
-    stages = {"30", "60", "neighbourhoods"}
-    assert ours.posterior_ == "neighbors" and set(ours.history_["stage"]) == stages
+    local, seen, train = [], [], _neighbourhoods.train
+    monkeypatch.setattr(
+        _neighbourhoods, "train", lambda *a, **k: local.append(train(*a, **k)) or local[0]
+    )
+    ours = IterativeGPRegressor(
+        solver_tol=1e-7,
+        random_state=0,
+        callbacks=lambda step: seen.append((step.stage, step.theta)),
+    ).fit(X[:250], y[:250])
+    assert ours.posterior_ == "neighbors"
+    # Callbacks see the kernel of the model only, and every step counts once.
+    assert list(dict.fromkeys(stage for stage, _ in seen)) == ["30", "60"]
+    assert [theta.tolist() for _, theta in seen] == np.array(ours.history_["theta"]).tolist()
+    assert ours.n_iter_ == len(seen) and "neighbourhoods" in ours.fit_report_.seconds
     report = ours.fit_report_
     assert report.status == "converged" and report.choices["max_iter"].value == 0
     assert "their mean with those of neighbourhoods" in report.choices["max_iter"].reason
@@ -139,12 +152,32 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     # The kernel is the mean of the last subset's, twice, and the neighbourhoods', up to the scale.
     stage, theta = np.array(ours.history_["stage"]), np.array(ours.history_["theta"])
     value = np.array(ours.history_["objective"])
-    order = ("60", "60", "neighbourhoods")
-    best = [theta[stage == s][value[stage == s].argmax()] for s in order]
-    np.testing.assert_allclose(ours.kernel_.theta[1:3], np.mean(best, 0)[1:3], atol=1e-6)
+    best = theta[stage == "60"][value[stage == "60"].argmax()]
+    mean = (2 * best + local[0].theta) / 3
+    np.testing.assert_allclose(ours.kernel_.theta[1:3], mean[1:3], atol=1e-6)
     # Whoever limits the steps gets steps on all rows.
     asked = IterativeGPRegressor(max_iter=3, random_state=0).fit(X[:250], y[:250])
     assert "full" in asked.history_["stage"]
+
+
+def test_the_scale_from_rows_left_out_has_its_prior(monkeypatch):
+    """Dense leave-one-out errors and a narrow log-normal prior are in balance at the scale."""
+    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
+        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
+    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
+    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 60)
+    rng = np.random.default_rng(0)
+    X = rng.random((250, 2))
+    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(250)
+    priors = {"k2__noise_level": LogNormal(0.1, 0.08)}
+    model = IterativeGPRegressor(priors=priors, solver_tol=1e-7, random_state=0).fit(X, y)
+    inverse = np.linalg.inv(model.kernel_(X))
+    errors = inverse @ ((y - y.mean()) / y.std()) / np.diag(inverse)
+    ratio = np.mean(errors**2 * np.diag(inverse))
+    # The derivatives in the logarithm of the scale; 250 rows count as 250.
+    slope = -(math.log(model.kernel_.k2.noise_level) - math.log(0.1)) / 0.08**2
+    assert abs(ratio - 1) > 0.05
+    assert 250 / 2 * (ratio - 1) + slope == pytest.approx(0, abs=0.02 * abs(slope))
 
 
 def sets_of_rows():
@@ -171,6 +204,23 @@ def test_neighbourhoods_have_the_likelihood_of_separate_rows():
     ]
     assert found.value == pytest.approx(60 / 84 * sum(value for value, _ in theirs))
     np.testing.assert_allclose(found.grad, 60 / 84 * sum(grad for _, grad in theirs), rtol=1e-6)
+    # As they stand for all rows, a prior counts once beside them.
+    priors = {"k2__noise_level": LogNormal(0.3, 0.1)}
+    given = replace(problem, kernel=compile_kernel(kernel, 2, priors=priors))
+    monitor, seed = Monitor(), torch.Generator()
+    bounds = given.kernel.bounds.numpy()
+    train(
+        given,
+        estimator,
+        QuasiNewton(),
+        kernel.theta,
+        bounds,
+        max_iter=1,
+        monitor=monitor,
+        generator=seed,
+    )
+    density = scipy.stats.lognorm(0.1, scale=0.3).logpdf(0.1) + math.log(0.1)
+    assert monitor.steps[0].objective == pytest.approx(found.value + density)
 
 
 def test_density_of_rows_given_their_neighbours():
