@@ -44,10 +44,7 @@ def ours(error: BaseException, estimator: Any) -> BaseException | None:
     if isinstance(error, (torch.linalg.LinAlgError, np.linalg.LinAlgError)):
         remedy = more_noise(estimator)
         if "kernel" in params:
-            remedy += (
-                ", or give a kernel that is positive definite (ExpSineSquared is so for one column "
-                "only)"
-            )
+            remedy += ", or give a kernel that is positive definite"
         found = str(error).removesuffix(" Increase the noise.")
         if not found.startswith("No Cholesky factor"):
             found = "A matrix of covariances is not numerically positive definite."

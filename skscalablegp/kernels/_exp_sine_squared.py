@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._distances import distance
 from ._nodes import Node
-from ._registry import register_kernel
+from ._registry import Layout, register_kernel
 from ._slots import Slot
 
 
@@ -34,4 +34,15 @@ class Periodic(Node):
         return X.new_ones(1)
 
 
-register_kernel(sk.ExpSineSquared, lambda k, layout: Periodic(**layout.slots(k)))
+def _build(kernel: sk.ExpSineSquared, layout: Layout) -> Periodic:
+    """On several columns the function of the distance is not positive definite."""
+    if layout.n_features > 1:
+        raise ValueError(
+            f"{kernel!r} is positive definite on one column only, and here it has "
+            f"{layout.n_features}: use skscalablegp.kernels.Columns to choose one, for example "
+            "Columns(ExpSineSquared(), 0)."
+        )
+    return Periodic(**layout.slots(kernel))
+
+
+register_kernel(sk.ExpSineSquared, _build)

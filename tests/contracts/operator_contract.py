@@ -24,7 +24,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.kernels import default_kernel
+from skscalablegp.kernels import Columns, default_kernel
 from skscalablegp.linalg.operators import LinearOperator
 
 SMALL_TILE = 7  # several tiles, the last one not full, in every problem below
@@ -110,7 +110,12 @@ PROBLEMS = [
     OperatorProblem("all-fixed", RBF(1.1, "fixed") + W(0.1, "fixed"), table()),
     OperatorProblem("constant-only", C(0.8), table(), LEVELS),
     OperatorProblem("white-only", W(0.7), table(), LEVELS),
-    OperatorProblem("periodic", ExpSineSquared(1.2, 2.5) * RBF(1.5) + W(0.1), table(), digits=1e-9),
+    OperatorProblem(
+        "periodic",
+        Columns(ExpSineSquared(1.2, 2.5), 2) * RBF(1.5) + W(0.1),
+        table(),
+        digits=1e-9,
+    ),
     OperatorProblem(
         "linear", C(0.3) * DotProduct(0.7) + Matern(0.9, nu=0.5) * RBF(2.0) + W(0.2), table()
     ),

@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp.features import frequencies_per_product, sample_prior_features
-from skscalablegp.kernels import NoSpectralDensity, compile_kernel, default_kernel
+from skscalablegp.kernels import Columns, NoSpectralDensity, compile_kernel, default_kernel
 
 C = ConstantKernel
 D = 2
@@ -155,7 +155,7 @@ def test_extreme_shapes_stay_finite():
 @pytest.mark.parametrize(
     "kernel, name",
     [
-        (RBF() + ExpSineSquared(), "ExpSineSquared"),
+        (RBF() + Columns(ExpSineSquared(), 0), "ExpSineSquared"),
         (RBF() ** 0.5, "Exponentiation"),
         (RBF() * DotProduct() ** 12, "DotProduct"),
     ],

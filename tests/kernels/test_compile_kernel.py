@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
+from skscalablegp import IterativeGPRegressor
 from skscalablegp.kernels import (
     Categorical,
     Columns,
@@ -152,7 +153,7 @@ def families(kernel, d=2):
         (RBF() ** 2, [("Gaussian Gaussian", 0)]),
         (RBF() ** 1.5, None),
         (RBF() + DotProduct(), None),
-        (C() * ExpSineSquared(), None),
+        (C() * Columns(ExpSineSquared(), 0), None),
     ],
 )
 def test_flattening(kernel, expected):
@@ -173,11 +174,24 @@ def test_flattened_terms_add_up_to_the_kernel():
     torch.testing.assert_close(total, compiled.cross(theta, X, X))
 
 
+def test_a_periodic_kernel_is_refused_on_several_columns():
+    """Its matrix has negative eigenvalues there; the estimator refuses it before any work."""
+    X = np.random.default_rng(0).uniform(0, 3, (40, 2))
+    assert np.linalg.eigvalsh(ExpSineSquared()(X)).min() < -0.1
+    message = r"positive definite on one column only, and here it has 2: use .*Columns"
+    with pytest.raises(ValueError, match=message):
+        compile_kernel(RBF() + ExpSineSquared(), 2)
+    steps = []
+    with pytest.raises(ValueError, match=f"IterativeGPRegressor: ExpSineSquared.*{message}"):
+        IterativeGPRegressor(ExpSineSquared(), callbacks=steps.append).fit(X, X[:, 0])
+    assert steps == [] and compile_kernel(ExpSineSquared(), 1).n_params == 2
+
+
 @pytest.mark.parametrize(
     "kernel, stationary",
     [
         (default_kernel(2), True),
-        (C() * (RBF() + ExpSineSquared() * Matern(nu=0.5)) ** 0.5, True),
+        (C() * (RBF() + Columns(ExpSineSquared(), 0) * Matern(nu=0.5)) ** 0.5, True),
         (SpectralMixture(2, means=[0.1] * 4), True),
         (RBF() + DotProduct(), False),
         (RBF() + DotProduct() * WhiteKernel(), False),

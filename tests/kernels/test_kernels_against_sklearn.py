@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.kernels import compile_kernel, default_kernel
+from skscalablegp.kernels import Columns, compile_kernel, default_kernel
 
 TOL = 1e-10
 BOUNDS = st.sampled_from([(1e-5, 1e5), "fixed"])
@@ -33,7 +33,11 @@ def stationary(d):
         st.builds(RBF, length_scales(d), BOUNDS),
         st.builds(Matern, length_scales(d), BOUNDS, nu=st.sampled_from([0.5, 1.5, 2.5, np.inf])),
         st.builds(RationalQuadratic, POSITIVE, POSITIVE, BOUNDS, BOUNDS),
-        st.builds(ExpSineSquared, POSITIVE, POSITIVE, BOUNDS, BOUNDS),
+        st.builds(
+            lambda *settings, column: Columns(ExpSineSquared(*settings), column),
+            *(POSITIVE, POSITIVE, BOUNDS, BOUNDS),
+            column=st.integers(0, d - 1),
+        ),
     )
 
 
@@ -133,7 +137,7 @@ def test_default_kernel_agrees_with_scikit_learn():
         Matern(nu=2.5),
         RBF(),
         RationalQuadratic(),
-        ExpSineSquared(),
+        Columns(ExpSineSquared(), 1),
         Exponentiation(WhiteKernel() + Matern(nu=0.5), 0.5),
         Exponentiation(WhiteKernel(), 0.5),
         Exponentiation(RBF(1e-2), 0.5),

@@ -1,10 +1,12 @@
 """Kernels without a compiled form, and rows that are no numbers, against scikit-learn."""
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -16,6 +18,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
+from skscalablegp import IterativeGPRegressor, RRCGRegressor
 from skscalablegp.kernels import Columns, ObjectRows, compile_kernel
 from skscalablegp.linalg.operators import KernelOperator
 
@@ -143,3 +146,35 @@ def test_nothing_is_known_of_such_kernels_but_their_values():
     # The default is to refuse them.
     with pytest.raises(TypeError, match="Own has no compiled form.*IterativeGPRegressor"):
         compile_kernel(Own(), 2)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "model",
+    [
+        IterativeGPRegressor(),
+        IterativeGPRegressor(solver="cg", posterior="solve", max_iter=2),
+        IterativeGPRegressor(solver="adasap", posterior="neighbors", optimizer=None),
+        RRCGRegressor(posterior="solve", max_iter=2),
+    ],
+    ids=str,
+)
+def test_estimators_call_them_in_the_thread_of_the_fit(model, set_workers):
+    """Which may be the only one that such code stands, for instance with a cache of its own."""
+
+    class Counted(Own):
+        def __call__(self, *args, **kwargs):
+            threads.add(threading.get_ident())
+            return super().__call__(*args, **kwargs)
+
+    set_workers(2)
+    threads, rng = set(), np.random.default_rng(0)
+    X, X_new = rng.uniform(-2, 2, (80, 2)), rng.uniform(-2, 2, (9, 2))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(80)
+    answers = []
+    for leaf in (Counted(0.8), RBF(0.8)):
+        kernel = ConstantKernel(1.5) * leaf + WhiteKernel(0.05)
+        fitted = clone(model).set_params(kernel=kernel, random_state=0, dtype="float64").fit(X, y)
+        answers.append(np.stack(fitted.predict(X_new, return_std=True)))
+    assert threads == {threading.get_ident()}
+    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.kernels import compile_kernel, default_kernel
+from skscalablegp.kernels import Columns, compile_kernel, default_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 
 C, W = ConstantKernel, WhiteKernel
@@ -25,7 +25,7 @@ KERNELS = {
     "rbf": RBF(0.8),
     "matern12": C(0.6) * Matern([0.7, 1.6], nu=0.5),
     "rq": RationalQuadratic(0.9, 0.7) + C(0.3) * Matern(1.2, nu=2.5) + W(0.05),
-    "periodic": ExpSineSquared(3.0, 6.0) * RBF(1.0) + W(0.2),
+    "periodic": Columns(ExpSineSquared(3.0, 6.0), 0) * RBF(1.0) + W(0.2),
     "linear": DotProduct(0.4) + RBF() + W(0.2),
     "noise-in-a-product": (Matern(1.2) + W(0.3)) * C(0.7),
     "partly-fixed": C(2.0, "fixed") * RBF(1.1) + W(0.1),

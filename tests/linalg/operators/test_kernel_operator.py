@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp.kernels import compile_kernel, default_kernel
+from skscalablegp.kernels import Columns, compile_kernel, default_kernel
 from skscalablegp.linalg.operators import KernelOperator, Workspace, bind, tile_size
 from skscalablegp.linalg.operators._bound import AutodiffKernel, StationaryKernel
 
@@ -40,7 +40,7 @@ STATIONARY = {
     "three": RBF(1.4, "fixed") * Matern(0.9, nu=2.5) * (C(0.5) * RBF([0.6, 1.1, 2.0]) + C(0.3)),
     "square": (C(0.7) * Matern(0.9) + RBF()) ** 2,
 }
-AUTODIFF = [ExpSineSquared(1.2, 2.5) * RBF(1.5), DotProduct(0.7) + RBF(), RBF() ** 4]
+AUTODIFF = [Columns(ExpSineSquared(1.2, 2.5), 1) * RBF(1.5), DotProduct(0.7) + RBF(), RBF() ** 4]
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def kernels(draw, d):
                 Matern(scales, nu=1.5),
                 Matern(scales, nu=2.5),
                 RationalQuadratic(draw(POSITIVE), draw(POSITIVE)),
-                ExpSineSquared(draw(POSITIVE), draw(POSITIVE)) + RBF(scales),
+                Columns(ExpSineSquared(draw(POSITIVE), draw(POSITIVE)), 0) + RBF(scales),
                 DotProduct(draw(POSITIVE)),
             ]
         )

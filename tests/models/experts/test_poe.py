@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -490,6 +491,32 @@ def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
     with pytest.warns(ConvergenceWarning, match="raise max_seconds"):
         poe(share_hyperparameters=False, combination="gpoe", max_seconds=1000.0).fit(X, y)
     np.testing.assert_allclose(shares, [250, 333, 500, 1000], rtol=0.05)
+
+
+@pytest.mark.parametrize("when", ["training", "likelihood"])
+def test_a_product_returns_after_an_interrupt_without_its_likelihood(when, monkeypatch):
+    """Experts that share rows do not give the likelihood; it would take seconds on many rows."""
+    X, y, X_new = table()
+    calls = []
+
+    def likelihood(self, *args):
+        calls.append(when)
+        raise KeyboardInterrupt
+
+    def stop(step):
+        if when == "training":
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(PoERegressor, "_likelihood", likelihood)
+    model = poe(combination="grbcm", expert_size=15, callbacks=stop)
+    with pytest.warns(ConvergenceWarning) if when == "training" else nullcontext():
+        model.fit(X, y)
+    assert calls == ([] if when == "training" else ["likelihood"])
+    assert np.isnan(model.log_marginal_likelihood_value_)
+    assert model.fit_report_.status == ("interrupted" if when == "training" else "callback")
+    assert np.isfinite(model.predict(X_new, return_std=True)).all()
+    assert np.isfinite(model.log_marginal_likelihood(model.kernel_.theta))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

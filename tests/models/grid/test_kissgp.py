@@ -432,6 +432,41 @@ class TestProducts:
             assert abs(model.log_marginal_likelihood_value_ - exact) < 3 * errors[-1]
         assert errors[0] > 5 * errors[1]
 
+    @pytest.mark.parametrize("low_rank", [False, True])
+    @pytest.mark.parametrize("first, rest", [(400, 1e-6), (16, 1e-3)])
+    def test_roots_of_long_axes_have_the_covariance(self, low_rank, first, rest, monkeypatch):
+        """S S' against dense algebra, with all directions and with as many as the trace asks for.
+
+        A doubling that adds less than 1e-4 of the trace is the last.
+        """
+        import torch
+
+        from skscalablegp.models.grid._products import ProductPosterior
+
+        monkeypatch.setattr("skscalablegp.models.grid._products._SAMPLE_RANK", first)
+        X, y, _ = table(1)
+        kernel = C(1.0) * RBF(0.05) + W(0.01)
+        model = KISSGPRegressor(kernel, optimizer=None, grid_size=300, solver="cg").fit(X, y)
+        posterior = model._posterior()
+        grid = posterior.grid_kernel.grid
+        K = RBF(0.05)(grid.components[0][0].points[:, None])
+        Wt = grid.interpolate(X).toarray().T
+        A = Wt @ np.linalg.solve(Wt.T @ K @ Wt + 0.01 * np.eye(len(X)), Wt.T)
+        if low_rank:
+            values, vectors = np.linalg.eigh(A)
+            D = vectors[:, -40:] * np.sqrt(values[-40:])
+            A = D @ D.T
+            posterior = ProductPosterior(
+                posterior.grid_kernel, posterior.theta, posterior.evaluation, torch.from_numpy(D)
+            )
+        S = posterior._range_root().double().numpy()
+        assert (S.shape[1] == len(K)) == (first == 400)
+        covariance = K - K @ A @ K
+        error = covariance - S @ S.T
+        assert np.linalg.norm(error, 2) < rest * np.linalg.norm(covariance, 2)
+        # A Nystrom approximation never exceeds the covariance.
+        assert np.linalg.eigvalsh(error).min() > -1e-5
+
     def test_solves_that_do_not_end_are_said(self):
         X, y, X_new = table()
         model = KISSGPRegressor(C() * RBF(0.1) + W(1e-9), grid_size=30, optimizer=None)

@@ -18,6 +18,7 @@ from skscalablegp.kernels import TorchKernel, compile_kernel
 from skscalablegp.models.inducing import NaturalBelief, WhitenedBelief, _sgpr, _training
 from skscalablegp.models.inducing._collapsed import left_out_scales
 from skscalablegp.models.inducing._stepper import SparseStepper
+from skscalablegp.priors import LogNormal
 
 KERNEL = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.05)
 MODELS = [
@@ -437,6 +438,27 @@ def test_the_bound_is_below_a_likelihood(model):
     assert bounds == sorted(bounds) and bounds[0] < bounds[-1] - 1
     assert not hasattr(model, "log_marginal_likelihood_value_")
     assert not hasattr(model, "log_marginal_likelihood")
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_rows_left_out_do_not_overrule_priors(monkeypatch):
+    """A prior, however flat, switches the closed form of the scales off."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (2100, 1))
+    y = np.sin(3 * X[:, 0]) + 0.3 * rng.standard_normal(2100)
+    flat = {"k2__noise_level": LogNormal(1.0, 1e9), "k1__k1__constant_value": LogNormal(1.0, 1e9)}
+    model = SVGPRegressor(n_inducing=8, max_iter=5, batch_size=300, random_state=0)
+    scaled, bound = (
+        clone(model).set_params(priors=priors).fit(X, y).kernel_.theta for priors in (None, flat)
+    )
+    monkeypatch.setattr(SparseStepper, "rescale", lambda self: None)
+    free = clone(model).set_params(priors=None).fit(X, y).kernel_.theta
+    np.testing.assert_allclose(bound, free, atol=1e-6)
+    assert abs(scaled[-1] - free[-1]) > 0.01
+    narrow = {"k2__noise_level": LogNormal(0.5, 1e-3)}
+    monkeypatch.undo()
+    noise = clone(model).set_params(priors=narrow, max_iter=40).fit(X, y).kernel_.k2.noise_level
+    assert abs(np.log(noise / 0.5)) < abs(np.log(np.exp(scaled[-1]) / 0.5)) / 2
 
 
 def test_scales_are_the_best_for_rows_left_out():

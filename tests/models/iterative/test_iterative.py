@@ -24,8 +24,9 @@ from sklearn.gaussian_process.kernels import (
 )
 from sklearn.model_selection import GridSearchCV
 
-from skscalablegp import IterativeGPRegressor
+from skscalablegp import IterativeGPRegressor, NNGPRegressor, PoERegressor, RRCGRegressor
 from skscalablegp._compat import HAS_CALLBACKS
+from skscalablegp.kernels import Columns
 from skscalablegp.linalg.solvers import Column
 from skscalablegp.solvers import CG
 
@@ -37,7 +38,8 @@ KERNELS = {
     "matern": ConstantKernel(2.0) * Matern([1.1, 0.7], nu=1.5),
     "white in a product": ConstantKernel(0.7) * (Matern(1.3, nu=2.5) + WhiteKernel(0.2)),
     "linear trend": 0.3 * DotProduct(0.5) + Matern(0.9, nu=0.5) + WhiteKernel(0.05),
-    "periodic": ExpSineSquared(1.2, 3.0) * RationalQuadratic(1.5, 0.8) + WhiteKernel(0.1),
+    "periodic": Columns(ExpSineSquared(1.2, 3.0), 0) * RationalQuadratic(1.5, 0.8)
+    + WhiteKernel(0.1),
     "power": RBF(1.3) ** 2 + WhiteKernel(0.1),
     "partly fixed": ConstantKernel(1.2, "fixed") * RBF(0.9, "fixed") + WhiteKernel(0.1),
 }
@@ -654,3 +656,44 @@ def test_callbacks_of_scikit_learn_see_a_working_model(settings):
     alone = IterativeGPRegressor(**settings).fit(X, y)
     assert len({str(kernel) for kernel in watch.models}) > 2
     assert_allclose(watched.predict(X_new), alone.predict(X_new))
+
+
+# ---------------------------------------------------------------- hardly any noise
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "model",
+    [
+        IterativeGPRegressor(),
+        IterativeGPRegressor(solver="cg", posterior="solve"),
+        IterativeGPRegressor(solver="block_cg", posterior="solve"),
+        IterativeGPRegressor(solver="adasap", posterior="solve"),
+        IterativeGPRegressor(solver="ap", posterior="neighbors"),
+        RRCGRegressor(posterior="solve"),
+        PoERegressor(),
+        NNGPRegressor(n_neighbors=12),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("how", ["white", "alpha", "noise_variance"])
+def test_a_tiny_fixed_noise_interpolates(model, how):
+    """An Ornstein-Uhlenbeck process is Markov: rows between two others depend on these two only."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.permutation(np.arange(400.0))[:90]) / 100
+    y = np.cumsum(rng.standard_normal(90)) / 5
+    kernel = Matern(0.7, nu=0.5)
+    fit = {}
+    if how == "white":
+        kernel = kernel + WhiteKernel(1e-10, "fixed")
+    elif how == "noise_variance":
+        fit["noise_variance"] = np.full(90, 1e-10)
+    model = clone(model).set_params(kernel=kernel, optimizer=None, random_state=0, dtype="float64")
+    model.set_params(alpha=1e-10 if how == "alpha" else 1e-12)
+    new = x[:-1] + np.diff(x) * rng.uniform(0.1, 0.9, 89)
+    mean, std = model.fit(x[:, None], y, **fit).predict(new[:, None], return_std=True)
+    left, right = np.exp(-(new - x[:-1]) / 0.7), np.exp(-(x[1:] - new) / 0.7)
+    whole = 1 - (left * right) ** 2
+    expected = left * (1 - right**2) * y[:-1] + right * (1 - left**2) * y[1:]
+    assert_allclose(mean, expected / whole, atol=1e-5)
+    assert_allclose(std**2, (1 - left**2) * (1 - right**2) / whole, rtol=1e-4)

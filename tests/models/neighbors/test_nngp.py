@@ -504,7 +504,7 @@ def test_nearness_is_the_kernels():
 def test_kernels_without_neighbours_are_refused():
     X, y, _ = table()
     with pytest.raises(ValueError, match="ExpSineSquared has no distance.*IterativeGPRegressor"):
-        model(kernel=ExpSineSquared() + WhiteKernel()).fit(X, y)
+        model(kernel=Columns(ExpSineSquared(), 0) + WhiteKernel()).fit(X, y)
     # As an exact process they need none; they are covariances of one column.
     model(kernel=ExpSineSquared() + WhiteKernel(), n_neighbors="auto").fit(X[:, :1], y)
 
