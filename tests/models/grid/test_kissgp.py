@@ -477,6 +477,28 @@ class TestProducts:
         with pytest.warns(ConvergenceWarning, match="linear solves.*solver='cholesky'"):
             model.predict_std(X_new[:3])
 
+    def test_variances_with_little_noise(self):
+        """Dense algebra over the rows; LOVE needs a reference with smaller errors than its own."""
+        X, y, X_new = table(n=1500)
+        X, new = 0.5 * X, np.vstack([0.5 * X_new, 0.5 + 0.5 * X_new])
+        kernel = C(3.0) * RBF([0.6, 0.9]) + W(1e-4)
+        model = KISSGPRegressor(kernel, optimizer=None, grid_size=25, solver="cg", alpha=0)
+        model.fit(np.vstack([X, np.ones((1, 2))]), np.append(y, 0.0), np.append(0 * y, 1e8))
+        grid_kernel = model._posterior().grid_kernel
+        K = grid_kernel.to_dense(model._posterior().theta).numpy()
+        W_train, W_new = (grid_kernel.grid.interpolate(rows).toarray() for rows in (X, new))
+        H = W_train @ K @ W_train.T + 1e-4 * np.eye(1500)
+        cross = W_train @ K @ W_new.T
+        expected = W_new @ K @ W_new.T - cross.T @ np.linalg.solve(H, cross)
+        _, cov = model.predict(new, return_cov=True, noise_variance=0.0)
+        std = model.predict_std(new, include_noise=False)
+        variances = np.diag(expected)
+        assert variances.min() < 1e-5 and variances.max() > 0.1
+        np.testing.assert_allclose(std**2, variances, rtol=1e-3, atol=1e-8)
+        np.testing.assert_allclose(cov - 1e-4 * np.eye(100), expected, rtol=1e-3, atol=1e-7)
+        low = LOVEPredictor(FrozenEstimator(model)).fit(X, y)
+        assert low.variance_error_ < 1e-5 and low.variance_rank_ < 60
+
     def test_samples_have_the_posterior_covariance(self):
         X, y, X_new = table()
         model = fixed(grid_size=20, solver="cg").fit(X, y)
