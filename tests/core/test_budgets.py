@@ -12,7 +12,13 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from test_run import Model
 from test_steps import Walk
 
-from skscalablegp import IterativeGPRegressor, QSRVMRegressor, RFFRegressor, SSRFFRegressor
+from skscalablegp import (
+    IterativeGPRegressor,
+    QSRVMRegressor,
+    RFFRegressor,
+    SGPRRegressor,
+    SSRFFRegressor,
+)
 from skscalablegp.core import FactorBudget, _exact, to_torch
 from skscalablegp.core.data import Table
 from skscalablegp.core.likelihoods import Bernoulli
@@ -20,6 +26,7 @@ from skscalablegp.core.training import Monitor, StopTraining, _monitor, train_st
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood
+from skscalablegp.models.inducing import _collapsed
 from skscalablegp.models.sampled._exact import exact_process
 
 
@@ -74,6 +81,22 @@ def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):
         run.reserve(lambda: pytest.fail("timed in vain"), times=2)
 
     Model().fit(1, unlimited)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_inducing_points_leave_time_for_their_last_bound(clock, monkeypatch):
+    """Each block of rows takes a second; there are three, and three more for the final bound."""
+
+    def second(noise):
+        clock.now += 1.0
+
+    monkeypatch.setattr(_collapsed, "check_noise", second)
+    rows, began = table(3 * _collapsed.BLOCK_ROWS), clock.now
+    model = SGPRRegressor(RBF(0.5) + WhiteKernel(), n_inducing=4, max_seconds=20.5, random_state=0)
+    model.fit(rows.X, rows.y)
+    assert model.fit_report_.status == "max_seconds" and model.n_iter_ >= 3
+    # The blocks of a bound that has begun are given up when the time of training is spent.
+    assert 20.5 - 3 < clock.now - began <= 20.5 + 1
 
 
 def table(n):
