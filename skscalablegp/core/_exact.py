@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +26,10 @@ _STEPS = 500
 # Number of rows of the factorisation whose time is measured, and the fraction of the time budget by
 # which the final factorisation may exceed it.
 _TIMED_ROWS, _GRACE = 1500, 0.1
+# Seconds of the factorisation after an interrupt.
+_AFTER_INTERRUPT = 1.0
+
+T = TypeVar("T")
 
 
 def start_rows(n: int) -> int | None:
@@ -66,11 +71,11 @@ def train_exactly(
 
 
 class FactorBudget:
-    """The part of a time budget that the factorisation for predictions needs.
+    """The time that the factorisation for predictions may take: a part of the budget, or little.
 
     If a budget is set, a factorisation of a few rows is timed. The time for all rows is
     extrapolated as a quadratic term (filling the matrix) plus a cubic one (factorising it), and is
-    reserved.
+    reserved. After an interrupt the factorisation may take about a second.
 
     Parameters
     ----------
@@ -80,11 +85,14 @@ class FactorBudget:
     """
 
     def __init__(self, problem: GPProblem, run: FitRun):
-        self._run, self._square, self._cube = run, 0.0, 0.0
-        monitor = run.monitor
-        if monitor.max_seconds is None or len(problem.X) <= _TIMED_ROWS:
-            return
-        few = problem.subset(torch.arange(_TIMED_ROWS)).to(torch.float64)
+        self._problem, self._run, self._square, self._cube = problem, run, 0.0, 0.0
+        if run.monitor.max_seconds is not None and len(problem.X) > _TIMED_ROWS:
+            self._measure()
+            run.monitor.reserve(self._seconds(len(problem.X)))
+
+    def _measure(self) -> None:
+        monitor = self._run.monitor
+        few = self._problem.subset(torch.arange(_TIMED_ROWS)).to(torch.float64)
         begun = monitor.seconds
         H = few.operator(few.kernel.theta0).to_dense()
         filled = monitor.seconds
@@ -92,24 +100,58 @@ class FactorBudget:
         cholesky_(H)
         self._square = (filled - begun) / _TIMED_ROWS**2
         self._cube = (monitor.seconds - filled) / _TIMED_ROWS**3
-        monitor.reserve(self._seconds(len(problem.X)))
 
     def _seconds(self, n: int) -> float:
         return self._square * n**2 + self._cube * n**3
 
-    def affordable(self, table: Table) -> Table:
-        """The table, or as many random rows of it as can be factorised in the remaining time."""
-        run, n = self._run, len(table.X)
-        need, budget = self._seconds(n), run.monitor.max_seconds
-        if budget is None:
-            return table
-        left = max(0.0, budget - run.monitor.seconds) + _GRACE * budget
+    def finish(
+        self, name: str, table: Table, keep: Callable[[Table], None], part: Callable[[], T]
+    ) -> T:
+        """The final part of a fit, as by `FitRun.finish`, after keeping the rows for it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the stage.
+        table : Table
+            All rows.
+        keep : callable
+            Called with the table, or with as many random rows of it as there is time for.
+        part : callable
+            The factorisation of the rows that were kept.
+        """
+        message = ""
+
+        def final() -> T:
+            nonlocal message
+            some, message = self._affordable(table)
+            keep(some)
+            return part()
+
+        result = self._run.finish(name, final)
+        if message:
+            self._run.warn(message)
+        return result
+
+    def _affordable(self, table: Table) -> tuple[Table, str]:
+        """The rows that can be factorised in the remaining time, and a warning if it is not all."""
+        run, n, left = self._run, len(table.X), math.inf
+        if n <= _TIMED_ROWS:
+            return table, ""
+        remedy, budget = "raise max_seconds to use all rows", run.monitor.max_seconds
+        if budget is not None:
+            left = max(0.0, budget - run.monitor.seconds) + _GRACE * budget
+        if run.monitor.stopped == "interrupted":
+            if self._cube == 0:
+                self._measure()
+            left = min(left, _AFTER_INTERRUPT)
+            remedy = "fit again, or end training by a callback, to use all rows"
+        need = self._seconds(n)
         if need <= left:
-            return table
+            return table, ""
         m = max(_TIMED_ROWS, bisect(range(n), left, key=self._seconds) - 1)
         run.monitor.end("max_seconds")
-        run.warn(
+        return table.rows(run.random_state.permutation(n)[:m]), (
             f"Predictions are based on {m:,} random rows, since factorising all {n:,} would have "
-            f"taken about {need:.0f} s. Raise max_seconds to use all rows."
+            f"taken about {need:.0f} s: {remedy}."
         )
-        return table.rows(run.random_state.permutation(n)[:m])

@@ -22,6 +22,7 @@ from skscalablegp import (
 from skscalablegp.core import FactorBudget, _exact, to_torch
 from skscalablegp.core.data import Table
 from skscalablegp.core.likelihoods import Bernoulli
+from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.core.training import Monitor, StopTraining, _monitor, train_steps
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
@@ -121,7 +122,9 @@ def test_as_many_rows_are_factorised_as_there_is_time_for(clock, monkeypatch, tr
         # (2000 / 1500)^3 = 2.37 seconds for all rows; a tenth of the budget may be exceeded.
         assert_allclose(run.monitor.reserved, 2.37, atol=0.01)
         clock.now += trained_for - 1.0
-        some = budget.affordable(ours)
+        kept = []
+        budget.finish("factor", ours, kept.append, lambda: None)
+        (some,) = kept
         if rows is None:
             assert some is ours and run.monitor.stopped is None
             return
@@ -154,6 +157,39 @@ def test_a_spent_budget_leaves_the_exact_process_of_some_rows(cls):
     centre, unit = ours.y.mean(), ours.y.std()
     assert_allclose(ours_mean, centre + unit * mean, atol=1e-6)
     assert_allclose(ours_std, unit * std, rtol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["training", "factor"])
+def test_an_interrupt_leaves_the_exact_process_of_some_rows(when, clock, monkeypatch):
+    """As many as are factorised in a second; in the other case the factorisation has begun."""
+    ours, began, factor = table(1800), [], _exact.cholesky_
+
+    def cholesky(H):
+        clock.now += 1.0
+        return factor(H)
+
+    def interrupt(*args, **kwargs):
+        began.append(len(args[0].X) if when == "factor" else None)
+        if len(began) == 1:
+            raise KeyboardInterrupt
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(_exact, "cholesky_", cholesky)
+    model = IterativeGPRegressor(RBF() + WhiteKernel(0.1), max_iter=1, random_state=0)
+    if when == "training":
+        model.set_params(callbacks=interrupt)
+        whole = bool
+    else:
+        whole = ExactPosterior.of
+        monkeypatch.setattr(ExactPosterior, "of", staticmethod(interrupt))
+    with pytest.warns(ConvergenceWarning, match="1,500 random rows.* 2 s: fit again, or end"):
+        model.fit(ours.X, ours.y)
+    assert model.fit_report_.status == "interrupted"
+    assert model.X_train_.shape == (1500, 2)
+    assert when == "training" or began == [1800, 1500]
+    exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    mean = exact.fit(model.X_train_, model.y_train_).predict(ours.X[:9])
+    assert_allclose(model.predict(ours.X[:9]), mean, atol=1e-6)
 
 
 def test_features_look_at_the_clock_at_every_batch():

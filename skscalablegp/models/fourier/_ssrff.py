@@ -218,8 +218,9 @@ class SSRFFRegressor(GPRegressorBase):
             factor = FactorBudget(problem, run)
             result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
             problem.workspace.release()
-            self._keep_table(factor.affordable(table))
-            jitter = run.finish("factor", lambda: self._finish(kernel, result.theta))
+            jitter = factor.finish(
+                "factor", table, self._keep_table, lambda: self._finish(kernel, result.theta)
+            )
             run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
             run.reports(
                 jitter=jitter,

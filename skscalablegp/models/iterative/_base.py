@@ -124,19 +124,20 @@ class SolvedGPRegressor(GPRegressorBase):
             factor = FactorBudget(problem, run) if exact else None
             result = self._train(problem, plan, run)
             problem.workspace.release()
-            if factor is not None:
-                self._keep_table(factor.affordable(table))
             if result.exact and plan.all_rows:
                 if not plan.gradient.exact:
                     self._report_factorised(plan, n, run)
                 plan = plan.factorised(result.dtype)
                 self._keep_plan(plan, run)
-            final, jitter = run.finish(
-                "final solve",
-                lambda: self._finish(
-                    kernel, result.theta, plan, result.state, run.generator, run.monitor
-                ),
-            )
+
+            def finish() -> tuple[FinalSolve | None, float]:
+                theta, state = result.theta, result.state
+                return self._finish(kernel, theta, plan, state, run.generator, run.monitor)
+
+            if factor is None:
+                final, jitter = run.finish("final solve", finish)
+            else:
+                final, jitter = factor.finish("final solve", table, self._keep_table, finish)
             if result.dtype == torch.float64:
                 self.dtype_ = "float64"
             if self.dtype == "auto" and self.dtype_ != planned:
