@@ -54,8 +54,9 @@ _FOLD_TOL = 1e-4
 # warning. It appears if the loss against the exact process is above this many nats per row, and
 # above this many standard errors.
 _FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
-# The loss from which on a small table keeps all functions.
-_WHOLE = 0.1
+# A small table keeps all functions unless held-out rows show that the loss is below this, by that
+# many standard errors.
+_WHOLE, _WHOLE_DOUBT = 0.05, 2.0
 # Number of rows of the exact process.
 _START_ROWS = 1000
 # Number of functions in the models that callbacks receive during rounds.
@@ -77,13 +78,14 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its units are those of the standardised columns. None is Constant *
-        Matern(nu=1.5) + White, with one length scale per column for up to 30 columns.
+        Matern(nu=1.5) + White, with one length scale per column for up to 30 columns, and for more
+        if there are at most 2,000 rows, and at least ten for each column.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. Here
         they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
-        but at most 10,000. For up to 2,000 rows "auto" drops no function if the exact Gaussian
-        process with the same kernel predicts held-out rows better. With a number, functions are
-        always dropped.
+        but at most 10,000. For up to 2,000 rows "auto" drops no function unless held-out rows show
+        that the sparse model is about as good as the exact Gaussian process with the same kernel,
+        to 0.05 nats a row. With a number, functions are always dropped.
     max_precision : float, default=10000.0
         Prior precision above which a basis function is removed from the model. Its unit is that of
         the target's mean square.
@@ -435,7 +437,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         """The factor of the variances that fits held-out rows, and whether to keep all functions.
 
         Every fold is trained with the same kernel on the rows that it does not hold out. If the
-        exact process with this kernel predicts the held-out rows better, a small table keeps all
+        exact process with this kernel may predict the held-out rows better, a small table keeps all
         functions; another table gets a warning if the difference is large.
         """
         n, d = source.X.shape
@@ -466,13 +468,16 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         variance, error = np.concatenate(variances), np.concatenate(errors)
         scale = fitted_scale(variance, error, stepper.noise)
         behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
-        loss, doubt = behind.mean(), _DOUBT * behind.std() / len(behind) ** 0.5
+        loss, error_of_loss = behind.mean(), behind.std() / len(behind) ** 0.5
         whole = self.n_components == "auto" and n <= SMALL_TABLE and not run.stopped
-        if whole and loss > _WHOLE:
-            why = f"an exact process is {loss:.2f} nats a row better on held-out rows than a sparse"
-            run.chose("n_components", n, f"{why} model, so that no function is dropped")
+        if whole and loss + _WHOLE_DOUBT * error_of_loss > _WHOLE:
+            why = (
+                f"held-out rows do not show that a sparse model is as good as the exact process "
+                f"({loss:.2f} +- {error_of_loss:.2f} nats a row behind)"
+            )
+            run.chose("n_components", n, f"{why}, so that no function is dropped")
             return 1.0, True
-        if n >= _FEWEST_JUDGED and loss - doubt > _BEHIND:
+        if n >= _FEWEST_JUDGED and loss - _DOUBT * error_of_loss > _BEHIND:
             run.warn(
                 "a sparse model does not suffice for these rows. An exact process is "
                 f"{loss:.2f} nats a row better on held-out rows: use QSGPRegressor."

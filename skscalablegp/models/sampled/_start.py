@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from ...core import FitRun, data_scaled_kernel, exact_start
+from ...core import SMALL_TABLE, FitRun, data_scaled_kernel, exact_start
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.training import TrainingResult
@@ -30,8 +30,9 @@ from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
 from ._site import Site
 
-# Number of columns above which the default kernel has one length scale for all of them.
-ARD_COLUMNS = 30
+# Up to this number of columns the default kernel has a length scale for each. Regressions on small
+# tables, which are nearly exact processes, have them with so many rows per column, too.
+_ARD_COLUMNS, _ROWS_A_COLUMN = 30, 10
 # Signal variances that are compared for labels, and the number of rows of this comparison.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
@@ -41,12 +42,15 @@ _HALVINGS = 30
 _STEPS = 100
 
 
-def starting_kernel(kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | None) -> Kernel:
+def starting_kernel(
+    kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | None, ard: bool
+) -> Kernel:
     """The user's kernel or the default one, with the white noise that the model needs.
 
-    `largest` bounds the signal variance of the default kernel, in units of the target's variance.
+    `largest` bounds the signal variance of the default kernel, in units of the target's variance;
+    `ard` gives that kernel a length scale for each column.
     """
-    if kernel is None and X.shape[1] > ARD_COLUMNS:
+    if kernel is None and not ard:
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
         unit = float(np.mean(np.square(Y))) or 1.0
         signal = ConstantKernel(unit, (1e-5 * unit, (largest or 1e5) * unit))
@@ -112,7 +116,9 @@ def first_rows(
     few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
     X, Y = (part.numpy() for part in few.rows(rows))
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
-    kernel = starting_kernel(settings.kernel, X, targets, largest_signal)
+    n, d = len(source), X.shape[1]
+    many = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
+    kernel = starting_kernel(settings.kernel, X, targets, largest_signal, d <= _ARD_COLUMNS or many)
     if not compile_kernel(kernel, X.shape[1]).node.products():
         raise ValueError(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "

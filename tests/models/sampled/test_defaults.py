@@ -97,3 +97,34 @@ def test_a_smooth_function_of_many_columns_keeps_all_rows():
     assert_allclose(
         model.lower_bound_, process.log_marginal_likelihood(process.kernel_.theta), rtol=1e-5
     )
+
+
+def test_weak_evidence_keeps_all_functions():
+    """A loss below .05 nats on 40 rows may be chance; on 300 rows it is not."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (300, 1))
+    y = np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(300)
+    few, many = (QSRVMRegressor(random_state=0).fit(X[:n], y[:n]) for n in (40, 300))
+    reason = few.fit_report_.choices["n_components"].reason
+    assert len(few.relevance_) == 40 and "no function is dropped" in reason
+    assert float(reason.partition("(")[2].split()[0]) < 0.05
+    assert len(many.relevance_) < 100
+
+
+@pytest.mark.parametrize(
+    ("Model", "n", "n_scales"),
+    [
+        (QSGPRegressor, 400, 40),
+        (QSRVMRegressor, 400, 40),
+        (QSGPRegressor, 399, 1),
+        (QSGPRegressor, 2001, 1),
+        (QSGPClassifier, 400, 1),
+    ],
+)
+def test_many_columns_have_their_own_length_scales_if_there_are_rows(Model, n, n_scales):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 40))
+    y = X[:, 0] if Model is not QSGPClassifier else X[:, 0] > 0
+    model = Model(optimizer=None, n_components=20, random_state=0).fit(X, y)
+    scales = [v for k, v in model.kernel_.get_params().items() if k.endswith("length_scale")]
+    assert [np.size(scale) for scale in scales] == [n_scales]
