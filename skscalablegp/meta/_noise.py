@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
@@ -228,10 +231,20 @@ def _candidates(F, squares, given, random_state, check_time):
         yield from _staged(name, gamma, F, target, True, folds, check_time)
     if n <= _FEW_ROWS:
         check_time()
-        optimizer = QuasiNewton(tol=_GAIN)
-        process = RFFRegressor(optimizer=optimizer, random_state=seed).fit(F, logs)
-        mean = process._left_out(F, logs, None, np.arange(n))[1]
-        yield _Left("a Gaussian process of log squares", process, logs, False, mean, fitted=True)
+        # A length scale for each feature would follow the noise of few rows. Predictions without a
+        # row would not show that, since all rows have determined the hyperparameters.
+        scaler, unit = StandardScaler(), np.sqrt(F.shape[1])
+        signal = ConstantKernel(0.5) * Matern(unit, (0.1 * unit, 100 * unit), nu=1.5)
+        process = RFFRegressor(
+            signal + WhiteKernel(0.5),
+            optimizer=QuasiNewton(tol=_GAIN),
+            normalize_y=True,
+            random_state=seed,
+        )
+        scaled = scaler.fit_transform(F)
+        mean = process.fit(scaled, logs)._left_out(scaled, logs, None, np.arange(n))[1]
+        name = "a Gaussian process of log squares"
+        yield _Left(name, make_pipeline(scaler, process), logs, False, mean, fitted=True)
 
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):

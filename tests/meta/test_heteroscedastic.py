@@ -217,6 +217,15 @@ class TestNoise:
                 assert not model.noise_estimators_
         assert np.mean(costs) < 0.01
 
+    def test_few_rows_of_many_columns_have_no_pattern(self):
+        """Errors of one size, in which a length scale for each feature would find a pattern."""
+        found = []
+        for seed in range(8):
+            rng = np.random.RandomState(seed)
+            F, squares = rng.uniform(size=(100, 12)), rng.standard_normal(100) ** 2
+            found.append(best_noise(F, squares, None, rng, lambda: None)[0].name)
+        assert sum(name != "a constant" for name in found) <= 1
+
     def test_any_regressor_learns_it(self):
         rng = np.random.RandomState(0)
         F = rng.uniform(size=(500, 2))
