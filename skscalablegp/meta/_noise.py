@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
@@ -242,7 +244,11 @@ def _candidates(F, squares, given, random_state, check_time):
             random_state=seed,
         )
         scaled = scaler.fit_transform(F)
-        mean = process.fit(scaled, logs)._left_out(scaled, logs, None, np.arange(n))[1]
+        with warnings.catch_warnings():
+            # A length scale at its bound means that the errors have one size everywhere.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            process.fit(scaled, logs)
+        mean = process._left_out(scaled, logs, None, np.arange(n))[1]
         name = "a Gaussian process of log squares"
         yield _Left(name, make_pipeline(scaler, process), logs, False, mean, fitted=True)
 

@@ -202,6 +202,7 @@ class TestNoise:
         assert np.ptp(predict_std(model.estimator_, X)) > 0
         np.testing.assert_allclose(model.predict_std(X), expected, rtol=1e-9)
 
+    @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("n", [30, 200])
     def test_a_constant_costs_nothing(self, n):
         costs = []
