@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -148,7 +149,9 @@ def exact_check(
     return found
 
 
-def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
+def warn_if_rough(
+    problem: GPProblem, theta: Any, n: int, run: FitRun, unexplained: float = math.inf
+) -> None:
     """Warn if the target is too rough for a subset or a low rank to stand for the table.
 
     If nearly every row of a subset is a parameter of its own, although noise does not explain the
@@ -165,6 +168,10 @@ def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
         Number of rows of the table. Nothing is checked if the exact process replaces
         approximations.
     run : FitRun
+    unexplained : float, default=inf
+        Share of the variance of held-out rows that the model itself does not explain, if it is
+        known. There is no warning if these rows alone leave more unexplained: the model has then
+        learned more than their kernel can express.
     """
     if n <= SMALL_TABLE or run.stopped:
         return
@@ -174,7 +181,8 @@ def warn_if_rough(problem: GPProblem, theta: Any, n: int, run: FitRun) -> None:
         few = left_out(some, theta)
         if few.leverage < _LEVERAGE or few.unexplained < _UNEXPLAINED:
             return
-        if left_out(problem, theta).unexplained > _FALL * few.unexplained:
+        more = left_out(problem, theta).unexplained
+        if more > min(_FALL * few.unexplained, unexplained):
             return
         run.out_of_depth(
             f"the target is too rough for an approximation. Of {len(some.X)} random rows nearly "

@@ -153,6 +153,7 @@ def fit_below(
     y: Any,
     preview: Callable[[Any, Any], None] | None = None,
     share: float = 1.0,
+    advised: bool = True,
     **params: Any,
 ) -> tuple[str, str]:
     """Fit an inner regressor under the time budget and the callbacks of the outer fit.
@@ -172,6 +173,8 @@ def fit_below(
     share : float, default=1.0
         Share of the remaining time that this fit may take. If it is below 1 and used up, the outer
         fit goes on.
+    advised : bool, default=True
+        Whether to pass on a warning that another model suits the table better.
     **params
         Further arguments of its ``fit``.
 
@@ -228,13 +231,17 @@ def fit_below(
             f"{run.monitor.max_seconds:g}, the best state so far is kept: raise max_seconds"
         )
         run.warn(f"{because}.")
+    advice = "" if advised else inner.fit_report_.remark
     for warning in caught:
+        said = str(warning.message)
+        if advice:
+            said = said.replace(advice, "").rstrip()
         if not issubclass(warning.category, ConvergenceWarning):
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
             )
-        elif not (run.stopped or cut):
-            run.warn(str(warning.message))
+        elif not (run.stopped or cut or said in ("", f"{type(inner).__name__}:")):
+            run.warn(said)
     return status, because
 
 
@@ -303,7 +310,8 @@ def predicted_unseen(
         try:
             run.monitor.check_time()
             part = share / (len(folds) - j * share)
-            fit_below(below, run, X[fitted], y[fitted], preview, part, **own)
+            # The advice is about the fit on all rows.
+            fit_below(below, run, X[fitted], y[fitted], preview, part, False, **own)
         except KeyboardInterrupt:
             # The model of all rows is complete; only the noise model or the weights are missing.
             run.monitor.end("interrupted")

@@ -199,8 +199,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
                     model._finish([*members, Scaled(below)])
 
-                share = 1 / (2 * len(fresh) - k)
-                endings.append(fit_below(inner, run, X, y, preview, share, **told[k]))
+                # Weights from held-out rows do what advice to use another model would do.
+                share, advised = 1 / (2 * len(fresh) - k), len(fresh) == 1
+                endings.append(fit_below(inner, run, X, y, preview, share, advised, **told[k]))
                 run.preview = None
                 members.append(_with_errors(inner, X, y, known))
                 if run.stopped:

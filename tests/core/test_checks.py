@@ -12,6 +12,7 @@ from skscalablegp import (
     KISSGPRegressor,
     PoERegressor,
     RFFRegressor,
+    SCGDDKLRegressor,
     SGPRRegressor,
     SVGPRegressor,
 )
@@ -91,6 +92,9 @@ def test_only_a_target_that_more_rows_explain_better_is_rough(rows, length, nois
         warn_if_rough(p.subset(rows_to_check(N, run)), theta, N, run)
         assert torch.equal(run.generator.get_state(), before)
         found, run._messages = run._messages, []
+        # A model that explains more than these rows needs no other one.
+        warn_if_rough(p.subset(rows_to_check(N, run)), theta, N, run, unexplained=0.1)
+        assert run._messages == []
     assert [m.partition(".")[0] for m in found] == rough * [
         "the target is too rough for an approximation"
     ]
@@ -102,6 +106,23 @@ def test_a_rough_target_is_reported_by_models_that_approximate(model):
     (message,) = messages(model, *ROUGH)
     assert type(model).__name__ in message and "Use IterativeGPRegressor" in message
     assert model.fit_report_.remark in message and "too rough" in model.fit_report_.remark
+
+
+def test_a_rough_target_is_reported_by_networks():
+    X, y = table(8, 3.0, 0.05, 3100)
+    (message,) = messages(SCGDDKLRegressor(max_epochs=2, random_state=0), X, y)
+    assert "SCGDDKLRegressor" in message and "Use IterativeGPRegressor" in message
+    given = SCGDDKLRegressor(feature_extractor=(8,), max_epochs=2, random_state=0)
+    assert messages(given, X, y) == []
+
+
+def test_a_network_that_explains_the_rows_is_not_compared(monkeypatch):
+    """A target of one direction: ridges are what networks find."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((3100, 8))
+    model = SCGDDKLRegressor(max_epochs=2, random_state=0)
+    assert messages(model, X, np.tanh(X.sum(1))) == []
+    assert "check" not in model.fit_report_.seconds
 
 
 @pytest.mark.filterwarnings("ignore:RFFRegressor.*raise max_iter")

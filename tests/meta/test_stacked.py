@@ -196,6 +196,23 @@ def test_the_report_has_every_ending():
     assert stack(process(), process()).fit(X, y).fit_report_.status == "converged"
 
 
+@pytest.mark.filterwarnings("error")
+def test_advice_to_use_another_model_is_for_single_regressors(monkeypatch):
+    """Weights decide between several; other warnings of a member are passed on."""
+
+    def advise(model, problem, run):
+        run.out_of_depth("use another model.")
+
+    monkeypatch.setattr(RFFRegressor, "_check_roughness", advise)
+    X, y = table()
+    few = RFFRegressor(n_components=40)
+    stack(few, Ridge()).fit(X, y)
+    with pytest.warns(UserWarning, match="RFFRegressor: use another model"):
+        stack(few).fit(X, y)
+    with pytest.warns(UserWarning, match="raise max_iter.$"):
+        stack(RFFRegressor(n_components=40, max_iter=1), Ridge()).fit(X, y)
+
+
 def test_trees_on_a_line():
     """They follow a slope where trees alone end in a step, and both have the weights of rows."""
     rng = np.random.default_rng(0)

@@ -15,13 +15,17 @@ from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
 from ...core import (
+    FEW_ROWS,
     FitRun,
     MinibatchGPRegressorBase,
     StageSettings,
     data_scaled_kernel,
+    exact_check,
+    rows_to_check,
     to_numpy,
     to_torch,
     train_exactly,
+    warn_if_rough,
 )
 from ...core.data import RowSource, Scaling, column_moments
 from ...core.likelihoods import Gaussian
@@ -48,6 +52,9 @@ _SCORES, _SCORES_PER_EPOCH = 20, 4
 _EXACT_ROWS = 3000
 # Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
+# The default is compared with the exact process of some rows if held-out rows keep at least this
+# share of their variance.
+_WELL_EXPLAINED = 0.1
 # Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
 # Upper bound of the noise variance, in units of the normalised target.
@@ -124,6 +131,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             final = {"kernel": kernel, "rows": source, "n": len(source)}
             scores = min(_SCORES, _SCORES_PER_EPOCH * plan.max_epochs)
             self._learn(stepper, final, steps, scores, plan, run)
+            if self._is_default and held_out is not None:
+                self._check_roughness(stepper.unexplained(), source, run)
             kept = np.arange(len(X))
             if len(X) > KEPT_ROWS:
                 kept = np.unique(run.random_state.randint(len(X), size=KEPT_ROWS))
@@ -220,10 +229,15 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     # ------------------------------------------------------------------ without a network
 
+    @property
+    def _is_default(self) -> bool:
+        """Whether the user left the model to "auto"."""
+        open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
+        return open_ and self.kernel is None and self.optimizer is not None
+
     def _is_small(self, n: int, run: FitRun) -> bool:
         """Whether "auto" means no network; if so, reports the parameters without effect."""
-        open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
-        if not open_ or n > _EXACT_ROWS or self.kernel is not None or self.optimizer is None:
+        if not self._is_default or n > _EXACT_ROWS:
             return False
         batch_optimizer(self.optimizer)
         run.chose("feature_extractor", None, f"{n} rows: the exact process on the columns")
@@ -259,6 +273,22 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             return evaluation.jitter
 
         train_exactly(problem, StageSettings("auto"), keep, run, planned=True)
+
+    def _check_roughness(self, unexplained: float, source: RowSource, run: FitRun) -> None:
+        """Warn if the exact process of some rows predicts no worse than the network of all.
+
+        `unexplained` is the share of held-out rows' variance that the network does not explain.
+        """
+        if unexplained < _WELL_EXPLAINED:
+            return
+        n, exact = len(source), replace(source, dtype=torch.float64, _resident=None)
+        rows = rows_to_check(n, run).numpy()
+        few = exact.subset(rows[:: len(rows) // FEW_ROWS])
+        kernel = data_scaled_kernel(*(part.cpu().numpy() for part in few.rows(slice(None))))
+        found = exact_check(lambda: _exact_problem(kernel, few), n, run)
+        if found is not None:
+            check = _exact_problem(kernel, exact.subset(rows))
+            warn_if_rough(check, found[1], n, run, unexplained)
 
     def _row_posterior(self) -> ExactPosterior:
         """The posterior of a fit without a network, from its rows."""

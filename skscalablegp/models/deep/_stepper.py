@@ -379,6 +379,16 @@ class WeightSpaceStepper(Stepper):
             density = held_out_noise(moments, Z, Y, (noise, noise), known)[1]
         return noise, density, moments
 
+    def unexplained(self) -> float:
+        """Share of the held-out targets' variance that the current weights do not explain."""
+        errors, targets = [], []
+        with torch.no_grad():
+            for X, Y in self.held_out.blocks(_PASS_ROWS):
+                errors.append(Y - self.features(self.tensors, X) @ self.weights)
+                targets.append(Y)
+        variance = torch.cat(targets).var(0, correction=0).mean()
+        return float(torch.cat(errors).square().mean() / variance)
+
     def _adopt(
         self, tensors: list[Tensor], noise: float, evaluation: WeightSpaceEvaluation
     ) -> None:
