@@ -37,8 +37,9 @@ from ._posterior import IterativePosterior
 
 # The reason for choices that training had to change.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
-# Share of the time budget that is reserved for the final solve.
-_SOLVE_SHARE = 0.3
+# Share of the time budget that is reserved for the final solve, by whether all rows are trained.
+# The solve then goes on from those of training.
+_SOLVE_SHARE = {True: 0.3, False: 0.5}
 # Above this number of rows the factor of predictions is in float32, in half the time, if the bound
 # of the condition number times unit roundoff is at most the second number
 # (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
@@ -120,7 +121,8 @@ class SolvedGPRegressor(GPRegressorBase):
             problem = table.problem(kernel, plan.sizes.dtype, run.device, plan.sizes.keep)
             exact = plan.sizes.posterior == "exact"
             if not exact:
-                run.monitor.reserve(_SOLVE_SHARE * (self.max_seconds or 0.0))
+                share = _SOLVE_SHARE[plan.all_rows]
+                run.monitor.reserve(share * (self.max_seconds or 0.0))
             factor = FactorBudget(problem, run) if exact else None
             result = self._train(problem, plan, run)
             problem.workspace.release()
@@ -230,7 +232,7 @@ class SolvedGPRegressor(GPRegressorBase):
         n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
         solves = plan.solves
         if plan.sizes.posterior == "neighbors":
-            solves = solves.of_the_mean(len(problem.X), plan.sizes.room)
+            solves = solves.of_the_mean(problem.operator(theta), plan.sizes.room, monitor)
         final = final_solve(problem, theta, solves, n_samples, state, generator, monitor)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from sklearn.base import BaseEstimator, clone
 
 from ...core import FitRun
+from ...core.training import Monitor
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import (
@@ -80,18 +82,26 @@ class Solves:
             solver_warm_start=self.warm_start,
         )
 
-    def of_the_mean(self, n: int, room: float) -> Solves:
+    def of_the_mean(self, operator: KernelOperator, room: float, monitor: Monitor) -> Solves:
         """These solves for the targets alone.
 
         A product with few columns waits for memory, so that a larger preconditioner costs little
-        time. It is as large as `room`, the bytes that all matrices together may take, allows.
+        time. It is as large as `room`, the bytes that all matrices together may take, allows. With
+        a time budget, building it takes at most half of what is left, extrapolated from the time of
+        a smaller one: it grows with the square of the rank.
         """
-        solver = clone(self.solver)
+        solver, n = clone(self.solver), operator.shape[0]
         if solver.takes_preconditioner:
             given = solver.preconditioner
             if _same("preconditioner", given, default_preconditioner()):
                 fits = _SHARE_OF_ROOM * room / (_BYTES_OF_RANK * n)
-                rank = max(given.rank, int(min(_MEAN_RANK, n // 10, fits)))
+                rank = min(_MEAN_RANK, n // 10, fits)
+                if monitor.seconds_left is not None and rank > given.rank:
+                    begun = monitor.seconds
+                    given.build(operator, torch.Generator().manual_seed(0))
+                    took = max(monitor.seconds - begun, 1e-9)
+                    rank = min(rank, given.rank * math.sqrt(0.5 * monitor.seconds_left / took))
+                rank = max(given.rank, int(rank))
                 solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))
 

@@ -1,6 +1,7 @@
 """Results of the final solve: likelihoods and samples."""
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -287,14 +288,30 @@ def test_jitter_is_reported_in_the_units_of_the_scaled_kernel(monkeypatch):
     assert model.fit_report_.jitter == pytest.approx(0.5 * scale[0], rel=1e-6)
 
 
-def test_the_preconditioner_of_the_mean_is_as_large_as_memory_allows():
+def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(monkeypatch):
     solves = Solves(named_solver("block_cg"), named_solver("block_cg"), 0.01, 1000)
-    ranks = {
-        room: solves.of_the_mean(36_000, room).solver.preconditioner.rank
-        for room in (math.inf, 8e8, 1e8)
-    }
-    assert ranks[math.inf] == 1000 and ranks[1e8] == 200
-    assert 200 < ranks[8e8] and 40 * 36_000 * ranks[8e8] <= 8e8
+    kernel = compile_kernel(RBF() + WhiteKernel(), 1)
+    operator = GPProblem(kernel, torch.zeros(36_000, 1), torch.zeros(36_000, 1)).operator(
+        kernel.theta0
+    )
+
+    def rank(room, monitor=None):
+        made = solves.of_the_mean(operator, room, monitor or Monitor())
+        return made.solver.preconditioner.rank
+
+    assert rank(math.inf) == 1000 and rank(1e8) == 200
+    assert 200 < rank(8e8) and 40 * 36_000 * rank(8e8) <= 8e8
+    # A preconditioner of rank 200 takes a second; the time grows with the square of the rank.
+    monitor, built = Monitor(max_seconds=1e6), []
+
+    def build(self, operator, generator):
+        built.append(self.rank)
+        monitor.started -= 1.0
+
+    monkeypatch.setattr(PivotedCholesky, "build", build)
+    for left, most in ((9.0, 400), (1e4, 1000), (0.5, 200)):
+        monitor.started = time.perf_counter() - 1e6 + 1 + left
+        assert rank(math.inf, monitor) == pytest.approx(most, rel=0.1) and built.pop() == 200
 
 
 def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_density():
