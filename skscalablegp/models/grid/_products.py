@@ -33,6 +33,8 @@ _QUADRATURE, _NUMBERS = 150, 2**23
 _COLUMNS = 64
 # Number of random vectors that estimate a trace.
 _PROBES = 16
+# The smallest explained share of a direction's prior variance that low-rank variances keep.
+_LEAST_SHARE = 1e-9
 # Number of rows that are interpolated at a time, and of the worst rows for further Lanczos starts.
 _ROWS, _NEW_STARTS = 2**17, 8
 # Points of the longest axis whose covariance is decomposed for samples, and the smallest trace of
@@ -444,17 +446,19 @@ class GridCaches(LowRankForm):
         while True:
             before = U.shape[1]
             U, P = _extended(products, U, P, start, rank - before)
-            made = self._measured(_dual_root(products, P), held, exact)
+            dual = _dual_root(products, P)
+            made = self._measured(dual, held, exact)
             yield made
-            if made.rank >= most or made.rank == before:
+            if made.rank >= most or U.shape[1] == before:
                 return
             errors = (made.posterior.variance(held) - exact).abs()
-            worst = held[errors.topk(min(_NEW_STARTS, len(held))).indices]
-            inside = below.grid_kernel.grid.covers(worst.numpy())
-            if not inside.any():
-                return
-            near = below.grid_kernel.grid.interpolate(worst.numpy()[inside])
-            start, rank = torch.from_numpy(near.T.toarray()), min(2 * made.rank, most)
+            worst = held[errors.topk(min(_NEW_STARTS, len(held))).indices].numpy()
+            # The basis holds the first Krylov vectors of these rows: their residuals lead on.
+            with torch.no_grad():
+                C = below.grid_kernel.rows(below.theta, worst).T.contiguous()
+            solved = dual @ (dual.T @ C)
+            start = products.matmul(C - products.prior(solved)) - solved
+            rank = min(2 * U.shape[1], most)
 
     def _low(self, basis):
         below = self.below
@@ -477,12 +481,18 @@ def _extended(products: GridProducts, U, P, start, more: int) -> tuple[Tensor, T
     return torch.cat([U, V], 1), torch.cat([P, Q], 1)
 
 
-def _dual_root(products: GridProducts, P: Float[Tensor, "m k"]) -> Float[Tensor, "m k"]:
+def _dual_root(products: GridProducts, P: Float[Tensor, "m k"]) -> Float[Tensor, "m r"]:
     """D such that K D D' K is the Galerkin approximation of the explained covariance, from below.
 
     Q = D^-1/2 W P spans the Krylov space over rows: Q' Q = P' G P, Q' (H - I) Q = (G P)' K G P.
+    Made orthonormal, Q keeps the condition number of Q' H Q at that of H. The data explain at most
+    a share of P's direction v of v' P' G P v, so that very small ones are left out.
     """
     R = products.matmul(P)
-    inner = P.T @ R + R.T @ products.prior(R)
-    L, _ = cholesky_with_jitter((inner + inner.T) / 2)
-    return torch.linalg.solve_triangular(L, R.T, upper=False).T
+    squares, turn = torch.linalg.eigh((P.T @ R + R.T @ P) / 2)
+    kept = squares > max(_LEAST_SHARE, 1e-14 * float(squares[-1]))
+    R = R @ (turn[:, kept] / squares[kept].sqrt())
+    inner = R.T @ products.prior(R)
+    inner = (inner + inner.T) / 2
+    inner.diagonal().add_(1)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(inner), R.T, upper=False).T
