@@ -289,7 +289,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "posterior": [StrOptions({"auto", "exact", "neighbors", "pathwise", "solve"})],
     # Basis functions.
     "n_components": [_COUNT, _AUTO],
-    "min_components": [_COUNT],
+    "min_components": [_COUNT, _AUTO],
     "component_step": [_COUNT],
     "component_batch_size": [_COUNT, _AUTO],
     "basis": [StrOptions({"auto", "fourier", "rows"}), "array-like"],

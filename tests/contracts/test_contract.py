@@ -287,7 +287,7 @@ ROWS = [
         search={"max_precision": [1e3, 1e4]},
         limit={"max_iter": 1},
     ),
-    Row("ssrff", SSRFFRegressor(max_iter=10)),
+    Row("ssrff", SSRFFRegressor()),
     Row(
         "ssrff-truncated",
         SSRFFRegressor(min_components=8, component_step=4, max_iter=5),

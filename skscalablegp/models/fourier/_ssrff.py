@@ -7,14 +7,25 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import FactorBudget, FitRun, GPRegressorBase, StageSettings, train_or_report
+from ...core import (
+    SMALL_TABLE,
+    FactorBudget,
+    FitRun,
+    GPRegressorBase,
+    StageSettings,
+    train_or_report,
+)
+from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import check_noisy_optimizer
 from ...kernels import TorchKernel
+from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
 from ._gradients import SingleSampleGradient
 from ._training import FLOAT64, checked_pairs
 
+# Value of min_components="auto" in a series.
+_COMPONENTS = 500
 # Parameters of the series, which have no effect if nothing is trained.
 _OF_SERIES = ("min_components", "component_step", "truncation")
 
@@ -42,10 +53,12 @@ class SSRFFRegressor(GPRegressorBase):
         the kernel, in which variances are those of the normalised target. "auto" puts a prior on
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
-    min_components : int, default=500
+    min_components : int or "auto", default="auto"
         Number of random Fourier functions (sines and cosines) that every step uses. It is rounded
         up to a multiple of `component_step`. The functions are divided equally among the products
-        of the kernel that have a stationary factor. Tables of no more rows are trained exactly.
+        of the kernel that have a stationary factor. Tables of no more rows have no series: each
+        step is exact. "auto" is 500; for up to 2,000 rows, with `optimizer` at its default, it
+        means the exact process, trained by BFGS in far fewer steps.
     component_step : int, default=100
         Number of random Fourier functions that each term of the series adds. The last term of the
         series is the exact matrix.
@@ -56,9 +69,10 @@ class SSRFFRegressor(GPRegressorBase):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : "adam", object or None, default="adam"
-        Method that trains the hyperparameters; None keeps them at their initial values. Optimisers
-        that need exact values are refused.
+    optimizer : {"auto", "adam"}, object or None, default="auto"
+        Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
+        Adam, or BFGS where `min_components` means the exact process. Optimisers that need exact
+        values are refused.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
         and 0.03 above.
@@ -155,11 +169,11 @@ class SSRFFRegressor(GPRegressorBase):
         kernel: Any = None,
         *,
         priors: Any = "auto",
-        min_components: Any = 500,
+        min_components: Any = "auto",
         component_step: Any = 100,
         truncation: Any = "reciprocal",
         alpha: Any = 1e-10,
-        optimizer: Any = "adam",
+        optimizer: Any = "auto",
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,
@@ -210,6 +224,9 @@ class SSRFFRegressor(GPRegressorBase):
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel)
             run.computes_in_float64(FLOAT64)
+            if self._is_small(len(table.X)):
+                self._fit_rows(table, kernel, run)
+                return self
             gradient = self._gradient(kernel, len(table.X), run)
             run.begin(table.X, table.y)
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
@@ -228,6 +245,20 @@ class SSRFFRegressor(GPRegressorBase):
             )
         return self
 
+    def _is_small(self, n: int) -> bool:
+        """Whether "auto" means the exact process rather than a series."""
+        free = isinstance(self.optimizer, str) and self.optimizer == "auto"
+        return self.min_components == "auto" and free and n <= SMALL_TABLE
+
+    def _fit_rows(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
+        """Fit the exact process of all rows without noisy steps."""
+        n = len(table.X)
+        resolve_truncation(self.truncation)
+        checked_pairs(run, "min_components", kernel, 2, n)
+        run.chose("min_components", None, f"{n} rows: the exact process is faster")
+        run.ignores(("component_step", "truncation"), "the exact process has no series")
+        self._fit_exactly(table, kernel, StageSettings.of(self), "use RFFRegressor", run)
+
     def _gradient(self, kernel: TorchKernel, n: int, run: FitRun) -> SingleSampleGradient:
         """The gradient estimator; refuses kernels without features and tables too large."""
         run.check_memory(
@@ -235,10 +266,12 @@ class SSRFFRegressor(GPRegressorBase):
             f"The exact last term of the series for {n} rows (three {n} x {n} matrices)",
             "use RFFRegressor or RRCGRegressor, whose memory is linear in the rows, or fewer rows",
         )
+        m = self.min_components if self.min_components != "auto" else _COMPONENTS
+        run.chose("min_components", m, "noise and cost of a step are balanced")
         gradient = SingleSampleGradient(
-            self.truncation, min_components=self.min_components, component_step=self.component_step
+            self.truncation, min_components=m, component_step=self.component_step
         )
-        checked_pairs(run, "min_components", kernel, min(self.min_components, n), n)
+        checked_pairs(run, "min_components", kernel, min(m, n), n)
         if gradient.levels(n).truncation is None:
             why = f"{n} rows are no more than min_components, rounded up: all steps are exact"
             run.ignores(_OF_SERIES, why)
@@ -246,9 +279,12 @@ class SSRFFRegressor(GPRegressorBase):
 
     def _finish(self, kernel: TorchKernel, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""
-        evaluation = self._keep_exactly(kernel, torch.as_tensor(theta))
+        return self._keep_exactly(kernel, torch.as_tensor(theta)).jitter
+
+    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> ExactEvaluation:
+        evaluation = super()._keep_exactly(kernel, theta)
         self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
-        return evaluation.jitter
+        return evaluation
 
     def _build_posterior(self) -> Posterior:
         return self._exact()[0]

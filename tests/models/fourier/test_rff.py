@@ -442,9 +442,26 @@ def test_the_report_says_what_had_no_effect(Model):
 def test_few_rows_ignore_the_series():
     X, y = table(60)
     few = SSRFFRegressor(max_iter=2, random_state=0).fit(X, y).fit_report_
-    assert {"truncation", "component_step", "min_components"} <= set(few.ignored)
+    assert set(few.ignored) >= {"truncation", "component_step"}
+    assert few.choices["min_components"].value is None
+    adam = SSRFFRegressor(optimizer="adam", max_iter=2, random_state=0).fit(X, y).fit_report_
+    assert set(adam.ignored) >= {"truncation", "component_step", "min_components"}
     model = SSRFFRegressor(min_components=10, component_step=10, max_iter=2, random_state=0)
     assert not model.fit(X, y).fit_report_.ignored
+
+
+def test_small_tables_are_the_exact_process_by_default():
+    X, y = table(60)
+    model = SSRFFRegressor(random_state=0).fit(X, y)
+    exact = RFFRegressor(random_state=0).fit(X, y)
+    assert model.log_marginal_likelihood_value_ == exact.log_marginal_likelihood_value_
+    for found, expected in zip(
+        model.predict(X, return_std=True), exact.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert model._is_small(2000) and not model._is_small(2001)
+    assert not SSRFFRegressor(optimizer="adam")._is_small(60)
+    assert not SSRFFRegressor(min_components=500)._is_small(60)
 
 
 def test_time_is_looked_at_between_the_terms_of_a_step():
