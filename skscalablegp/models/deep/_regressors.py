@@ -434,10 +434,11 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     """A deep kernel trained by the marginal likelihoods of batches: the biased baseline.
 
     Each step follows the gradient of the exact log marginal likelihood of one batch as if the batch
-    were the whole table. The bias of this gradient falls with the size of the batches. With batches
-    of 16 to 64 rows it costs accuracy on pol, kin40k and protein, but not on bike. The bias of
-    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. Training ends with
-    one exact pass over the rows.
+    were the whole table. The bias of this gradient falls with the size of the batches; that of
+    :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. On 4,000 rows of pol
+    the bias costs accuracy with batches of 16 rows, but with batches of 64 (linear kernel) and 512
+    (Gaussian kernel) the test NLL is better than that of both others. Training ends with one exact
+    pass over the rows.
 
     Parameters
     ----------

@@ -162,6 +162,7 @@ def sampled_gradient(
     control: Control,
     square: Float[Tensor, "b 1"],
     n: int,
+    known: Float[Tensor, "b k"] | None = None,
 ) -> tuple[Float[Tensor, "u k"], Float[Tensor, "v k"]]:
     """The gradient of minus E_q log p(Y | f) in the weights of both draws.
 
@@ -170,14 +171,18 @@ def sampled_gradient(
     each draw is multiplied by its own residual, which is the gradient of the paper's bound and
     pulls weights to zero by the variance of the draws. With a control that crosses it is the
     other's residual here, too, and the remaining bias is of the order of the residual's curvature.
+    If f is known, both draws are multiplied by its residual, which has no bias.
 
     Parameters
     ----------
     site, Y, left, right, control, square, n
         As in `sampled_loss`. All targets share the dense columns and their prior, so that the
         gradient of these is a mean over targets.
+    known : Tensor of shape (b, k), optional
+        f and the dense columns' values at the rows, from all functions. `square` is then exact too.
     """
-    t, f, g = Y.shape[1], control.function(left), control.function(right)
+    t = Y.shape[1]
+    f, g = (control.function(d) for d in (left, right)) if known is None else (known, known)
     variance = (square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)).clamp_min(0)
     r, s = (_residuals(site, Y, values, variance) for values in (f, g))
     if site.gaussian or control.crosses:

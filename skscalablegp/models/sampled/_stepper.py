@@ -217,18 +217,29 @@ class QSGPStepper(SampledStepper):
 
     A step costs O(b u (d + k) + s u k + b s^2) for u drawn functions, independent of n and m.
     Parameters are those of `SampledStepper`, and `hyperparameters`, the optimiser of theta or None.
+    From step `exact_from` on f at the rows comes from all functions, in O((b + s) m k): for a
+    likelihood that is not Gaussian, estimates from draws leave a bias.
     """
 
-    def __init__(self, *args, hyperparameters: SampledAdam | None = None, **settings):
+    def __init__(
+        self,
+        *args,
+        hyperparameters: SampledAdam | None = None,
+        exact_from: float = float("inf"),
+        **settings,
+    ):
         super().__init__(*args, **settings)
+        self.exact_from = exact_from
         self.hyperparameters = hyperparameters
         self.refresh()
 
     def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
         control = self._control(self.support.cross(X))
         left, right = self._draw(X), self._draw(X)
-        square = self._square(left, right)
-        gradients = sampled_gradient(site, Y, left.data, right.data, control, square, self.n)
+        square, known = self._square(left, right), None
+        if self._steps >= self.exact_from:
+            known, square = self._function(X)
+        gradients = sampled_gradient(site, Y, left.data, right.data, control, square, self.n, known)
         for draw, gradient in zip((left, right), gradients, strict=True):
             gradient = gradient + 0.5 * draw.data.scale * draw.data.weights
             gradient = gradient.reshape(self.basis.per_unit, -1, gradient.shape[1])
@@ -242,10 +253,24 @@ class QSGPStepper(SampledStepper):
         phi = part.evaluate(self._theta, X)
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
-        tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
-        weights = self.weights.coef[:, part.index].flatten(0, 1)
-        weights = weights + (at_support * tail).T @ self.weights.shared.to(at_support)
+        weights = self._weights(part, at_support)
         return Drawn(part, BasisDraw(phi, weights, scale, at_support), everywhere)
+
+    def _weights(self, part: BasisPart, at_support: Float[Tensor, "s qu"]) -> Float[Tensor, "qu k"]:
+        """The weights of some functions, with their shared part."""
+        tail = (part.index >= self.weights.head).to(at_support).repeat(self.basis.per_unit)
+        own = self.weights.coef[:, part.index].flatten(0, 1)
+        return own + (at_support * tail).T @ self.weights.shared.to(at_support)
+
+    def _function(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
+        """All columns' values at the rows, and the diagonal's variance, from all functions."""
+        f, square = 0.0, 0.0
+        for part in self.basis.parts(max(1, _NUMBERS // (self.basis.per_unit * len(self._rows)))):
+            phi = part.evaluate(self._theta, X)
+            at_support = part.evaluate(self.support.theta, self.support.X)
+            f = f + phi @ self._weights(part, at_support)
+            square = square + phi.square() @ self.diagonal(part.index).flatten().square()
+        return f, square[:, None]
 
     def _square(self, *draws: Drawn) -> Float[Tensor, "b 1"]:
         """An unbiased estimate of the variance of f from the diagonal of C."""

@@ -31,6 +31,7 @@ from skscalablegp.models.sampled._optimizers import (
 from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
 from skscalablegp.models.sampled._site import Site
 from skscalablegp.models.sampled._stepper import QSGPStepper
+from skscalablegp.models.sampled._steps import exact_share
 from skscalablegp.models.sampled._support import Flattening, SupportRows, support_gram
 from skscalablegp.models.sampled._weights import SampledWeights
 
@@ -440,14 +441,20 @@ def test_gradients_of_steps_at_full_draws_are_those_of_the_dense_elbo(site):
         assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("site, draws", [(LAPLACE, "all"), (LOGISTIC, "all"), (LOGISTIC, "some")])
+@pytest.mark.parametrize(
+    "site, draws",
+    [(LAPLACE, "all"), (LAPLACE, "functions"), (LOGISTIC, "all"), (LOGISTIC, "some")],
+)
 def test_steps_reach_the_optimum_of_full_batches(site, draws):
     """Mean and covariance, all columns dense: the variance of f takes part in every step."""
     source, functions = rows(120), basis(units=8, block=2)
     if not site.likelihood.additive:
         source = replace(source, Y=(source.Y > 0).astype(float))
-    blocks, size = (4, 120) if draws == "all" else (3, 60)
-    run = stepper(source, functions, blocks, dense=16, size=size, site=site, rate=1.0, steps=900)
+    blocks, size = {"all": (4, 120), "functions": (2, 120), "some": (3, 60)}[draws]
+    known = dict(exact_from=0 if draws == "functions" else 900)
+    run = stepper(
+        source, functions, blocks, dense=16, size=size, site=site, rate=1.0, steps=900, **known
+    )
     for _ in range(900):
         run.step()
     run.score()
@@ -459,6 +466,14 @@ def test_steps_reach_the_optimum_of_full_batches(site, draws):
     assert (f - f_best).norm() < 0.02 * f_best.norm()
     std = (phi @ folded[:, :, 1:].flatten(0, 1)).square().sum(1).sqrt()
     assert_allclose(std, best.variance[:, 0].sqrt(), rtol=0.1)
+
+
+def test_likelihoods_that_are_not_gaussian_end_with_f_from_all_functions():
+    assert exact_share(GAUSSIAN, "regression", 0.1) == 0
+    assert exact_share(LAPLACE, "squares", 0.1) == exact_share(LAPLACE, None, 0.1) == 0
+    assert exact_share(LAPLACE, "regression", 0.1) == 0.25
+    assert exact_share(LOGISTIC, "regression", 0.5) == 1
+    assert exact_share(LAPLACE, "regression", 1.0) == 0  # the draw holds all functions
 
 
 # ------------------------------------------------------------------------------------- full batches
