@@ -43,6 +43,7 @@ from ._network import (
     network_steps,
 )
 from ._objective import (
+    FewRows,
     GridEvaluation,
     GridGradient,
     GridProblem,
@@ -83,6 +84,8 @@ class GridFit(NamedTuple):
 # A sum over columns is the wrong model if it leaves this many times the unexplained variance of an
 # exact process of a few rows, which is a loss of a fifth of a nat per row.
 _INTERACTIONS = 1.5
+# Most interpolation weights, as a dense matrix, of rows that training reads themselves.
+_FEW_NUMBERS = 2**22
 
 
 class KISSGPRegressor(GPRegressorBase):
@@ -426,15 +429,16 @@ class KISSGPRegressor(GPRegressorBase):
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
         on_grid = GridKernel(compiled, grid, self._budget())
-        if not self._by_products:
-            check_rank(on_grid, compiled.theta0)
+        rank = 0 if self._by_products else check_rank(on_grid, compiled.theta0)
         rows = unseen = summed(on_grid, table)
-        X, known, probes = table.X, table.noise, None
+        X, Y, known, probes, few = table.X, table.targets, table.noise, None, None
         if held is not None and held.any():
-            unseen, X, known = summed(on_grid, table, held), X[held], known[held]
+            unseen, X, Y, known = summed(on_grid, table, held), X[held], Y[held], known[held]
         if self._by_products:
             probes = RowProbes(grid, X, known, run.generator)
-        return GridFit(features, GridProblem.make(on_grid, unseen, len(X), probes), rows)
+        if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
+            few = FewRows.of(grid, X, Y, known)
+        return GridFit(features, GridProblem.make(on_grid, unseen, len(X), probes, few), rows)
 
     def _report_grid(self, grid: Grid, run: FitRun) -> None:
         axes = [axis for component in grid.components for axis in component]

@@ -1,15 +1,19 @@
 """The likelihood in grid space against dense algebra of the same H."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from interpolated import InterpolatedOperator
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
+from skscalablegp import KISSGPRegressor
 from skscalablegp.gradients import GradientState
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.grid import (
     CommonNoise,
+    FewRows,
     GridGradient,
     GridKernel,
     GridPosterior,
@@ -62,6 +66,29 @@ def test_value_and_gradient(d, structure, kernel, t, known, monkeypatch):
     assert grid_marginal_likelihood(made, theta, eval_gradient=False).grad is None
     estimate, _ = GridGradient().estimate(made, theta, GradientState())
     assert estimate.value == result.value
+    few = FewRows.of(made.grid_kernel.grid, X, Y.numpy(), extra.numpy())
+    by_rows, _ = GridGradient().estimate(replace(made, few=few), theta, GradientState())
+    assert by_rows.value == pytest.approx(value, rel=1e-10)
+    torch.testing.assert_close(by_rows.grad, grad, rtol=1e-8, atol=1e-8)
+
+
+def test_few_rows_train_by_themselves(monkeypatch):
+    """A rough prior on a product grid has far more columns than there are rows."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(50, 3))
+    y = np.sin(4 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.standard_normal(50)
+    settings = dict(structure="product", grid_size=7, random_state=0)
+    asked = []
+    original = FewRows.of
+    monkeypatch.setattr(FewRows, "of", lambda *a: asked.append(len(a[1])) or original(*a))
+    by_rows = KISSGPRegressor(**settings).fit(X, y)
+    assert asked == [50]
+    monkeypatch.setattr("skscalablegp.models.grid._kissgp._FEW_NUMBERS", 0)
+    by_grid = KISSGPRegressor(**settings).fit(X, y)
+    assert asked == [50]
+    np.testing.assert_allclose(by_rows.kernel_.theta, by_grid.kernel_.theta, atol=1e-3)
+    value = by_grid.log_marginal_likelihood_value_
+    assert by_rows.log_marginal_likelihood_value_ == pytest.approx(value, abs=1e-5)
 
 
 def test_too_little_noise_is_raised_and_reported():
