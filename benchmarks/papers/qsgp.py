@@ -18,7 +18,8 @@ the folder named by SKSCALABLEGP_DATA (digits: mnist10k.npz there). Seconds are 
     figure2   standard deviations of kernel functions beside the exact process
     figure3   relevance vectors of a noisy sinc of 500 rows
     digits    odd against even digits, 9,000 rows
-    ablation  what each departure from the paper brings, on 4,000 rows of kin40k
+    ablation  what each departure from the paper brings, on 4,000 rows of kin40k; frequencies that
+              are drawn again from their seeds, as in table1 at 10,000 rows
     curve     test NLL on kin40k by steps, inducing points beside it
     distance  of sampled steps from the optimum of full batches, by likelihood
 """
@@ -121,6 +122,18 @@ def table1(n):
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(X, np.sin(X[:, 0]))
     return dict(cpu_seconds_a_step=round(float(np.median(np.diff(times))) / 10, 5))
+
+
+def frequencies(stored):
+    """Table 1 at 10,000 rows with frequencies that are stored, or drawn again in every step."""
+    from skscalablegp.models.sampled import _basis
+
+    limit = _basis._KEPT_NUMBERS
+    try:
+        _basis._KEPT_NUMBERS = limit if stored else 0
+        return table1(10_000) | dict(stored_megabytes=50_000 * 8 * 4 / 1e6 if stored else 0.0)
+    finally:
+        _basis._KEPT_NUMBERS = limit
 
 
 def figure1(rank, control, repeats=150):
@@ -350,6 +363,8 @@ def cells():
             return regression("kin40k", 4000, own_kernel=True, basis="fourier", **settings)
 
         yield f"ablation {name}", "", ablated
+    for name, stored in (("stored", True), ("drawn again", False)):
+        yield f"ablation frequencies {name}", "", lambda stored=stored: frequencies(stored)
     for likelihood in ("gaussian", "laplace", "labels"):
         for drawn in (512, 1024):
             for steps in (200, 1000):
