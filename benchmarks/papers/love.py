@@ -340,12 +340,12 @@ def columns(d, n):
     )
 
 
-def ablation(solver, n=1000):
+def ablation(solver, n=300):
     """Training and predictions on a product grid: factorised, or by products with the grid."""
     rng = np.random.default_rng(0)
     X = rng.random((n + 1000, 2))
     y = np.sin(8 * X[:, 0]) * np.cos(6 * X[:, 1]) + X[:, 0] + 0.1 * rng.standard_normal(len(X))
-    model = KISSGPRegressor(solver=solver, structure="product", random_state=0)
+    model = KISSGPRegressor(solver=solver, structure="product", max_iter=10, random_state=0)
     fit, _ = seconds(lambda: model.fit(X[:n], y[:n]))
     predict, (mean, std) = seconds(lambda: model.predict(X[n:], return_std=True))
     z = (y[n:] - mean) / std

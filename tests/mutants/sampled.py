@@ -76,8 +76,8 @@ MUTANTS = [
     (
         "the control variate knows nothing of the shared weights",
         STEPPER,
-        "weights = weights + (at_support * tail).T @ self.weights.shared.to(at_support)",
-        "weights = weights + 0 * tail[:, None]",
+        "return own + (at_support * tail).T @ self.weights.shared.to(at_support)",
+        "return own + 0 * tail[:, None]",
         OPTIMUM,
     ),
     (
