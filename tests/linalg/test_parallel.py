@@ -95,6 +95,22 @@ def test_the_first_failure_in_order_is_raised_after_the_results_before_it(worker
     assert run([lambda: 1]) == [1]  # and the pool goes on
 
 
+def test_no_task_begins_after_a_failure(two):
+    begun, failed = [], threading.Event()
+
+    def task(i):
+        begun.append(i)
+        if i == 1:
+            failed.set()
+            raise ValueError("task 1")
+        failed.wait(10)
+        time.sleep(0.1)  # long enough for the other worker to begin the next task
+
+    with pytest.raises(ValueError, match="task 1"):
+        list(map_in_order(task, range(100)))
+    assert sorted(begun) == [0, 1]
+
+
 def test_failing_items_are_raised_too(workers):
     def items():
         yield "0.001"

@@ -45,8 +45,8 @@ MUTANTS = [
     (
         "LOVE leaves the noise out",
         PRODUCTS,
-        "inner.diagonal().add_(1)",
-        "inner.diagonal().add_(0)",
+        "inner = (inner + inner.T) / 2\n    inner.diagonal().add_(1)",
+        "inner = (inner + inner.T) / 2\n    inner.diagonal().add_(0)",
         LOVE,
         True,
     ),
