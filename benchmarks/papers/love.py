@@ -345,7 +345,7 @@ def ablation(solver, n=300):
     rng = np.random.default_rng(0)
     X = rng.random((n + 1000, 2))
     y = np.sin(8 * X[:, 0]) * np.cos(6 * X[:, 1]) + X[:, 0] + 0.1 * rng.standard_normal(len(X))
-    model = KISSGPRegressor(solver=solver, structure="product", max_iter=10, random_state=0)
+    model = KISSGPRegressor(solver=solver, structure="product", max_iter=100, random_state=0)
     fit, _ = seconds(lambda: model.fit(X[:n], y[:n]))
     predict, (mean, std) = seconds(lambda: model.predict(X[n:], return_std=True))
     z = (y[n:] - mean) / std
