@@ -54,9 +54,9 @@ _FOLD_TOL = 1e-4
 # warning. It appears if the loss against the exact process is above this many nats per row, and
 # above this many standard errors.
 _FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
-# A small table keeps all functions unless held-out rows show that the loss is below this, by that
-# many standard errors.
-_WHOLE, _WHOLE_DOUBT = 0.05, 2.0
+# The loss from which on a small table keeps all functions. Up to so many rows, where functions cost
+# little, it keeps them unless the loss is below the next number by that many standard errors.
+_WHOLE, _FEW_ROWS, _WHOLE_OF_FEW, _WHOLE_DOUBT = 0.1, 150, 0.05, 2.0
 # Number of rows of the exact process.
 _START_ROWS = 1000
 # Number of functions in the models that callbacks receive during rounds.
@@ -83,9 +83,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. Here
         they are kernel functions at this many random rows, the dictionary. "auto" takes all rows,
-        but at most 10,000. For up to 2,000 rows "auto" drops no function unless held-out rows show
-        that the sparse model is about as good as the exact Gaussian process with the same kernel,
-        to 0.05 nats a row. With a number, functions are always dropped.
+        but at most 10,000. For up to 2,000 rows "auto" drops no function if the exact Gaussian
+        process with the same kernel predicts held-out rows better, by 0.1 nats a row; for up to
+        150 rows, unless they show clearly that it is no more than 0.05 nats better. With a number,
+        functions are always dropped.
     max_precision : float, default=10000.0
         Prior precision above which a basis function is removed from the model. Its unit is that of
         the target's mean square.
@@ -470,7 +471,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
         loss, error_of_loss = behind.mean(), behind.std() / len(behind) ** 0.5
         whole = self.n_components == "auto" and n <= SMALL_TABLE and not run.stopped
-        if whole and loss + _WHOLE_DOUBT * error_of_loss > _WHOLE:
+        behind = loss > _WHOLE
+        if n <= _FEW_ROWS:
+            behind = loss + _WHOLE_DOUBT * error_of_loss > _WHOLE_OF_FEW
+        if whole and behind:
             why = (
                 f"held-out rows do not show that a sparse model is as good as the exact process "
                 f"({loss:.2f} +- {error_of_loss:.2f} nats a row behind)"
