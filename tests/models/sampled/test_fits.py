@@ -5,6 +5,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -267,7 +268,7 @@ def test_rounds_show_a_working_model(rounds):
                 seen.append(fitted_estimator.score(X, y))
             return False
 
-    again = QSRVMRegressor(control_variate_rank=50, random_state=0).set_callbacks(Watch())
+    again = clone(model).set_callbacks(Watch())
     assert_array_equal(again.fit(X, y).predict(X), plain)
     assert len(seen) == len(again.history_["stage"]) and min(seen) > 0.3
     assert "batches" in again.history_["stage"]
