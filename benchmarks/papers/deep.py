@@ -231,9 +231,13 @@ def plot(done):
         for dataset in SETS
         if any(name.startswith(f"{table} {dataset} ") for name in done)
     ]
-    fig, axes = plt.subplots(
-        1, 1 + len(panels), figsize=(2.6 * (1 + len(panels)), 2.8), layout="constrained"
-    )
+    across = min(5, 1 + len(panels))
+    down = math.ceil((1 + len(panels)) / across)
+    size = (2.6 * across, 2.6 * down)
+    fig, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    for ax in axes.flat[1 + len(panels) :]:
+        ax.set_axis_off()
+    axes = axes.flat[: 1 + len(panels)]
     for k, method in enumerate(METHODS):
         few = {b: done.get(f"batches pol {b} {method}") for b in FEW_BATCHES}
         few = {b: line["raw_rmse"] for b, line in few.items() if line}
