@@ -99,7 +99,7 @@ TRIES = {
 }
 # All rows of protein, Gaussian kernel.
 TRIES_PROTEIN = {
-    "60 epochs of batches of 128": dict(batch_size=128, max_epochs=60),
+    "three layers of 256": dict(batch_size=64, feature_extractor=(256, 256, 256)),
     "layers of 256": dict(batch_size=64, feature_extractor=(256, 256)),
     "three layers of 128": dict(batch_size=64, feature_extractor=(128, 128, 128)),
 }
