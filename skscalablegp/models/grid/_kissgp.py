@@ -514,12 +514,14 @@ class KISSGPRegressor(GPRegressorBase):
     def _report_evaluation(self, evaluation: Any, run: FitRun) -> None:
         grid, rank = self.grid_, evaluation.rank
         made = "by products" if rank is None else f"of rank {rank}"
+        count = len(grid.components)
+        where = "one grid" if count == 1 else f"{count} grids"
         if evaluation.solve is not None:
             run.solved(evaluation.solve)
         run.reports(
             jitter=evaluation.jitter,
             grid_rank=rank,
-            summary=f"{grid.n_points} grid points in {len(grid.components)} grids, {made}",
+            summary=f"{grid.n_points} grid points in {where}, {made}",
         )
 
     @fit_context(prefer_skip_nested_validation=True)

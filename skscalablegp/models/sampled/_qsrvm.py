@@ -471,10 +471,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
         loss, error_of_loss = behind.mean(), behind.std() / len(behind) ** 0.5
         whole = self.n_components == "auto" and n <= SMALL_TABLE and not run.stopped
-        behind = loss > _WHOLE
         if n <= _FEW_ROWS:
-            behind = loss + _WHOLE_DOUBT * error_of_loss > _WHOLE_OF_FEW
-        if whole and behind:
+            worse = loss + _WHOLE_DOUBT * error_of_loss > _WHOLE_OF_FEW
+        else:
+            worse = loss > _WHOLE
+        if whole and worse:
             why = (
                 f"held-out rows do not show that a sparse model is as good as the exact process "
                 f"({loss:.2f} +- {error_of_loss:.2f} nats a row behind)"

@@ -112,15 +112,25 @@ def test_few_probes_of_training_do_not_make_few_samples():
     assert model.sample_y(X, 64).shape == (100, 64)
 
 
-def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeypatch):
-    """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
+@pytest.fixture
+def small_is_large(monkeypatch):
+    """Tables of more than a hundred rows are trained on subsets, as large tables are."""
     for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
         monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
     monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
     monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 60)
+
+
+def noisy_sine(n):
     rng = np.random.default_rng(0)
-    X = rng.random((300, 2))
-    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(300)
+    X = rng.random((n, 2))
+    return X, np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(n)
+
+
+@pytest.mark.usefixtures("small_is_large")
+def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeypatch):
+    """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
+    X, y = noisy_sine(300)
     local, seen, train = [], [], _neighbourhoods.train
     monkeypatch.setattr(
         _neighbourhoods, "train", lambda *a, **k: local.append(train(*a, **k)) or local[0]
@@ -161,15 +171,10 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     assert "full" in asked.history_["stage"]
 
 
-def test_the_scale_from_rows_left_out_has_its_prior(monkeypatch):
+@pytest.mark.usefixtures("small_is_large")
+def test_the_scale_from_rows_left_out_has_its_prior():
     """Dense leave-one-out errors and a narrow log-normal prior are in balance at the scale."""
-    for name, rows in (("EXACT_TRAINING_ROWS", 50), ("EXACT_POSTERIOR_ROWS", 100)):
-        monkeypatch.setitem(getattr(_plan, name), "cpu", rows)
-    monkeypatch.setattr(_plan, "SUBSET_ROWS", 30)
-    monkeypatch.setattr(_plan, "EXACT_SUBSET_ROWS", 60)
-    rng = np.random.default_rng(0)
-    X = rng.random((250, 2))
-    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(250)
+    X, y = noisy_sine(250)
     priors = {"k2__noise_level": LogNormal(0.1, 0.08)}
     model = IterativeGPRegressor(priors=priors, solver_tol=1e-7, random_state=0).fit(X, y)
     inverse = np.linalg.inv(model.kernel_(X))
