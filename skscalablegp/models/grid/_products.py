@@ -89,7 +89,8 @@ class GridProducts:
         B : Tensor of shape (m, s)
         largest : float
             Largest residual, in the norm of K, besides the relative one. With little noise B is
-            large, and a small share of it is a large error of a prediction.
+            large, and a small share of it is a large error of a prediction. It may take twice as
+            many further steps as the relative one; rounding can put it out of reach.
 
         Returns
         -------
@@ -101,9 +102,11 @@ class GridProducts:
         P, Q = R, self.prior(R)
         squares = (R * Q).sum(0)
         first = squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        enough = (_TOL**2 * first).clamp_max(largest**2)
+        enough, last = _TOL**2 * first, None
         for step in range(_MOST_PRODUCTS):
-            if bool((squares <= enough).all()):
+            if last is None and bool((squares <= enough).all()):
+                last = 3 * step
+            if last is not None and (step >= last or bool((squares <= largest**2).all())):
                 return U, _summary(Status.CONVERGED, squares / first, step)
             image = P + self.matmul(Q)
             size = (Q * image).sum(0)
@@ -113,7 +116,8 @@ class GridProducts:
             new = (R * Z).sum(0)
             turn = torch.where(squares > 0, new / squares, 0.0)
             P, Q, squares = R + turn * P, Z + turn * Q, new
-        return U, _summary(Status.MAX_ITER, squares / first, _MOST_PRODUCTS)
+        status = Status.MAX_ITER if last is None else Status.CONVERGED
+        return U, _summary(status, squares / first, _MOST_PRODUCTS)
 
     def log_det(self, probes: Float[Tensor, "m s"]) -> tuple[float, float]:
         """log|I + G K| by stochastic Lanczos quadrature, and the error of this estimate.

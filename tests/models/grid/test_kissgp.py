@@ -499,6 +499,19 @@ class TestProducts:
         low = LOVEPredictor(FrozenEstimator(model)).fit(X, y)
         assert low.variance_error_ < 1e-8 and low.variance_rank_ < 60
 
+    def test_residuals_that_rounding_puts_out_of_reach_are_not_said(self):
+        """At a relative residual of 1e-8 the solve has ended, whatever the absolute one is."""
+        X, y, X_new = table(n=400)
+        kernel = C(1.0) * RBF([0.2, 0.3]) + W(5e-5)
+        made = [
+            KISSGPRegressor(kernel, optimizer=None, grid_size=30, solver=solver).fit(X, y)
+            for solver in ("cg", "cholesky")
+        ]
+        solves = [model.fit_report_.status for model in made]
+        assert solves == ["converged", "converged"]
+        ours, theirs = (model.predict_std(X_new, include_noise=False) for model in made)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-4)
+
     def test_samples_have_the_posterior_covariance(self):
         X, y, X_new = table()
         model = fixed(grid_size=20, solver="cg").fit(X, y)
