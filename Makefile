@@ -1,5 +1,6 @@
-# make demo   set up what is needed, then run the main job (a picture lands in demo_output/)
-# make test   set up what is needed, then run the test suite
+# make demo   set up what is needed, then draw a picture into demo_output/ (about a minute)
+# make test   set up what is needed, then run the tests that take seconds each
+# make test-all  the same, then all tests, those that are marked slow among them
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
 # make typecheck  mypy on typical uses and on the modules that users import
@@ -8,10 +9,7 @@
 #
 # Variables:
 #   PYTHON       interpreter that creates the environment (3.11 or newer)
-#   VENV         where the environment lives
-#   PIP_ARGS     extra arguments of `pip install`. pip's default torch for Linux brings GPU libraries
-#                along; to be spared them, name torch's own index of CPU builds here with
-#                --extra-index-url (the version stays the one in constraints.txt).
+#   VENV         where the environment lives; pip reads its own settings there, such as PIP_INDEX_URL
 #   WORKERS      test processes; each uses THREADS threads
 #   CASES, SEED  how many cases "make fuzz" draws, and from which seed
 #   FAULTS       how many faults of each kind "make faults" injects into each estimator's refit
@@ -20,11 +18,12 @@
 #   OLDEST_ARGS  extra arguments of `uv pip install` for it, such as an index of CPU builds of torch
 #                and the lowest of them (the workflow "oldest" has one)
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
+#   CHECKED_CALLS  how many calls of each function "make test-all" checks in each test against the
+#                shapes in its signature, or "all"; "make test" checks the first three
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
-PIP_ARGS ?=
 WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
@@ -32,12 +31,30 @@ MUTANTS ?=
 CASES ?= 5000
 SEED ?= 0
 FAULTS ?= 25
+CHECKED_CALLS ?= 10
 OLDEST ?= .venv-oldest
 OLDEST_ARGS ?=
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
 
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt
+TEST_SETTINGS = SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
+
+# Modules are compiled when they are first imported, which most never are.
+INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
+
+# The ordinary build of torch for Linux comes with gigabytes of GPU libraries. PyTorch's own index has
+# builds without them, of the same version. Without an NVIDIA GPU it is asked for torch, once and alone.
+# Where it does not answer within ten seconds, torch comes from the ordinary index like everything else.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+ASK_CPU_BUILDS = import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=10)
+define INSTALL_TORCH
+test "$$(uname -s)" != Linux || command -v nvidia-smi >/dev/null \
+	|| $(BIN)/python -m pip show --quiet torch 2>/dev/null || { \
+	echo "Asking $(CPU_BUILDS) for torch (10 seconds at most)"; \
+	timeout 10 $(BIN)/python -c '$(ASK_CPU_BUILDS)' 2>/dev/null \
+	&& $(INSTALL) --no-deps --retries 0 --timeout 10 --index-url $(CPU_BUILDS) torch \
+	|| echo "No answer: torch comes from pip's index, where builds for Linux may bring gigabytes along"; }
+endef
 
 # The data sets that some tests need; those tests skip with a reason where there are none.
 ifneq ($(wildcard ../shared/data/uci),)
@@ -45,12 +62,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test test-oldest fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test test-all test-oldest fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test test-oldest fuzz faults mutants lint typecheck format doc bench clean
+.PHONY: help demo test test-all test-oldest fuzz faults mutants lint typecheck format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -61,16 +78,24 @@ $(BIN)/python:
 
 # One stamp for each extra, so that an install is repeated only when its list changes.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing the package with [$*] into $(VENV) (some minutes the first time)"
+	@echo "Setting up $(VENV) for [$*]. The first time downloads about 400 MB and takes one to three minutes."
+	@$(INSTALL_TORCH)
 	$(INSTALL) -e ".[$*]"
 	@touch $@
 
 demo: $(VENV)/.installed-examples
+	@echo "The demo predicts a terrain from 10,000 heights, in less than a minute. Loading libraries ..."
 	@mkdir -p demo_output
-	MPLBACKEND=Agg $(BIN)/python -u examples/plot_terrain.py demo_output/terrain.png
+	@MPLBACKEND=Agg $(BIN)/python -u examples/plot_terrain.py demo_output/terrain.png
+	@echo "Next, the picture of the README: $(BIN)/python examples/plot_intervals.py demo_output/intervals.png"
+	@echo "A first model of your own: doc/get_started/index.rst. The tests: make test"
 
 test: $(VENV)/.installed-test
-	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	$(TEST_SETTINGS) \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed-test
+	$(TEST_SETTINGS) CHECKED_CALLS=$(CHECKED_CALLS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-oldest:
@@ -79,19 +104,19 @@ test-oldest:
 	$(OLDEST)/bin/python -m pip install --quiet uv
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct \
 		$(OLDEST_ARGS) -e ".[test]"
-	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	$(TEST_SETTINGS) \
 		$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed-test
-	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	$(TEST_SETTINGS) \
 		$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
 
 faults: $(VENV)/.installed-test
-	FAULTS=$(FAULTS) SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	FAULTS=$(FAULTS) $(TEST_SETTINGS) \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/contracts/test_faults.py
 
 mutants: $(VENV)/.installed-test
-	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	$(TEST_SETTINGS) \
 		$(BIN)/python tests/mutants/run.py $(MUTANTS) --workers $(WORKERS)
 
 lint: $(VENV)/.installed-dev

@@ -13,7 +13,7 @@ nearest ones. A Gaussian process adapts to both.
 # %%
 # The data
 # --------
-# A smooth function of one column. The noise grows to the right, and a third of the range has no
+# A smooth function of one column. The noise grows to the right, and a quarter of the range has no
 # training rows.
 import sys
 
@@ -24,60 +24,60 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from skscalablegp import HeteroscedasticRegressor, IterativeGPRegressor
 from skscalablegp.metrics import interval_score
 
+rng = np.random.default_rng(0)
+
 
 def function(x):
     return np.sin(3 * x) + 0.5 * x
 
 
-def draw(n, rng, everywhere=False):
-    x = rng.uniform(0, 6, n if everywhere else 2 * n)
-    if not everywhere:
-        x = x[(x < 2.2) | (x > 3.7)][:n]
-    return x[:, None], function(x) + (0.1 + 0.1 * x) * rng.standard_normal(len(x))
+def draw(n):
+    x = np.sort(rng.uniform(0, 6, n))
+    noise = 0.1 + 0.1 * x
+    return x[:, None], function(x) + noise * rng.standard_normal(n)
 
 
-rng = np.random.default_rng(0)
-X, y = draw(300, rng)
-X_new, y_new = draw(4000, rng, everywhere=True)
+X, y = draw(400)
+seen = (X[:, 0] < 2.2) | (X[:, 0] > 3.7)  # no training rows in between
+X, y = X[seen], y[seen]
+X_new, y_new = draw(4000)
 
 # %%
 # Both models, with default settings
 # ----------------------------------
-# :class:`~skscalablegp.HeteroscedasticRegressor` makes the noise of a Gaussian process depend on
-# the row. Two boosting models learn the quantiles that bound 95 % of the targets.
-process = HeteroscedasticRegressor(IterativeGPRegressor(random_state=0), random_state=0).fit(X, y)
+# :class:`~skscalablegp.IterativeGPRegressor` has one noise variance for all rows.
+# :class:`~skscalablegp.HeteroscedasticRegressor` learns how the noise depends on the row. Two
+# boosting models learn the quantiles that bound 95 % of the targets.
+process = HeteroscedasticRegressor(IterativeGPRegressor(), random_state=0).fit(X, y)
+interval = process.predict_interval(X_new, coverage=0.95)
+
 boosting = [
     HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=0).fit(X, y)
     for q in (0.025, 0.975)
 ]
-
-
-def intervals(name, rows):
-    if name == "Gaussian process":
-        return process.predict_interval(rows, coverage=0.95)
-    return np.sort(np.column_stack([model.predict(rows) for model in boosting]), axis=1)
-
+boosted = np.sort(np.column_stack([model.predict(X_new) for model in boosting]), axis=1)
 
 # %%
 # Coverage of new targets
 # -----------------------
-# The interval score penalises width and targets outside the interval; lower is better.
-line = np.linspace(0, 6, 400)[:, None]
+# The interval score penalises width and targets outside the interval; lower is better. ``python
+# examples/plot_intervals.py doc/_static/intervals.png`` writes the picture of the front page.
 figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-names = ["Gaussian process", "Gradient boosting"]
-for ax, name, color in zip(axes, names, ["C0", "C1"], strict=True):
-    found = intervals(name, X_new)
-    inside = np.mean((found[:, 0] <= y_new) & (y_new <= found[:, 1]))
-    score = interval_score(y_new, *found.T, coverage=0.95)
+panels = [("Gaussian process", interval, "C0"), ("Gradient boosting", boosted, "C1")]
+for ax, (name, found, color) in zip(axes, panels, strict=True):
+    low, high = found.T
+    inside = np.mean((low <= y_new) & (y_new <= high))
+    score = interval_score(y_new, low, high, coverage=0.95)
     print(f"{name:18s} holds {inside:.1%} of new targets, interval score {score:.2f}")
-    low, high = intervals(name, line).T
+    x = X_new[:, 0]
     ax.axvspan(2.2, 3.7, color="0.93", label="no training rows")
-    ax.fill_between(line[:, 0], low, high, color=color, alpha=0.3, label="95 % interval")
-    ax.plot(line, function(line), "k--", lw=1, label="true function")
+    ax.fill_between(x, low, high, color=color, alpha=0.3, label="95 % interval")
+    ax.plot(x, function(x), "k--", lw=1, label="true function")
     ax.plot(X, y, ".", color="0.35", ms=3, label="training rows")
     ax.set(title=f"{name}: {inside:.0%} of new targets inside", xlabel="x", ylim=(-2, 6.5))
 axes[0].set_ylabel("y")
 axes[0].legend(loc="upper left", fontsize="small", ncols=2)
+# Saved where a file is named, and shown otherwise.
 if sys.argv[1:2] and sys.argv[1].endswith(".png"):
     figure.savefig(sys.argv[1], dpi=110)
 plt.show()

@@ -3,15 +3,15 @@
 import os
 from pathlib import Path
 
-import jaxtyping
+import checked_shapes
 import joblib
 import pytest
 
-# Shapes and dtypes written in signatures are checked here and only here; the hook has to be in
-# place before anything imports the package. With the numeric tower an int passes for a float.
-jaxtyping.install_import_hook(
-    "skscalablegp", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
-)
+# Their assertions are to show values, as those of tests do.
+pytest.register_assert_rewrite("contracts")
+
+# Shapes and dtypes written in signatures are checked here and only here.
+checked_shapes.install("skscalablegp")
 
 import hypothesis  # noqa: E402
 import torch  # noqa: E402
@@ -27,6 +27,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_runtest_setup(item):
+    checked_shapes.begin_test()
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +71,15 @@ def gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda")
+
+
+@pytest.fixture
+def given_start(monkeypatch):
+    """Training begins at the given hyperparameters, so that its first stage has steps to make."""
+    from skscalablegp.core import _stages, _starts, _subset
+
+    def given(problem, theta, *rest):
+        return _starts.Start("the given values", theta)
+
+    for module in (_stages, _subset):
+        monkeypatch.setattr(module, "choose_start", given)

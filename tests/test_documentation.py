@@ -87,6 +87,11 @@ def run_shown_code(*arguments, folder):
     return done.stdout
 
 
+def test_the_readme_runs(tmp_path):
+    run_shown_code("pages", str(PAGES["README.rst"]), folder=tmp_path)
+
+
+@pytest.mark.slow
 def test_pages_run_from_top_to_bottom(tmp_path):
     run_shown_code("pages", *(str(path) for path in PAGES.values()), folder=tmp_path)
 
@@ -97,6 +102,7 @@ def test_a_page_that_fails_is_noticed(tmp_path):
         run_shown_code("pages", str(tmp_path / "page.rst"), folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_docstring_examples_run(tmp_path):
     run_shown_code("docstrings", folder=tmp_path)
 
@@ -108,6 +114,17 @@ def test_every_estimator_has_an_example():
         if name != "__version__" and ">>> " not in getattr(skscalablegp, name).__doc__
     ]
     assert not missing
+
+
+def test_front_pages_show_the_code_of_their_picture():
+    """In the order of the example that draws it, with the same seed."""
+    drawn = (ROOT / "examples" / "plot_intervals.py").read_text("utf-8").splitlines()
+    for page in ("README.rst", "doc/index.rst"):
+        ((_, code, _),) = code_blocks(ROOT / page)
+        rest = iter(drawn)
+        missing = [line for line in code.splitlines() if line and line not in rest]
+        assert not missing, page
+        assert "_static/intervals.png" in (ROOT / page).read_text("utf-8")
 
 
 # ------------------------------------------------------------------ figures

@@ -236,6 +236,50 @@ def test_no_path_of_one_machine():
     assert not found
 
 
+def script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_address_is_that_of_pyproject():
+    address = script(ROOT / "doc" / "address.py").source()
+    shown = re.compile(r"git clone (\S+)|(https?://[\w./-]*example\.org[\w./-]*)")
+    found = {
+        (str(path.relative_to(ROOT)), hit[1] or hit[2])
+        for path in text_files()
+        if path.suffix in (".rst", ".toml", ".yml", ".cff") and path.is_file()
+        for hit in shown.finditer(path.read_text("utf-8"))
+    }
+    assert {"README.rst", "doc/get_started/install.rst"} <= {name for name, _ in found}
+    assert {url for _, url in found} == {address}, found
+
+
+@pytest.mark.parametrize("address", ["https://host.invalid/me/it", "https://git.example.org/it"])
+def test_release_makes_links_absolute(address, tmp_path):
+    release = script(ROOT / "doc" / "address.py")
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    project = project.replace(release.source(), address)
+    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
+    readme = (ROOT / "README.rst").read_text("utf-8")
+    (tmp_path / "README.rst").write_text(readme, encoding="utf-8")
+    if "example.org" in address:
+        with pytest.raises(SystemExit, match="placeholder"):
+            release.main("v1.0", tmp_path)
+        return
+    release.main("v1.0", tmp_path)
+    text = (tmp_path / "README.rst").read_text("utf-8")
+    assert f"git clone {address}\n" in text
+    assert f".. image:: {address}/raw/v1.0/doc/_static/intervals.png\n" in text
+    links = re.findall(r"<([^>`]+)>`__", text)
+    assert len(links) > 8 and all(link.startswith("https://") for link in links)
+    assert len(links) == len(re.findall(r">`__", readme))
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    assert urls["Source"] == address and urls["Issues"] == f"{address}/issues"
+    assert urls["Changelog"] == f"{address}/blob/v1.0/CHANGELOG.rst"
+
+
 def test_typing_marker_is_shipped():
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert (PACKAGE / "py.typed").exists()
@@ -252,6 +296,7 @@ def run_benchmark(*arguments, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, absent",
     [
@@ -277,6 +322,7 @@ def test_benchmark_prints_one_line_of_json(data_folder, arguments, absent):
     assert str(ROOT) not in line
 
 
+@pytest.mark.slow
 def test_benchmark_names_what_it_knows(data_folder):
     done = run_benchmark("--dataset", "yacht", "--estimator", "Nothing", folder=data_folder)
     assert done.returncode != 0

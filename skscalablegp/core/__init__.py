@@ -2,7 +2,8 @@
 
 from ._arrays import to_numpy, to_torch
 from ._defaults import KNOWN_NOISE, LARGEST_FEATURE_SIGNAL, data_scaled_kernel
-from ._exact import SMALL_TABLE, FactorBudget, start_rows, train_exactly
+from ._exact import SMALL_TABLE, FactorBudget, rows_for, start_rows, train_exactly
+from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
 from ._parameters import PARAMETERS
@@ -10,6 +11,7 @@ from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
 from ._run import FitRun, Run, warn_once
+from ._signal import input_weights
 from ._stages import (
     GAIN_PER_ROW,
     StageSettings,
@@ -23,9 +25,10 @@ from ._stages import (
 from ._subset import (
     FEW_ROWS,
     checking,
+    chosen_start,
+    compared_start,
     exact_check,
     exact_start,
-    left_out,
     rows_to_check,
     warn_if_rough,
 )

@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..kernels import LogNormal, Prior, default_kernel
+from .data import column_spread
 
 # Upper bound of the signal variance under a finite number of random features, in units of the
 # target's variance. Their error grows with the signal variance. Where the likelihood favours larger
@@ -51,8 +52,8 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
 def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | None = None) -> Kernel:
     """The default kernel in the units of the table.
 
-    Each length scale starts at its column's standard deviation and the signal and noise variances
-    at the target's mean square. On standardised data this is 1, as in Lin et al. (2024).
+    Each length scale starts at its column's robust standard deviation, and the signal and noise
+    variances at the target's mean square. On standardised data this is 1, as in Lin et al. (2024).
 
     Parameters
     ----------
@@ -68,9 +69,8 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | Non
     kernel : Kernel
         Its bounds are relative to these starting values.
     """
-    spread = X.std(axis=0)
     # A constant column carries no information, so that any positive length scale is suitable.
-    spread = np.where(spread > 1e-12 * np.abs(X).max(axis=0, initial=0.0), spread, 1.0)
+    spread = column_spread(X)
     unit = float(np.mean(np.square(y)))
     if not np.isfinite(unit) or unit <= 0:
         unit = 1.0

@@ -19,8 +19,9 @@ from .data import Table
 # With default settings, approximate models fit the exact process up to this number of rows. That
 # takes about ten seconds of one core at most, as approximations do, and intervals are better.
 SMALL_TABLE = 2000
-# Larger tables begin training with a random subset of this many rows.
-_START_ROWS = 600
+# Larger tables begin training with a random subset of this many rows, or with so many for each
+# column, up to a limit: each column has a length scale, which rows have to tell.
+_START_ROWS, _ROWS_A_COLUMN, _MOST_START_ROWS = 600, 30, 1500
 # Maximum number of training steps: twenty length scales need more than a hundred.
 _STEPS = 500
 # Number of rows of the factorisation whose time is measured, and the fraction of the time budget by
@@ -32,9 +33,15 @@ _AFTER_INTERRUPT = 1.0
 T = TypeVar("T")
 
 
-def start_rows(n: int) -> int | None:
-    """Number of rows with which exact training on n rows begins; None for all rows."""
-    return _START_ROWS if n > 1.5 * _START_ROWS else None
+def rows_for(d: int, least: int = _START_ROWS) -> int:
+    """Number of rows that tell the length scales of d columns, at least `least`."""
+    return max(least, min(_ROWS_A_COLUMN * d, _MOST_START_ROWS))
+
+
+def start_rows(n: int, d: int) -> int | None:
+    """Number of rows with which exact training on n rows of d columns begins; None for all."""
+    rows = rows_for(d)
+    return rows if n > 1.5 * rows else None
 
 
 def train_exactly(
@@ -62,7 +69,7 @@ def train_exactly(
     """
     n = len(problem.X)
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
-    settings = replace(settings, subset_size=start_rows(n), exact_steps=_STEPS)
+    settings = replace(settings, subset_size=start_rows(n, problem.X.shape[1]), exact_steps=_STEPS)
     result = train_or_report(problem, ExactGradient(), settings, run)
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))

@@ -23,9 +23,15 @@ from .likelihoods import Likelihood
 _KEPT = [np.float64, np.float32]
 
 
-def input_scaling(X: np.ndarray, Y: np.ndarray, normalize_y: bool, shared: bool = False) -> Scaling:
+def input_scaling(
+    X: np.ndarray,
+    Y: np.ndarray,
+    normalize_y: bool,
+    shared: bool = False,
+    robust: bool = False,
+) -> Scaling:
     """The scaling that standardises columns and, if asked for, targets; one pass over the data."""
-    return Scaling(*column_moments(X), *target_moments(Y, normalize_y, shared))
+    return Scaling(*column_moments(X, robust=True), *target_moments(Y, normalize_y, shared, robust))
 
 
 class MinibatchGPRegressorBase(GPPredictionBase):
@@ -66,6 +72,9 @@ class MinibatchGPRegressorBase(GPPredictionBase):
         self._scaling = scaling
         self._y_train_mean, self._y_train_std = scaling.y_mean, scaling.y_scale
 
+    def _column_units(self) -> np.ndarray:
+        return self._scaling.x_scale
+
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
         return validated(self, X, dtype=_KEPT, reset=False)
@@ -77,6 +86,10 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 
 class GPClassifierBase(ClassifierMixin, GPModel):
     """Base class of classifiers; a subclass defines `_probabilities`."""
+
+    def _predict_own_rows(self, X: np.ndarray, Y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Probabilities of rows of the training table, which have no closed form without it."""
+        return self._probabilities(X[rows])
 
     def _read_rows(
         self, X: Any, y: Any, reset: bool = True, classes: Any = None
@@ -110,6 +123,9 @@ class GPClassifierBase(ClassifierMixin, GPModel):
 
     def _keep_scaling(self, scaling: Scaling) -> None:
         self._scaling = scaling
+
+    def _column_units(self) -> np.ndarray:
+        return self._scaling.x_scale
 
     @abstractmethod
     def _probabilities(self, X: np.ndarray) -> np.ndarray:

@@ -37,6 +37,8 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
 
     # Whether kernels without a compiled form are accepted, and with them rows that are not vectors.
     _any_kernel: bool = False
+    # The name of a likelihood that far targets do not disturb, if the class accepts one.
+    _robust_likelihood: str = ""
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -132,6 +134,14 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         kernels = self._trained_kernels()
         value = sum(ThetaPrior(kernel, priors)(kernel.theta)[0] for kernel in kernels)
         return {"log_prior": value, "log_posterior": getattr(self, self._objective) + value}
+
+    def _kernel_sees_rows(self) -> bool:
+        """Whether the columns of `kernel_` are those of X, and not the outputs of a network."""
+        return self.get_params(deep=False).get("feature_extractor") is None
+
+    def _column_units(self) -> np.ndarray | float:
+        """The units of the kernel's length scales, in those of X."""
+        return 1.0
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:

@@ -18,6 +18,7 @@ STATUSES = (
     "callback",
     "interrupted",
     "stagnated",
+    "no_signal",
     "diverged",
 )
 
@@ -43,7 +44,9 @@ class FitReport(Bunch):
         How the fit ended: "converged"; "completed" (a planned number of steps was made);
         "max_iter" (a limit stopped an unfinished optimisation); "max_seconds"; "callback";
         "interrupted"; "stagnated" (the optimiser found no better point although the gradient is
-        not small, or a linear solve stopped making progress above its tolerance); "diverged".
+        not small, or a linear solve stopped making progress above its tolerance); "no_signal" (the
+        model predicts little more than the mean, although a linear model or boosted trees predict
+        held-out rows clearly better); "diverged".
     stop_reason : str
         The status as a sentence.
     choices : dict of str to Choice
@@ -71,6 +74,17 @@ class FitReport(Bunch):
         The method in words.
     remark : str
         Why another model suits the table better, and which; empty unless a check found that.
+    far_targets : str
+        Which targets are so far from all others that they decide a fit under normal noise; empty
+        if there are none.
+    columns : dict of str to float
+        The columns that matter most, at most five: those with the smallest length scales, in units
+        of the column's spread. Empty if the kernel does not have a length scale for each column.
+        Columns are left out whose length scale is beyond ten spreads (or ten times the smallest
+        number, if that is above one) times the root of the number of columns.
+    start : str
+        Where the starting hyperparameters come from, and their log likelihood; empty if there was
+        nothing to compare.
     failures : tuple of str
         Restarts or experts whose training failed while others succeeded.
     log_prior, log_posterior : float
@@ -96,6 +110,12 @@ class FitReport(Bunch):
             lines.append(self.summary)
         if self.get("remark"):
             lines.append(self.remark)
+        if self.get("far_targets"):
+            lines.append(self.far_targets)
+        if self.get("columns"):
+            lines.append(f"columns that matter most: {_listed(self.columns)}")
+        if self.get("start"):
+            lines.append(self.start)
         total = self.seconds.get("total", 0.0)
         stages = ", ".join(
             f"{name} {seconds:.2g} s" for name, seconds in self.seconds.items() if name != "total"
@@ -113,6 +133,13 @@ class FitReport(Bunch):
         if self.jitter:
             lines.append(f"jitter {self.jitter:.1e}")
         return "\n".join([*lines, *self.at_bounds.values()])
+
+
+def _listed(columns: dict[str, float]) -> str:
+    """Columns with their relative length scales, the first with a word on what these are."""
+    said = [f"{name} ({scale:.2g})" for name, scale in columns.items()]
+    name, scale = next(iter(columns.items()))
+    return ", ".join([f"{name} (length scale {scale:.2g} of its spread)", *said[1:]])
 
 
 def at_bounds(kernel: Kernel) -> dict[str, str]:

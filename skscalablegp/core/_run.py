@@ -21,6 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy, deepcopy
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -34,7 +35,14 @@ from sklearn.utils import check_random_state
 from .._compat import FitEvents, callbacks_under_way
 from .._validation import check_memory, resolve_device
 from ..linalg.solvers import Solution, SolveSummary, Status
+from ._awkward import (
+    assumes_normal_noise,
+    columns_that_matter,
+    describe_far_targets,
+    far_targets,
+)
 from ._edge import more_noise, ours, translated, with_name
+from ._learned import nothing_learned
 from ._report import STATUSES, Choice, FitReport, at_bounds
 from .training import Monitor, StopTraining, TrainingStep
 
@@ -52,6 +60,9 @@ _OF_SOLVES = {
 # A fit warns if the mean of the target is this many standard deviations of the prior away from
 # zero. The prior is evaluated at the first few rows.
 _FAR, _FEW_ROWS = 10.0, 20
+
+# Number of fits that are under way. Those below another see parts of its table, or residuals.
+_UNDER_WAY: ContextVar[int] = ContextVar("fits under way", default=0)
 
 # A warning is attributed to the innermost line of code outside these packages.
 _INNER = ("skscalablegp", "sklearn", "joblib", "jaxtyping")
@@ -78,6 +89,9 @@ class Run:
     def restarts(self) -> np.random.RandomState:
         """Generator of additional starting points of an optimiser."""
         return self.random_state
+
+    def reports(self, **facts: Any) -> None:
+        """Add entries to the report of the fit, if this run has one."""
 
 
 class FitRun(Run):
@@ -129,7 +143,9 @@ class FitRun(Run):
         self._rate = "learning_rate"
         self._because = ""
         self._final: SolveSummary | None = None
-        self._offset, self._some_rows = 0.0, np.empty((0, 1))
+        self._offset, self._X, self._Y = 0.0, np.empty((0, 1)), None
+        self._table: tuple[Any, Any] | None = None
+        self._nothing = ""
 
     # ------------------------------------------------------------------ the context
 
@@ -138,9 +154,11 @@ class FitRun(Run):
         self._before = dict(vars(est))
         self._old_posterior = est._remembered()
         est._remember(None)
+        self._token = _UNDER_WAY.set(_UNDER_WAY.get() + 1)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        _UNDER_WAY.reset(self._token)
         try:
             return self._leave(error)
         except BaseException:
@@ -185,6 +203,7 @@ class FitRun(Run):
         est.n_iter_ = self._n_iter
         est.history_ = self.monitor.history()
         self._check_offset()
+        self._check_learned()
         est.fit_report_ = self._report()
         if self._events is not None:
             self._events.end()
@@ -246,7 +265,9 @@ class FitRun(Run):
         """
         self.estimator.n_samples_seen_ = seen + len(X)
         self.estimator.device_ = str(self.device)
-        self._some_rows = X[:_FEW_ROWS]
+        self._X, self._table = X, None if seen else (X, y)
+        if _UNDER_WAY.get() == 1:
+            self._check_targets(y if self._Y is None else self._Y)
         self._events = FitEvents(self.estimator, X, y)
         if self.estimator.get_params(deep=False).get("optimizer") is None:
             self.ignores("priors", "optimizer=None keeps the hyperparameters")
@@ -301,6 +322,7 @@ class FitRun(Run):
             Whether the model divides the target by its size in any case. A kernel is then not a
             prior for y in its own units, and "auto" normalises under every kernel.
         """
+        self._Y = Y
         given = self.estimator.normalize_y
         if given == "auto":
             own = self.estimator.kernel is not None and not scaled
@@ -314,11 +336,25 @@ class FitRun(Run):
             self._offset = float(np.abs(np.mean(Y, axis=0)).max())
         return bool(given)
 
+    def _check_targets(self, Y: np.ndarray) -> None:
+        """Warn of targets that no normal likelihood survives."""
+        if not assumes_normal_noise(self.estimator):
+            return
+        columns = np.reshape(np.asarray(Y, dtype=float), (len(Y), -1)).T
+        for k, y in enumerate(columns):
+            rows = far_targets(y)
+            if len(rows):
+                name = "y" if len(columns) == 1 else f"column {k} of y"
+                said = describe_far_targets(y, rows, name, self.estimator)
+                self.warn(said)
+                self.reports(far_targets=said)
+                return
+
     def _check_offset(self) -> None:
         """Warn if the mean of the target is very unlikely under the prior."""
         if self._offset == 0:
             return
-        rows, kernel = self._some_rows, self.estimator.kernel_
+        rows, kernel = self._X[:_FEW_ROWS], self.estimator.kernel_
         network = self.estimator.get_params(deep=False).get("feature_extractor")
         # `diag` would include white noise. A network's features have other columns than the rows.
         diagonal = np.diag(kernel(rows, rows)) if network is None else kernel.diag(rows)
@@ -329,6 +365,19 @@ class FitRun(Run):
                 f"expects it with a standard deviation of {prior:.3g}. Far from the training rows "
                 "predictions fall back to 0. Use normalize_y=True."
             )
+
+    def _check_learned(self) -> None:
+        """Compare a model that seems to have learned nothing with simple models."""
+        trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
+        if self._table is None or not trained or self.monitor.stopped == "interrupted":
+            return
+        with self.stage("check of the signal", optional=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                classes = getattr(self.estimator, "classes_", None)
+                self._nothing = nothing_learned(self.estimator, *self._table, classes)
+            except (torch.linalg.LinAlgError, MemoryError):
+                return  # There is no warning without a comparison.
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report the value of a parameter that was "auto", with the reason; returns the value."""
@@ -460,6 +509,10 @@ class FitRun(Run):
             if status not in ("converged", "completed"):
                 return status, "the final linear solve did not reach its tolerance"
         reason = self._sentence(status)
+        if self._nothing and status in ("converged", "completed"):
+            status, reason = "no_signal", self._nothing
+        elif self._nothing:
+            self._messages.append(f"{self._nothing[0].upper()}{self._nothing[1:]}.")
         if status not in ("converged", "completed", "callback"):
             self._messages.insert(0, f"{reason}.")
         return status, reason
@@ -524,6 +577,8 @@ class FitRun(Run):
             "jitter": 0.0,
             "summary": "",
             "remark": "",
+            "far_targets": "",
+            "columns": columns_that_matter(self.estimator, self._X),
             "failures": tuple(self.monitor.failures),
         }
         facts |= self._facts | self.estimator.prior_facts(self.priors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
 from ._run import FitRun, Run
+from ._starts import choose_start
 from .data import centroid_subsets
 from .training import (
     LBFGS,
@@ -53,6 +55,8 @@ _TWICE_ROWS, _SCIPYS_TOL = 500, 2.2e-9
 GAIN_PER_ROW = 1e-4
 # Ratio of the sizes of successive random subsets.
 _GROWTH = 3
+# Added to the curvature of a subset before steps with noisy gradients, in nats.
+_FLAT = 1.0
 # Above this bound of condition number times unit roundoff, float32 cannot factorise H.
 _FLOAT32_LIMIT = 1.0
 
@@ -97,6 +101,8 @@ class StageSettings:
     natural : bool
         Whether the Fisher information of random rows is available. Without exact values or a
         curvature, "auto" then chooses natural steps instead of Adam.
+    compares_starts : bool
+        Whether the given hyperparameters are compared with other starts.
     """
 
     optimizer: Any
@@ -117,11 +123,18 @@ class StageSettings:
     all_rows: bool = True
     gain_per_row: float = GAIN_PER_ROW
     natural: bool = False
+    compares_starts: bool = True
 
     def twice(self, n: int) -> bool:
         """Whether two optimisers run from every start, of which the better result counts."""
         named = isinstance(self.optimizer, str) and self.optimizer in ("auto", "fmin_l_bfgs_b")
         return named and self.as_scikit_learn and n <= _TWICE_ROWS
+
+    @property
+    def follows_scikit_learn(self) -> bool:
+        """Whether the optimiser is the user's function, or scikit-learn's on the user's kernel."""
+        named = isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b"
+        return inspect.isfunction(self.optimizer) or (named and self.as_scikit_learn)
 
     @classmethod
     def of(cls, estimator: Any, n_restarts: int = 0, **more: Any) -> StageSettings:
@@ -159,11 +172,19 @@ def fit_hyperparameters(
     """
     _optimizer(settings, estimator.exact, len(problem.X), has_metric=True)
     metric, start = None, None
+    if settings.compares_starts and not settings.follows_scikit_learn:
+        limit = None if settings.max_iter == "auto" else settings.max_iter
+        chosen = choose_start(problem, theta, run, limit, estimator.exact)
+        run.reports(start=chosen.describe())
+        theta = chosen.theta
     if settings.subset_size is not None:
         exact = estimator.on_subset() or ExactGradient()
         tol = _SUBSET_TOL[estimator.exact and settings.all_rows]
         start = _initialise(problem, exact, theta, settings, run, tol)
         theta, metric = start.theta, start.metric
+        if metric is not None and not estimator.exact:
+            # Noise of the gradient must not become long steps in directions without curvature.
+            metric = metric @ np.linalg.inv(np.eye(len(metric)) + _FLAT * metric)
         # These fields describe training on all rows.
         start = replace(start, exact=estimator.exact, dtype=problem.X.dtype)
         if start.stop_reason not in _DONE:
@@ -297,9 +318,10 @@ def _optimizer(settings: StageSettings, exact: bool, n: int, has_metric: bool) -
         # Without values BFGS needs an initial curvature; natural steps compute their own.
         choice = "bfgs" if exact or has_metric else "natural" if settings.natural else "adam"
         if choice == "bfgs":
-            small = settings.as_scikit_learn and n <= _SMALL_ROWS
-            tol = _SMALL_TOL if small else _TOL
-            return QuasiNewton(tol, gain_tol=_worthwhile(settings, n))
+            if settings.as_scikit_learn and n <= _SMALL_ROWS:
+                # The Fisher information has fewer digits than such a comparison.
+                return QuasiNewton(_SMALL_TOL, information_rows=0)
+            return QuasiNewton(_TOL, gain_tol=_worthwhile(settings, n))
     if settings.natural and isinstance(choice, str) and choice == "natural":
         return NaturalGradient(_worthwhile(settings, n))
     rate = adam_rate(n) if settings.learning_rate == "auto" else settings.learning_rate

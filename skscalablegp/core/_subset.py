@@ -6,23 +6,27 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact import SMALL_TABLE
+from ._leave_one_out import left_out
 from ._run import FitRun, Run
 from ._stages import StageSettings, fit_hyperparameters
+from ._starts import Start, choose_start
 from .data import random_rows
-from .posteriors import ExactPosterior
 from .training import Monitor, QuasiNewton, TrainingResult
 
 # Number of random rows of a first check, which a second one triples, and the largest number of
 # steps of an exact fit for it.
 FEW_ROWS, _CHECK_STEPS = 500, 50
+# A start ends where a step promises less than this gain, in nats.
+_START_GAIN = 0.5
 # A table is rough if the mean leverage of its rows is at least the first number, if rows left out
 # keep at least the second share of their variance, and if three times the rows leave at most the
 # third share of that. (The rows of a table with much noise are not predicted better by more rows.)
@@ -36,6 +40,8 @@ def exact_start(
     max_iter: int,
     n_restarts: int = 0,
     subset_size: int | None = None,
+    precise: bool = False,
+    theta: np.ndarray | None = None,
 ) -> TrainingResult:
     """Hyperparameters that maximise the exact marginal likelihood of a few rows.
 
@@ -53,47 +59,38 @@ def exact_start(
         Number of additional starting points within the bounds.
     subset_size : int or None, default=None
         Number of random rows with which training begins; None begins with all rows.
+    precise : bool, default=False
+        Whether the optimum itself is wanted, rather than a start.
+    theta : ndarray of shape (p,), optional
+        Hyperparameters with which training begins. By default the rows of the problem choose among
+        several, one of which is the kernel's own.
     """
     problem = replace(problem.to(torch.float64), keep=True)
+    # Where training on all rows follows, a start need not follow ridges to their end.
+    gain = None if precise else _START_GAIN
     settings = StageSettings(
-        QuasiNewton(), max_iter, n_restarts=n_restarts, subset_size=subset_size, name="start"
+        QuasiNewton(final_gain=gain),
+        max_iter,
+        n_restarts=n_restarts,
+        subset_size=subset_size,
+        name="start",
+        compares_starts=theta is None,
     )
-    theta = problem.kernel.theta0.numpy()
+    theta = problem.kernel.theta0.numpy() if theta is None else theta
     return fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
 
 
-class LeftOut(NamedTuple):
-    """How much the rows of an exact process depend on their own targets.
-
-    Attributes
-    ----------
-    leverage : float
-        Mean derivative of the fitted values with respect to their own targets, between 0 and 1:
-        the effective number of parameters for each row.
-    unexplained : float
-        Mean squared error of predictions without the row's own target, relative to the variance of
-        the targets.
-    """
-
-    leverage: float
-    unexplained: float
+def chosen_start(problem: GPProblem, run: Run, max_iter: int | None = None) -> Start:
+    """The best of several starts on a few rows, one of which is the kernel's own values."""
+    theta = problem.kernel.theta0.numpy()
+    return choose_start(replace(problem.to(torch.float64), keep=True), theta, run, max_iter)
 
 
-def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> LeftOut:
-    """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the error of rows left out.
-
-    O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6; Rasmussen and Williams (2006),
-    equation 5.12.
-    """
-    posterior = ExactPosterior.of(problem, theta)[0]
-    noise = problem.kernel.noise(theta, problem.X)
-    if problem.extra_noise is not None:
-        noise = noise + problem.extra_noise
-    Y = problem.Y
-    rows = torch.arange(len(Y), device=Y.device)
-    mean, variance = posterior.leave_one_out(rows, problem.X, Y, noise)
-    error = (Y - mean).square().mean() / Y.var(0, correction=0).mean()
-    return LeftOut(1 - float((noise / variance).mean()), float(error))
+def compared_start(problem: GPProblem, run: FitRun) -> TrainingResult:
+    """`chosen_start` for models that train on all rows from there."""
+    start = chosen_start(problem, run)
+    run.reports(start=start.describe())
+    return TrainingResult.untrained(start.theta)
 
 
 def rows_to_check(n: int, run: Run, m: int = 3 * FEW_ROWS) -> Int[Tensor, " m"]:

@@ -3,9 +3,11 @@
 from ._fourier import PriorFeatures, frequencies_per_product, sample_prior_features
 from ._network import (
     ACTIVATIONS,
+    LimitedNetwork,
     Network,
     check_features,
     make_network,
     network_from_numpy,
     network_to_numpy,
+    weigh_inputs,
 )

@@ -102,6 +102,64 @@ class DenseNetwork(Network):
         return X
 
 
+@dataclass(frozen=True)
+class LimitedNetwork(Network):
+    """A network whose inputs are moved to limits if they are beyond them.
+
+    Networks continue in straight lines, however steep. A single far entry would otherwise decide
+    their gradients in training, and a far row get any value in prediction.
+
+    Attributes
+    ----------
+    network : Network
+    low, high : tuple of float
+        The limits of each column, infinite where there are none.
+    """
+
+    network: Network
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def n_features_in(self) -> int:
+        return self.network.n_features_in
+
+    @property
+    def n_features(self) -> int:
+        return self.network.n_features
+
+    @property
+    def n_trainable(self) -> int:
+        return self.network.n_trainable
+
+    def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return self.network.initial(generator, dtype)
+
+    def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        return self.network(params, X.clamp(X.new_tensor(self.low), X.new_tensor(self.high)))
+
+
+def weigh_inputs(
+    network: Network, params: Sequence[Tensor], weights: np.ndarray | None
+) -> list[Tensor]:
+    """Parameters whose first layer has the weights of each column times a factor.
+
+    Parameters
+    ----------
+    network : Network
+        Modules that the user gives, and networks without layers, stay as they are.
+    params : sequence of Tensor
+        Initial parameters.
+    weights : ndarray of shape (d,) or None
+        A factor for each column of X; None for no change.
+    """
+    params = list(params)
+    network = network.network if isinstance(network, LimitedNetwork) else network
+    if weights is not None and isinstance(network, DenseNetwork) and network.n_trainable:
+        params[0] = params[0] * torch.as_tensor(weights).to(params[0])
+    return params
+
+
 class _Copies:
     """Returns copies, on the CPU, of a module that the user has given, which is never trained."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
-from sklearn.gaussian_process.kernels import Kernel
 from sklearn.inspection import permutation_importance
 
+from .._length_scales import length_scales
 from .._predicted import behind_transforms
 from ..metrics import neg_nlpd_scorer
 from ._shared import axes_for, check_count, check_predicts, chosen_kinds, styled
@@ -241,7 +240,9 @@ def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:
         return {}, names
     d = rows.shape[1]
     spreads = {}
-    for name, columns, scales in _length_scales(kernel, list(range(d))):
+    for name, columns, scales in length_scales(kernel, list(range(d))):
+        if len(scales) != len(columns):
+            continue
         spread = np.full(d, np.nan)
         spread[columns] = rows[:, columns].astype(float).std(0) / scales
         spreads[name] = spread
@@ -253,21 +254,6 @@ def _network(core: Any) -> Any:
     chosen = core.fit_report_.choices if hasattr(core, "fit_report_") else {}
     own = core.get_params(deep=False).get("feature_extractor")
     return chosen["feature_extractor"].value if "feature_extractor" in chosen else own
-
-
-def _length_scales(
-    kernel: Any, columns: list[int], name: str = "kernel_"
-) -> Iterator[tuple[str, list[int], np.ndarray]]:
-    """The parts of the kernel with one length scale for each of their columns."""
-    params = kernel.get_params(deep=False)
-    if "columns" in params:
-        columns = [columns[j] for j in np.atleast_1d(params["columns"])]
-    scales = np.atleast_1d(params.get("length_scale", np.empty(0)))
-    if len(scales) == len(columns):
-        yield f"{name}: {type(kernel).__name__}", columns, scales
-    for key, part in params.items():
-        if isinstance(part, Kernel):
-            yield from _length_scales(part, columns, f"{name}.{key}")
 
 
 def _names(X: Any, d: int) -> list[str]:

@@ -9,14 +9,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from ..core.data import column_moments
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
 
@@ -235,7 +235,7 @@ def _candidates(F, squares, given, random_state, check_time):
         check_time()
         # A length scale for each feature would follow the noise of few rows. Predictions without a
         # row would not show that, since all rows have determined the hyperparameters.
-        scaler, unit = StandardScaler(), np.sqrt(F.shape[1])
+        scaler, unit = _Standardised(), np.sqrt(F.shape[1])
         signal = ConstantKernel(0.5) * Matern(unit, (0.1 * unit, 100 * unit), nu=1.5)
         process = RFFRegressor(
             signal + WhiteKernel(0.5),
@@ -251,6 +251,17 @@ def _candidates(F, squares, given, random_state, check_time):
         mean = process._left_out(scaled, logs, None, np.arange(n))[1]
         name = "a Gaussian process of log squares"
         yield _Left(name, make_pipeline(scaler, process), logs, False, mean, fitted=True)
+
+
+class _Standardised(TransformerMixin, BaseEstimator):
+    """Features in units of their robust standard deviations."""
+
+    def fit(self, F: np.ndarray, y: Any = None) -> _Standardised:
+        self.mean_, self.scale_ = column_moments(F, robust=True)
+        return self
+
+    def transform(self, F: np.ndarray) -> np.ndarray:
+        return (F - self.mean_) / self.scale_
 
 
 def _staged(name, boosting, F, target, log_link, folds, check_time):

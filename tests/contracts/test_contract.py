@@ -10,9 +10,6 @@ from unittest import SkipTest
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
 
 import pytest  # noqa: E402
-
-pytest.register_assert_rewrite("contracts.estimator_contract")
-
 from contracts.estimator_contract import EstimatorContract, Row  # noqa: E402
 from sklearn.linear_model import Ridge  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
@@ -47,19 +44,18 @@ ROWS = [
         KISSGPRegressor(grid_size=12, structure="additive", max_iter=8),
         search={"grid_size": [9, 15]},
         columns="none",
+        stands_for_its_class=True,
     ),
     Row(
         "kissgp-product",
         KISSGPRegressor(structure="product", max_iter=5),
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
         columns="numbers",
     ),
     Row(
         "kissgp-rows",
         KISSGPRegressor(),
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
         columns="numbers",
     ),
     Row(
@@ -69,16 +65,16 @@ ROWS = [
         # The network's features serve all targets.
         independent_targets=False,
         batch_rtol=1e-5,
-        scikit_learn_checks=False,
         columns="none",
     ),
     Row(
         "love",
-        LOVEPredictor(KISSGPRegressor(grid_size=12, structure="additive", solver="cg", max_iter=3)),
+        LOVEPredictor(KISSGPRegressor(grid_size=8, structure="additive", solver="cg", max_iter=2)),
         search={"variance_rank": [5, 20]},
         columns="none",
+        stands_for_its_class=True,
     ),
-    Row("love-features", LOVEPredictor(RFFRegressor(max_iter=5)), scikit_learn_checks=False),
+    Row("love-features", LOVEPredictor(RFFRegressor(max_iter=5))),
     Row(
         "love-grows",
         LOVEPredictor(
@@ -87,16 +83,16 @@ ROWS = [
             variance_tol=1e-6,
         ),
         limit={"max_variance_rank": 2},
-        scikit_learn_checks=False,
         columns="numbers",
     ),
     Row(
         "heteroscedastic",
-        HeteroscedasticRegressor(),
+        HeteroscedasticRegressor(PoERegressor(max_iter=5)),
         multi_output=False,
         no_limit="training is that of the regressor below",
         search={"residuals": ["leave_one_out", 2]},
-        columns="others see them",
+        columns="",
+        stands_for_its_class=True,
     ),
     Row(
         "heteroscedastic-folds",
@@ -105,16 +101,16 @@ ROWS = [
         ),
         multi_output=False,
         no_limit="training is that of the regressor below",
-        scikit_learn_checks=False,
         columns="none",
     ),
     Row(
         "mean-function",
-        MeanFunctionRegressor(n_folds=2),
+        MeanFunctionRegressor(PoERegressor(max_iter=5), Ridge(), n_folds=2),
         multi_output=False,
         no_limit="training is that of the regressor below",
         search={"n_folds": [2, 3]},
-        columns="others see them",
+        columns="",
+        stands_for_its_class=True,
     ),
     Row(
         "stacked",
@@ -122,9 +118,10 @@ ROWS = [
         multi_output=False,
         no_limit="training is that of the regressors below",
         search={"validation_fraction": [0.2, 0.3]},
-        columns="others see them",
+        columns="",
+        stands_for_its_class=True,
     ),
-    Row("love-iterative", LOVEPredictor(IterativeGPRegressor()), scikit_learn_checks=False),
+    Row("love-iterative", LOVEPredictor(IterativeGPRegressor())),
     Row(
         "iterative",
         IterativeGPRegressor(),
@@ -139,6 +136,7 @@ ROWS = [
         search={"n_probes": [2, 4]},
         prior=True,
         any_kernel=True,
+        stands_for_its_class=True,
     ),
     Row(
         "iterative-pathwise",
@@ -155,7 +153,6 @@ ROWS = [
         ),
         std_rtol=1.0,
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
         prior=True,
         any_kernel=True,
     ),
@@ -164,7 +161,6 @@ ROWS = [
         "iterative-float32",
         IterativeGPRegressor(dtype="float32", max_iter=3),
         batch_rtol=1e-4,
-        scikit_learn_checks=False,
         prior=True,
         any_kernel=True,
     ),
@@ -177,6 +173,7 @@ ROWS = [
         search={"truncation__rate": [0.1, 0.3]},
         limit={"max_iter": 2},
         any_kernel=True,
+        stands_for_its_class=True,
     ),
     Row("poe", PoERegressor(), search={"alpha": [1e-6, 1e-2]}),
     Row(
@@ -184,6 +181,7 @@ ROWS = [
         PoERegressor(expert_size=10, max_iter=10),
         search={"expert_size": [5, 10]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
     # Rules that divide by a prior are densities of single rows: no joint covariance, no samples.
     Row(
@@ -192,13 +190,11 @@ ROWS = [
         covariances=False,
         samples=False,
         search={"combination": ["bcm", "rbcm"]},
-        scikit_learn_checks=False,
     ),
     Row(
         "poe-separate",
         PoERegressor(share_hyperparameters=False, expert_size=12, max_iter=5),
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
     ),
     Row("nngp", NNGPRegressor(), search={"n_neighbors": [5, 40]}, limit={"max_iter": 1}),
     Row(
@@ -206,24 +202,24 @@ ROWS = [
         NNGPRegressor(n_neighbors=8, subset_size=15, batch_size=20),
         search={"objective": ["leave_one_out", "blocks"]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
     Row(
         "nngp-subset",
         NNGPRegressor(n_neighbors=10, objective="subset", subset_size=20),
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
     ),
     Row(
         "rff",
         RFFRegressor(n_components=100, max_iter=10),
         search={"n_components": [10, 20]},
+        stands_for_its_class=True,
     ),
-    Row("rff-rows", RFFRegressor(max_iter=10), scikit_learn_checks=False),
+    Row("rff-rows", RFFRegressor(max_iter=10)),
     Row(
         "rff-few",
         RFFRegressor(n_components=10, max_iter=5),
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
     ),
     Row(
         "qsgp",
@@ -244,18 +240,17 @@ ROWS = [
         search={"control_variate_rank": [5, 10]},
         limit={"max_iter": 2},
         columns="numbers",
+        stands_for_its_class=True,
     ),
     Row(
         "qsgp-laplace",
         QSGPRegressor(likelihood="laplace", n_components=64),
-        scikit_learn_checks=False,
         columns="numbers",
     ),
     Row(
         "qsgp-rows",
         QSGPRegressor(basis="rows", inference="stochastic", max_iter=6, dtype="float64"),
         limit={"max_iter": 2},
-        scikit_learn_checks=False,
     ),
     Row(
         "qsgp-classifier",
@@ -278,6 +273,7 @@ ROWS = [
         search={"control_variate_rank": [5, 10]},
         limit={"max_iter": 2},
         columns="numbers",
+        stands_for_its_class=True,
     ),
     Row(
         "qsrvm",
@@ -286,6 +282,7 @@ ROWS = [
         noise_variance=False,
         search={"max_precision": [1e3, 1e4]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
     Row("ssrff", SSRFFRegressor()),
     Row(
@@ -293,7 +290,7 @@ ROWS = [
         SSRFFRegressor(min_components=8, component_step=4, max_iter=5),
         search={"component_step": [4, 8]},
         limit={"max_iter": 2},
-        scikit_learn_checks=False,
+        stands_for_its_class=True,
     ),
     Row(
         "scgd",
@@ -301,6 +298,7 @@ ROWS = [
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"averaging": [0.1, 0.9]},
         columns="none",
+        stands_for_its_class=True,
     ),
     # Without a network, which "auto" leaves out.
     Row(
@@ -308,7 +306,6 @@ ROWS = [
         SCGDDKLRegressor(),
         no_limit="no parameter counts the steps",
         columns="none",
-        scikit_learn_checks=False,
     ),
     Row(
         "minimax",
@@ -316,6 +313,7 @@ ROWS = [
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"penalty": [1.0, 2.0]},
         columns="none",
+        stands_for_its_class=True,
     ),
     Row(
         "bsgd",
@@ -323,6 +321,7 @@ ROWS = [
         no_limit="max_epochs is a schedule whose rate falls to zero at its end",
         search={"batches": ["random", "neighbours"]},
         columns="none",
+        stands_for_its_class=True,
     ),
     Row("svgp", SVGPRegressor(), search={"n_inducing": [5, 10]}, limit={"max_iter": 1}),
     Row(
@@ -330,6 +329,7 @@ ROWS = [
         SVGPRegressor(n_inducing=8, batch_size=8, max_iter=10),
         search={"variational_learning_rate": [0.1, 0.5]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
     Row(
         "svgp-network",
@@ -337,7 +337,6 @@ ROWS = [
         # Steps of Adam follow the sign of a gradient, also of one that is zero but for rounding.
         unit_atol=1e-3,
         limit={"max_iter": 1},
-        scikit_learn_checks=False,
         columns="none",
     ),
     Row(
@@ -346,12 +345,14 @@ ROWS = [
         classifier=True,
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
     Row(
         "sgpr",
         SGPRRegressor(max_iter=10),
         search={"n_inducing": [5, 10]},
         limit={"max_iter": 1},
+        stands_for_its_class=True,
     ),
 ]
 
@@ -360,14 +361,32 @@ def test_array_api_is_on():
     assert os.environ["SCIPY_ARRAY_API"] == "1"
 
 
-@parametrize_with_checks([row.estimator for row in ROWS if row.scikit_learn_checks])
-def test_scikit_learn_checks(estimator, check):
+REPRESENTATIVES = [row.estimator for row in ROWS if row.stands_for_its_class]
+
+
+def test_one_row_stands_for_each_class():
+    classes = [type(estimator) for estimator in REPRESENTATIVES]
+    assert len(set(classes)) == len(classes)
+    assert set(classes) == {type(row.estimator) for row in ROWS}
+
+
+def run_check(estimator, check):
     try:
         check(estimator)
     except SkipTest as skipped:  # a check that does not run shows nothing
         pytest.fail(f"skipped: {skipped}")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-class TestEstimators(EstimatorContract):
+@parametrize_with_checks(REPRESENTATIVES)
+def test_scikit_learn_checks(estimator, check):
+    run_check(estimator, check)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([type(estimator)() for estimator in REPRESENTATIVES])
+def test_scikit_learn_checks_of_the_defaults(estimator, check):
+    run_check(estimator, check)
+
+
+class TestEstimators(EstimatorContract, rows=ROWS):
     pass

@@ -18,6 +18,8 @@ from contracts.fit_contract import answers, data
 from contracts.test_fit_contract import FIT_ROWS
 from numpy.testing import assert_array_equal
 
+pytestmark = pytest.mark.slow
+
 # Of each kind; the fast profile has one in all.
 FAULTS = int(os.environ.get("FAULTS", "0"))
 ERRORS = {

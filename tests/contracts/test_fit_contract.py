@@ -52,6 +52,10 @@ def test_every_public_class_has_a_row():
     assert len(FIT_ROWS) == len(REAL_PATHS)
 
 
+def test_every_row_names_a_limit_or_says_why_there_is_none():
+    assert not [row.name for row in FIT_ROWS if bool(row.limit) == bool(row.no_limit)]
+
+
 def test_the_table_has_no_parameter_that_nobody_has():
     used = {name for cls in CLASSES for name in cls().get_params(deep=False)}
     assert set(PARAMETERS) == used == set(MEANINGS)
@@ -62,6 +66,5 @@ class TestParameters(ParameterContract):
     pass
 
 
-@pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
-class TestFits(FitContract):
+class TestFits(FitContract, rows=FIT_ROWS):
     pass

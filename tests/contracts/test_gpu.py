@@ -19,8 +19,6 @@ CLOSE = 0.05
 
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_says_on_a_gpu_what_it_says_on_a_cpu(row, gpu):
-    if "device" not in row.estimator.get_params(deep=False):
-        pytest.skip(f"{row.name} runs where the estimator below it does")
     X, y, X_new = table()
     target = row.target(y)
     here, there = (row.new(device=name).fit(X, target) for name in ("cpu", "cuda"))
@@ -37,8 +35,7 @@ def test_says_on_a_gpu_what_it_says_on_a_cpu(row, gpu):
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_all_that_it_says_is_finite(row, gpu):
     X, y, X_new = table()
-    has_device = "device" in row.estimator.get_params(deep=False)
-    model = row.new(device="cuda") if has_device else row.new()
+    model = row.new(device="cuda")
     for answer in row.everything(model.fit(X, row.target(y)), X_new):
         assert np.isfinite(answer).all() or answer.dtype.kind in "iOU"
 
@@ -46,7 +43,6 @@ def test_all_that_it_says_is_finite(row, gpu):
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_pickles_are_read_without_a_gpu(row, gpu, tmp_path):
     """In a process that sees no device; a fit and predictions in between change nothing."""
-    row.accepts("device")
     X, y, X_new = table()
     model = row.new(device="cuda").fit(X, row.target(y))
     expected = model.predict(X_new)

@@ -113,6 +113,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_predicts_and_fits():
     """Though the threads of its parent, the pool's and OpenMP's, are gone."""
@@ -120,6 +121,7 @@ def test_a_forked_child_predicts_and_fits():
     assert done.stdout.strip() == "done", done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_spawned_process_predicts_and_fits():
     X, y = table()
     models = [model.fit(X, y) for model in map(clone, MODELS)]
@@ -136,6 +138,7 @@ def predicted_and_fitted(model):
     return model.predict_std(X[:7]), clone(model).fit(X, y).predict_std(X[:7])
 
 
+@pytest.mark.slow
 def test_cross_validation_inside_joblib():
     X, y = table()
     model = SGPRRegressor(n_inducing=8, max_iter=4, random_state=0)

@@ -244,6 +244,7 @@ def test_steps_on_tensors_are_those_of_torch():
     assert ours[0].grad is None
 
 
+@pytest.mark.slow
 def test_small_fits_load_no_compilers():
     """torch.optim imports them on first use, which takes longer than the fit."""
     program = """

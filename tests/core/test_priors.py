@@ -166,7 +166,9 @@ def test_training_maximises_likelihood_times_prior(model):
     ],
     ids=str,
 )
-def test_a_prior_counts_in_proportion_on_rows_that_stand_for_all(model, stage, rows, n):
+def test_a_prior_counts_in_proportion_on_rows_that_stand_for_all(
+    model, stage, rows, n, given_start
+):
     """What it adds to the objective of the first step, against scipy's density."""
     X, y = table(n)
     steps = {}

@@ -64,7 +64,8 @@ def test_an_interrupt_in_a_later_subset_leaves_the_earlier_ones(stage, rows, mon
     starts, begin = [], Monitor.begin
 
     def beginning(self, name, *args):
-        starts.append(name)
+        if name != "starts":
+            starts.append(name)
         return begin(self, name, *args)
 
     monkeypatch.setattr(Monitor, "begin", beginning)
@@ -102,7 +103,8 @@ def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
     plain = ExactGradient.estimate
 
     def estimate(self, problem, theta, state):
-        calls.append(theta)
+        if monitor._stage == "start":
+            calls.append(theta)
         if len(calls) == fails:
             raise torch.linalg.LinAlgError("no factor")
         return plain(self, problem, theta, state)
@@ -113,7 +115,7 @@ def test_restarts_are_of_the_stage_that_they_start(monkeypatch):
         return exact_start(problem, run, max_iter=3, n_restarts=2)
 
     monkeypatch.setattr(ExactGradient, "estimate", estimate)
-    fails = 0
+    fails = -1
     start()
     assert {step.stage for step in monitor.steps} == {"start"} and not monitor.failures
     first = [k for k, step in enumerate(monitor.steps) if step.iteration == 1][1]

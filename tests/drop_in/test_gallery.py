@@ -24,7 +24,10 @@ from sklearn.model_selection import RandomizedSearchCV
 
 from skscalablegp import IterativeGPRegressor
 
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 
 def both(script, *args):

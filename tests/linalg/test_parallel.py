@@ -288,6 +288,7 @@ def test_forked_children_have_pools_of_their_own(two):
         assert children.map_async(square_in_child, range(2)).get(120) == [expected] * 2
 
 
+@pytest.mark.slow
 def test_joblibs_processes_keep_to_their_share_of_the_cores():
     def child():
         from skscalablegp.linalg.parallel import n_workers, run
@@ -298,6 +299,7 @@ def test_joblibs_processes_keep_to_their_share_of_the_cores():
         assert joblib.Parallel(2)(joblib.delayed(child)() for _ in range(2)) == [(1, [0, 0])] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_workers_keep_to_affinity_and_end_with_the_interpreter():
     script = (

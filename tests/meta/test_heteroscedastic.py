@@ -168,6 +168,7 @@ class TestNoise:
         assert nlpd(y_new, mean, std) - truth < 0.3
         assert model.noise_gain_ > 0.2 and model.n_residuals_ == 600
 
+    @pytest.mark.slow
     def test_refits_weigh_rows(self):
         X, y = curve(400)
         X_new, y_new = curve(4000, seed=1)

@@ -3,6 +3,7 @@
     make mutants                                       # all families
     python tests/mutants/run.py sampled                # one family: tests/mutants/sampled.py
     python tests/mutants/run.py sampled -k "one draw"  # words of the name, the file or the tests
+    python tests/mutants/run.py --quick                # with those tests alone that make test runs
 
 A family is a file beside this one with a list ``MUTANTS`` of tuples, the fields of `Mutant`. Each
 replaces one text, which occurs once in its file, by another, and names the tests that are to fail
@@ -25,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -82,17 +85,24 @@ def families() -> dict[str, list[Mutant]]:
     return found
 
 
-def pytest_fails(package_root: Path, tests: str, seconds: float) -> bool:
-    """Whether tests fail, or do not end, with the package of another folder."""
+def pytest_fails(package_root: Path, tests: str, seconds: float, quick: bool = False) -> bool:
+    """Whether tests, or those that are not slow, fail or do not end with a package elsewhere."""
     env = os.environ | {"PYTHONPATH": str(package_root), "PYTHONDONTWRITEBYTECODE": "1"}
     # -P: the checkout's own package must not come first.
     call = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    call += ["-m", "not slow"] if quick else []
     try:
         done = subprocess.run(
-            [*call, *shlex.split(tests)], cwd=ROOT, env=env, capture_output=True, timeout=seconds
+            [*call, *shlex.split(tests)],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
         return True
+    if quick and done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return False
     if done.returncode not in (0, 1):
         print(done.stdout.decode()[-2000:], done.stderr.decode()[-2000:])
         raise SystemExit(f"pytest {tests} ended with {done.returncode}.")
@@ -109,6 +119,7 @@ def main() -> int:
         "-k", default="", help="only mutants with these words in name, file or tests"
     )
     parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
     parser.add_argument("--seconds", type=float, default=600, help="limit of one mutant's tests")
     args = parser.parse_args()
     chosen = [
@@ -124,7 +135,7 @@ def main() -> int:
             shutil.copytree(ROOT / "skscalablegp", copy / "skscalablegp")
             copies.put(copy)
         for tests in sorted({mutant.tests for _, mutant in chosen}):
-            if pytest_fails(Path(folder) / "0", tests, args.seconds):
+            if pytest_fails(Path(folder) / "0", tests, args.seconds, args.quick):
                 raise SystemExit(f"pytest {tests} fails on the package as it is.")
 
         def survives(item: tuple[str, Mutant]) -> bool:
@@ -134,7 +145,7 @@ def main() -> int:
             right = path.read_text(encoding="utf-8")
             path.write_text(mutant.mutated(), encoding="utf-8")
             try:
-                alive = not pytest_fails(copy, mutant.tests, args.seconds)
+                alive = not pytest_fails(copy, mutant.tests, args.seconds, args.quick)
             finally:
                 path.write_text(right, encoding="utf-8")
                 copies.put(copy)

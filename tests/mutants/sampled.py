@@ -7,7 +7,7 @@ SCORE = _TESTS + "the_score_is_the_dense"
 THETA = _TESTS + "hyperparameters_follow"
 KNOWN = _TESTS + "known_at_support"
 OPTIMUM = _TESTS + "'bayesian_linear or known_at_support'"
-RELEVANCE = _TESTS + "relevance_steps"
+RELEVANCE = "tests/models/sampled/test_relevance.py"
 BOUNDS = "tests/models/sampled/test_qsgp_bounds.py -k "
 STEPPER = "models/sampled/_stepper.py"
 ESTIMATES = "models/sampled/_estimates.py"
@@ -145,17 +145,17 @@ MUTANTS = [
     ),
     (
         "relevance vectors forget the determinant",
-        "models/sampled/_relevance.py",
-        "-0.5 * (self.t * (log_det + rows) + fit)",
-        "-0.5 * (self.t * rows + fit)",
+        "models/sampled/_moments.py",
+        "-0.5 * (t * (log_det + rows) + fit)",
+        "-0.5 * (t * rows + fit)",
         RELEVANCE,
     ),
     (
         "relevance vectors are dropped from the wrong end",
         "models/sampled/_relevance.py",
-        "best = int(gain.argmax())",
-        "best = int(gain.argmin())",
-        _TESTS + "adds_least",
+        "least = int(added.argmin())",
+        "least = int(added.argmax())",
+        RELEVANCE,
     ),
     (
         "Newton steps with half of the curvature",

@@ -1,5 +1,16 @@
 """Tables and sources of rows, with their scaling."""
 
-from ._rows import BLOCK_ROWS, RowSource, Scaling, column_moments, target_moments
+from ._rows import (
+    BLOCK_ROWS,
+    RowSource,
+    Scaling,
+    column_limits,
+    column_moments,
+    column_ranges,
+    column_spread,
+    far_rows,
+    limited,
+    target_moments,
+)
 from ._subsets import centroid_subsets, random_rows
 from ._table import Table, known_noise, n_columns

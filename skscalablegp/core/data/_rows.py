@@ -12,6 +12,13 @@ from torch import Generator, Tensor
 
 # Number of rows in one block of a pass over the data.
 BLOCK_ROWS = 16_384
+# Number of rows from which robust limits of the columns are taken, the share of them beyond each
+# end of the usual range, and the width of the limits in units of that range.
+_LIMIT_ROWS, _TAIL, _WIDTH = 20_000, 0.01, 3.0
+# The same width for entries that are moved, which changes more than a scale does.
+_MOVED = 10.0
+# With fewer rows no entry counts as far.
+_FEWEST_LIMITED = 20
 # Tables up to this size are held as tensors; larger ones are read batch by batch.
 _RESIDENT_BYTES = 2**28
 
@@ -40,15 +47,75 @@ class Scaling:
         return torch.as_tensor(_scaled(X, self.x_mean, self.x_scale)).to(device, dtype)
 
 
-def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, np.ndarray]:
+def column_limits(X: np.ndarray, width: float = _WIDTH) -> tuple[np.ndarray, np.ndarray]:
+    """Limits beyond which an entry of a column counts as far, infinite where there are none.
+
+    They are `width` times as far from the median as the first and the last hundredth of the
+    entries; three times are seven standard deviations of a normal column. A single entry of 1e6
+    thus does not decide the scale of its column, and the entries of most columns all lie within the
+    limits. A column without a range between its hundredths, such as a rare indicator, has none.
+    """
+    some = np.asarray(X[:: max(1, len(X) // _LIMIT_ROWS)], dtype=np.float64)
+    if len(some) < _FEWEST_LIMITED:
+        return np.full(X.shape[1], -np.inf), np.full(X.shape[1], np.inf)
+    ordered, tail = np.sort(some, axis=0), max(1, round(_TAIL * len(some)))
+    middle, low, high = np.median(ordered, axis=0), ordered[tail], ordered[-1 - tail]
+    wide = high > low
+    below = np.where(wide, middle - width * np.maximum(middle - low, 0.1 * (high - low)), -np.inf)
+    above = np.where(wide, middle + width * np.maximum(high - middle, 0.1 * (high - low)), np.inf)
+    return below, above
+
+
+def column_ranges(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest entry of each column that is not very far (`column_limits`)."""
+    limits, ends = column_limits(X, _MOVED), []
+    for start in range(0, len(X), BLOCK_ROWS):
+        part = np.asarray(X[start : start + BLOCK_ROWS], dtype=np.float64)
+        near = (part >= limits[0]) & (part <= limits[1])
+        ends.append(
+            (
+                np.min(part, axis=0, where=near, initial=np.inf),
+                np.max(part, axis=0, where=near, initial=-np.inf),
+            )
+        )
+    low, high = zip(*ends, strict=True)
+    return np.min(low, axis=0), np.max(high, axis=0)
+
+
+def limited(X: np.ndarray) -> np.ndarray:
+    """The rows, with very far entries moved to the range of the others (`column_ranges`)."""
+    return np.clip(X, *column_ranges(X))
+
+
+def far_rows(X: np.ndarray) -> np.ndarray:
+    """Numbers of the rows with an entry beyond the limits of its column (`column_limits`)."""
+    low, high = column_limits(X)
+    blocks = range(0, len(X), BLOCK_ROWS)
+    parts = (np.asarray(X[start : start + BLOCK_ROWS]) for start in blocks)
+    return np.flatnonzero(
+        np.concatenate([((part < low) | (part > high)).any(1) for part in parts] or [[]])
+    )
+
+
+def column_spread(X: np.ndarray) -> np.ndarray:
+    """The robust standard deviation of the columns, 1 where a column is constant."""
+    return column_moments(X, robust=True)[1]
+
+
+def column_moments(
+    X: np.ndarray, block: int = BLOCK_ROWS, robust: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the columns in one pass, 1 where a column is constant.
 
-    Blocks are merged by Chan, Golub and LeVeque's update, so that large means do not cancel.
+    Blocks are merged by Chan, Golub and LeVeque's update, so that large means do not cancel. With
+    `robust` far entries count as the limit (`column_limits`) beyond which they are.
     """
+    limits = column_limits(X) if robust else None
     n, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
     for start in range(0, len(X), block):
         # The last digits of sums depend on the memory layout, which would change training.
         part = np.ascontiguousarray(X[start : start + block], dtype=np.float64)
+        part = part if limits is None else np.clip(part, *limits)
         m, part_mean = len(part), part.mean(0)
         delta = part_mean - mean
         squares += np.square(part - part_mean).sum(0) + np.square(delta) * (n * m / (n + m))
@@ -61,15 +128,16 @@ def column_moments(X: np.ndarray, block: int = BLOCK_ROWS) -> tuple[np.ndarray, 
 
 
 def target_moments(
-    Y: np.ndarray, normalize: bool, shared: bool = False
+    Y: np.ndarray, normalize: bool, shared: bool = False, robust: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means and scales of (n, t) targets; 0 and 1 if they are not normalised.
 
-    With `shared` all targets have the same scale, as noise known in the units of y requires.
+    With `shared` all targets have the same scale, as noise known in the units of y requires. With
+    `robust` far targets do not decide it, as likelihoods with heavy tails require.
     """
     if not normalize:
         return np.zeros(Y.shape[1]), np.ones(Y.shape[1])
-    mean, std = column_moments(Y)
+    mean, std = column_moments(Y, robust=robust)
     return mean, np.full_like(std, np.sqrt(np.mean(np.square(std)))) if shared else std
 
 

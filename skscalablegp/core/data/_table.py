@@ -12,7 +12,7 @@ import torch
 from ..._validation import check_duplicates, check_noise_variance
 from ...kernels import ObjectRows, TorchKernel
 from ...linalg.gradients import GPProblem
-from ._rows import target_moments
+from ._rows import column_moments, target_moments
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Table:
         return replace(self, X=self.X[chosen], y=self.y[chosen], noise=self.noise[chosen])
 
     def centred(self, kernel: TorchKernel) -> Table:
-        """The table with rows measured from the column means, if only differences of rows matter.
+        """The table with rows measured from the robust means, if only differences of rows matter.
 
         Numbers far from zero, such as times in seconds, would lose digits in float32.
         """
         if not kernel.vectors:
             return self
-        return replace(self, origin=kernel.origin(self.X.mean(axis=0)))
+        return replace(self, origin=kernel.origin(column_moments(self.X, robust=True)[0]))
 
     def problem(
         self, kernel: TorchKernel, dtype: torch.dtype, device: torch.device, keep: bool

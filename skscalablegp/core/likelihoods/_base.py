@@ -202,7 +202,12 @@ class Likelihood(BaseEstimator, ABC):
         ----------
         Y : Tensor of shape (n, t)
         """
-        return Y
+        return clipped(Y) if self.heavy_tails else Y
+
+    @property
+    def heavy_tails(self) -> bool:
+        """Whether this is additive noise that is not normal, so that far targets decide nothing."""
+        return self.additive and not self.conjugate
 
     def curvature(self, Y: Float[Tensor, "n t"], noise: Float[Tensor, " n"]) -> float:
         """Typical second derivative of -log p in f, which scales the steps of sampled models.
@@ -351,3 +356,10 @@ def _hermite_rule(n_nodes: int) -> tuple[Tensor, Tensor]:
     keep = weights > _NEGLIGIBLE * weights.max()
     nodes, weights = nodes[keep], weights[keep]
     return torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
+
+
+def clipped(Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """The targets, clipped to three robust standard deviations around the median."""
+    middle = Y.median(0).values
+    spread = 1.4826 * (Y - middle).abs().median(0).values
+    return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)

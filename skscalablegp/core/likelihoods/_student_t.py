@@ -7,7 +7,6 @@ from numbers import Real
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ._base import Likelihood, gamma_rule
@@ -54,9 +53,3 @@ class StudentT(Likelihood):
         """Student's t noise is normal noise with a gamma distributed precision."""
         precision, weights = gamma_rule(self.df / 2)
         return (self.df / 2 - 1) / precision, weights
-
-    def start_targets(self, Y: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-        """The targets, clipped to three robust standard deviations around the median."""
-        middle = Y.median(0).values
-        spread = 1.4826 * (Y - middle).abs().median(0).values
-        return torch.where(spread > 0, Y.clamp(middle - 3 * spread, middle + 3 * spread), Y)

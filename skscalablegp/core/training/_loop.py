@@ -90,10 +90,36 @@ class _Run:
         """
         self.state = replace(self.state, probes=None, samples=None, previous=None)
 
-    def information(self, theta: np.ndarray, n_rows: int) -> np.ndarray:
-        """The Fisher information of random rows, and the curvature of the log prior."""
+    @property
+    def informed(self) -> bool:
+        """Whether values are known, and rows whose Fisher information `information` can compute."""
+        return self.estimator.exact and self.problem.has_rows
+
+    def information(
+        self, theta: np.ndarray, n_rows: int, generator: Generator | None = None
+    ) -> np.ndarray:
+        """The Fisher information of random rows, and the curvature of the log prior.
+
+        Parameters
+        ----------
+        theta : ndarray of shape (p,)
+        n_rows : int
+        generator : torch.Generator, optional
+            Draws the rows; that of the run by default.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            If the covariance matrix of these rows has no Cholesky factor.
+        """
         at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.log_prior
-        information = fisher_information(self.problem, at, n_rows, self.state.generator).numpy()
+        try:
+            with watched(self.monitor.check_time):
+                generator = self.state.generator if generator is None else generator
+                found = fisher_information(self.problem, at, n_rows, generator)
+        except torch.linalg.LinAlgError as error:
+            raise np.linalg.LinAlgError(str(error)) from error
+        information = found.numpy()
         if self.problem.kernel.log_prior:
             # The hyperparameters are independent under the prior: its curvature is diagonal.
             fall = log_prior(theta - _PRIOR_STEP)[1] - log_prior(theta + _PRIOR_STEP)[1]

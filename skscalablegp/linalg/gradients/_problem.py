@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ class GPProblem:
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
     """
+
+    # Whether `X` and `Y` are the rows themselves, rather than a summary of them.
+    has_rows: ClassVar[bool] = True
 
     kernel: TorchKernel
     X: Float[Tensor, "n d"]

@@ -203,6 +203,10 @@ class StationaryKernel(BoundKernel):
                 index = leaf.length_scale.index
                 if index is not None:
                     G = slope.mul_(weights)
+                    if left is right:
+                        # A row is at distance zero from itself, but the sums below would find
+                        # the rounding error of its square, which is large for a far row.
+                        G.diagonal().zero_()
                     sums = _squared_difference_sums(left.left[i], right.left[i], G)
                     size = index.stop - index.start
                     grad[index] += amplitude * (sums if size == len(sums) else sums.sum())

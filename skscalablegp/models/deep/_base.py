@@ -21,17 +21,24 @@ from ...core import (
     StageSettings,
     data_scaled_kernel,
     exact_check,
+    input_weights,
     rows_to_check,
     to_numpy,
     to_torch,
     train_exactly,
     warn_if_rough,
 )
-from ...core.data import RowSource, Scaling, column_moments
+from ...core.data import RowSource, Scaling, column_moments, column_ranges
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import ExactPosterior, FeaturePosterior, FeatureWeights, Posterior
 from ...core.training import train_steps
-from ...features import check_features, make_network, network_from_numpy, network_to_numpy
+from ...features import (
+    check_features,
+    make_network,
+    network_from_numpy,
+    network_to_numpy,
+    weigh_inputs,
+)
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
 from ._batch import BatchGradient
@@ -115,11 +122,12 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             features = self._new_features(source, run, run.generator)
             kernel = self._compiled(features.network.n_features)
             train, held_out = self._split(source, run)
+            tensors = self._first_tensors(features, train, plan, run, run.generator)
             run.begin(X, Y)
             steps = plan.max_epochs * plan.steps_per_epoch(len(train))
             stepper = self._stepper(
                 features,
-                features.initial(run.generator, plan.dtype),
+                tensors,
                 self._first_noise,
                 train,
                 plan,
@@ -186,7 +194,8 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 source = self._new_source(X, Y, noise_variance, plan.dtype, run)
                 features = self._new_features(source, run, generator)
                 kernel = self._compiled(features.network.n_features)
-                tensors, noise = features.initial(generator, plan.dtype), self._first_noise
+                tensors = self._first_tensors(features, source, plan, run, generator)
+                noise = self._first_noise
             else:
                 source = self._source(
                     X, Y, noise_variance, self._scaling, plan.dtype, run, reset=False
@@ -324,7 +333,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         if noise_variance is not None and self.normalize_y is not True:
             # Noise in units of y needs the same divisor for all targets.
             y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
-        scaling = Scaling(*column_moments(X), y_mean, y_scale)
+        scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
         return self._source(X, Y, noise_variance, scaling, dtype, run, reset=True)
 
     def _source(
@@ -373,6 +382,21 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             rows = source.rows(slice(0, 256))[0].cpu()
             check_features(features.embed(features.initial(generator, rows.dtype), rows))
         return features
+
+    def _first_tensors(
+        self,
+        features: DeepFeatures,
+        source: RowSource,
+        plan: Plan,
+        run: FitRun,
+        generator: torch.Generator,
+    ) -> list[torch.Tensor]:
+        """Initial tensors, whose layers begin with the columns that simple models use."""
+        tensors, weights = features.initial(generator, plan.dtype), None
+        if plan.optimizer is not None and features.network.n_trainable:
+            size, left = source.X.shape, run.monitor.seconds_left
+            weights = input_weights(lambda rows: source.rows(rows.numpy()), *size, left)
+        return weigh_inputs(features.network, tensors, weights)
 
     def _compiled(self, q: int) -> TorchKernel:
         kernel = self._kernel_of_features()
@@ -506,6 +530,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         tensors[features.theta_at] = torch.tensor(self._tensors[features.theta_at])
         return features, [tensor.to(self._fit_device()) for tensor in tensors]
 
+    def _kernel_sees_rows(self) -> bool:
+        # The only tensor of a model without a network is theta.
+        return self._tensors is None or len(self._tensors) == 1
+
     def _build_posterior(self) -> Posterior:
         if self._tensors is None:
             return self._row_posterior()
@@ -585,10 +613,13 @@ def _exact_problem(kernel: Kernel, source: RowSource) -> GPProblem:
 
 
 def _ranges(source: RowSource) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lowest and the highest value of each column, in one pass."""
-    ends = [(X.min(0).values, X.max(0).values) for X, _ in source.blocks()]
-    low, high = (torch.stack(part).cpu() for part in zip(*ends, strict=True))
-    return low.min(0).values, high.max(0).values
+    """The lowest and the highest value of each column that is not far.
+
+    A network multiplies a far entry by weights that it has learned on others.
+    """
+    scaling = source.scaling
+    low, high = ((end - scaling.x_mean) / scaling.x_scale for end in column_ranges(source.X))
+    return torch.as_tensor(low).to(source.dtype), torch.as_tensor(high).to(source.dtype)
 
 
 def _resident(source: RowSource) -> RowSource:

@@ -14,6 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from ...core import Run, StageSettings, fit_hyperparameters
+from ...core.data import column_spread, limited
 from ...core.training import Monitor, TrainingStep
 from ...linalg.blocks import look_up
 from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
@@ -35,10 +36,11 @@ def kmeans_parts(X: np.ndarray, size: int, random_state: np.random.RandomState) 
     """Neighbourhoods of at most `size` rows, of nearly equal sizes; O(n d log n).
 
     Bisecting k-means with balanced halves: the rows are repeatedly split in two along the line
-    between two centres. Columns are divided by their standard deviations.
+    between two centres. Columns are divided by their robust standard deviations, and far entries
+    are moved to the range of the others: one of them would have a centre to itself, and all
+    other rows would be ordered by its column alone.
     """
-    spread = X.std(axis=0)
-    scaled = X / np.where(spread > 0, spread, 1.0)
+    scaled = limited(X) / column_spread(X)
 
     def split(rows: np.ndarray, k: int) -> list[np.ndarray]:
         if k == 1:
@@ -102,7 +104,7 @@ def train_expert(
     callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
     """Train the hyperparameters of one part, from a starting point."""
-    problem = table.problem()
+    problem, settings = table.problem(), replace(settings, compares_starts=False)
     monitor = Monitor(callbacks, seconds)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
     result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)

@@ -357,11 +357,11 @@ class PoERegressor(GPRegressorBase):
             return parts
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
-    def _stage_settings(self, parts: list[np.ndarray]) -> StageSettings:
+    def _stage_settings(self, parts: list[np.ndarray], d: int) -> StageSettings:
         """Training starts with as many random rows as a part has; a single part with fewer."""
         size = max(len(part) for part in parts)
         start = len(parts) > 1 and self.share_hyperparameters
-        alone = start_rows(size) if len(parts) == 1 else None
+        alone = start_rows(size, d) if len(parts) == 1 else None
         return StageSettings.of(
             self, self.n_restarts_optimizer, subset_size=size if start else alone, exact_rows=size
         )
@@ -370,7 +370,7 @@ class PoERegressor(GPRegressorBase):
         self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """One theta for each part, and the training result with the experts' likelihood."""
-        settings = self._stage_settings(parts)
+        settings = self._stage_settings(parts, problem.X.shape[1])
         if len(parts) == 1:
             run.ignores(
                 ("combination", "partition", "share_hyperparameters", "n_jobs"),

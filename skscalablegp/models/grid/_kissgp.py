@@ -27,7 +27,7 @@ from ...core import (
     report_untrained,
     rows_to_check,
 )
-from ...core.data import Table
+from ...core.data import Table, limited
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
@@ -392,7 +392,7 @@ class KISSGPRegressor(GPRegressorBase):
         network = grid_network(X.shape[1], self.feature_extractor, self.activation)
         steps = network_steps(len(X), self.max_epochs)
         run.chose("max_epochs", sum(steps) * min(256, len(X)) / len(X), f"{sum(steps)} steps")
-        training = NetworkTraining(X, Y, network, run.random_state)
+        training = NetworkTraining(X, Y, network, run.random_state, run.monitor.seconds_left)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
             made = model._on_grid(table, training.features(), held, run)
@@ -417,6 +417,10 @@ class KISSGPRegressor(GPRegressorBase):
         extent, shortest = table.X, 0.0
         if features is None:
             kernel = self._own_kernel(table.X)
+            # One far entry would leave a single cell to all others, and is moved to their range.
+            # New rows may be anywhere, because the grid continues without end.
+            table = replace(table, X=limited(table.X))
+            extent = table.X
         else:
             kernel, shortest = self._kernel_of_features(), SHORTEST_FEATURE_LENGTH
             table = replace(table, X=features(table.X))

@@ -10,9 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core import FitRun
+from ...core import FitRun, input_weights
+from ...core.data import column_limits, column_moments
 from ...core.training import Stepper, StopTraining, train_steps
-from ...features import Network, check_features, make_network, network_from_numpy, network_to_numpy
+from ...features import (
+    LimitedNetwork,
+    Network,
+    check_features,
+    make_network,
+    network_from_numpy,
+    network_to_numpy,
+    weigh_inputs,
+)
 
 # Steps of Adam on squared errors, then on the marginal likelihood of batches.
 _STEPS = (2000, 600)
@@ -45,7 +54,7 @@ class GridFeatures:
     weights : list of ndarray
         Trained tensors of the network.
     x_mean, x_scale : ndarray of shape (d,)
-        Mean and standard deviation of the rows, by which its inputs are standardised.
+        Robust mean and standard deviation of the rows, by which its inputs are standardised.
     centre, spread : ndarray of shape (q,)
         Mean and standard deviation by which its outputs are standardised.
     """
@@ -121,19 +130,27 @@ class NetworkTraining:
         With 1 or 2 features.
     random_state : RandomState
         Initial weights and batches.
+    seconds_left : float, optional
+        The rest of a time budget.
     """
 
     def __init__(
-        self, X: np.ndarray, Y: np.ndarray, network: Network, random_state: np.random.RandomState
+        self,
+        X: np.ndarray,
+        Y: np.ndarray,
+        network: Network,
+        random_state: np.random.RandomState,
+        seconds_left: float | None = None,
     ):
-        self.network = network
-        self._x_mean, std = X.mean(0), X.std(0)
-        self._x_scale = np.where(std > 0, std, 1.0)
+        self._x_mean, self._x_scale = column_moments(X, robust=True)
+        ends = [(at - self._x_mean) / self._x_scale for at in column_limits(X)]
+        self.network = LimitedNetwork(network, *(tuple(end.tolist()) for end in ends))
         unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
         self._generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()
         self._Y = torch.from_numpy(Y / unit).float()
-        self.params = network.initial(self._generator)
+        weights = input_weights(lambda rows: (self._X[rows], self._Y[rows]), *X.shape, seconds_left)
+        self.params = weigh_inputs(network, network.initial(self._generator), weights)
         for p in self.trained:
             p.requires_grad_(True)
         head = torch.randn(network.n_features + 1, Y.shape[1], generator=self._generator)

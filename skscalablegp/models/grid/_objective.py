@@ -270,6 +270,8 @@ class GridProblem(GPProblem):
         The rows themselves, if training with them costs less than with the grid's covariance.
     """
 
+    has_rows = False
+
     grid_kernel: GridKernel
     rows: SummedRows = field(repr=False)
     probes: Any = field(default=None, repr=False)

@@ -28,6 +28,10 @@ _DRAWS = 256
 _DRAWN = 2**24
 # Variance of the latent functions at the start of training.
 _LATENT_VARIANCE = 30.0
+# Bounds of the factors of length scales at the start, and the largest number of columns that have
+# factors of their own.
+_FACTORS = (1e-3, 1e5)
+_COLUMNS_WITH_FACTORS = 200
 # Rows that determine the power of the probabilities, and the largest logarithm of that power.
 _POWER_ROWS = 2000
 _LARGEST_POWER = 1.4
@@ -325,21 +329,31 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         spread = np.broadcast_to(spread, (width,))
         return default_kernel(width, np.maximum(spread, np.median(spread)), _LATENT_VARIANCE).k1
 
-    def _start_problem(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> Start:
-        """A regression on the labels, whose length scale is a factor of the kernel's."""
+    def _start_problems(self, model: SparseModel, X: torch.Tensor, Y: torch.Tensor) -> list[Start]:
+        """Regressions on the labels, whose length scales are factors of the kernel's.
+
+        One has a single factor, the other one for each column.
+        """
         kernel = model.kernel
         labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
         labels = labels - labels.mean(0)
         labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
         unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
-        single = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
 
         def to_theta(theta: torch.Tensor) -> torch.Tensor:
             ours, bounds = kernel.theta0, kernel.bounds
-            ours[1:] += float(theta[1])
+            ours[1:] += theta[1:-1]
             return ours.clamp(bounds[:, 0], bounds[:, 1])
 
-        return compile_kernel(single, kernel.n_features), X / unit, labels, to_theta
+        d = kernel.n_features
+        factors = [1.0]
+        if 1 < d <= _COLUMNS_WITH_FACTORS:
+            factors.append(np.ones(d))
+        regressions = [
+            ConstantKernel() * Matern(factor, _FACTORS, nu=1.5) + WhiteKernel(1.0, (1e-2, 1e2))
+            for factor in factors
+        ]
+        return [(compile_kernel(one, d), X / unit, labels, to_theta) for one in regressions]
 
     def _probabilities(self, X: np.ndarray) -> np.ndarray:
         posterior, c = self._posterior(), len(self.classes_)

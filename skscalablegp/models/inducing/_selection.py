@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Generator, Tensor
 
+from ...core import random_rows
 from ...kernels import TorchKernel
 
 INDUCING_METHODS = ("kmeans++", "conditional_variance", "random")
 
+# Number of rows from which inducing points are chosen, and one in how many points may be far rows.
+_CANDIDATES, _FAR_SHARE = 5000, 8
 # Share of the prior variance below which the chosen rows explain a row.
 _EXPLAINED = 1e-8
+
+
+def candidates(
+    n: int, far: Int[np.ndarray, " k"], n_inducing: int, generator: Generator
+) -> Int[Tensor, " c"]:
+    """Rows among which points are chosen: random ones, and some of those with a far entry.
+
+    A row that is far from every inducing point adds its prior variance over twice the noise to the
+    bound's loss, often more than all other rows together. A few such rows would keep the
+    hyperparameters from suiting the others, unless they are inducing points themselves.
+    """
+    rows = random_rows(n, max(_CANDIDATES, 2 * n_inducing), generator)
+    if not len(far) or len(rows) == n:
+        return rows
+    some = random_rows(len(far), max(1, n_inducing // _FAR_SHARE), generator)
+    return torch.cat([rows, torch.as_tensor(far)[some]]).unique()
 
 
 def select_inducing(

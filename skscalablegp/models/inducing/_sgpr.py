@@ -18,12 +18,15 @@ from ...core import (
     FitRun,
     TableRegressorBase,
     best_of,
+    compared_start,
     exact_start,
     random_rows,
+    rows_for,
     rows_to_check,
     start_rows,
     warn_if_rough,
 )
+from ...core.data import column_spread, far_rows
 from ...core.training import (
     Optimizer,
     TrainingResult,
@@ -37,8 +40,8 @@ from ._base import planned_points
 from ._bound import NaturalBelief
 from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
 from ._posterior import InducingPosterior
-from ._selection import select_inducing
-from ._training import CANDIDATES, START_ROWS, START_STEPS, point_units
+from ._selection import candidates, select_inducing
+from ._training import START_ROWS, START_STEPS, point_units
 
 _LARGEST_DEFAULT = 512
 # Steps on the bound, and steps on exact likelihoods, which cost less.
@@ -308,11 +311,13 @@ class SGPRRegressor(TableRegressorBase):
     def _start(self, problem: GPProblem, m: int, whole: bool, run: FitRun) -> TrainingResult:
         """The starting point: the optimum of an exact fit on some rows, or on all of them."""
         kernel, n = problem.kernel, len(problem.X)
-        few = self.kernel is not None or self.optimizer is None or n <= 2 * START_ROWS
-        if few and not whole:
+        if self.optimizer is None or kernel.n_params == 0:
             return TrainingResult.untrained(kernel.theta0.numpy())
-        rows = random_rows(n, n if whole else START_ROWS, run.generator)
+        start = rows_for(problem.X.shape[1], START_ROWS)
+        rows = random_rows(n, n if whole else start, run.generator)
         some = problem.subset(rows.to(problem.X.device))
+        if not whole and (self.kernel is not None or n <= 2 * start):
+            return compared_start(some, run)
 
         def preview(model: Any, step: TrainingStep) -> None:
             Z = self._points(problem, torch.as_tensor(step.theta), m, run.generator)
@@ -326,8 +331,10 @@ class SGPRRegressor(TableRegressorBase):
             return result
         steps = _WHOLE_STEPS if self.max_iter == "auto" else int(self.max_iter)
         restarts = self.n_restarts_optimizer
-        first = start_rows(n)
-        return exact_start(some, run, max_iter=steps, n_restarts=restarts, subset_size=first)
+        first = start_rows(*problem.X.shape)
+        return exact_start(
+            some, run, max_iter=steps, n_restarts=restarts, subset_size=first, precise=True
+        )
 
     def _points(
         self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
@@ -336,7 +343,7 @@ class SGPRRegressor(TableRegressorBase):
         if not isinstance(self.inducing, str):
             return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(X)
         if m < len(X):
-            rows = random_rows(len(X), max(CANDIDATES, 2 * m), generator)
+            rows = candidates(len(X), far_rows(X.cpu().numpy()), m, generator)
             X = X[rows.to(X.device)]
         chosen = select_inducing(problem.kernel, theta, X, m, self.inducing, generator)
         return X[chosen.to(X.device)]
@@ -356,8 +363,7 @@ class SGPRRegressor(TableRegressorBase):
         )
         if not self.optimize_inducing or self.optimizer is None:
             return InducingGradient(Z)
-        spread = problem.X.std(0, correction=0)
-        spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+        spread = torch.as_tensor(column_spread(problem.X.cpu().numpy())).to(problem.X)
         return InducingGradient(Z, scale=point_units(problem.kernel, theta, spread))
 
     def _train(

@@ -175,6 +175,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     True
     """
 
+    _robust_likelihood = "student_t"
+
     def __init__(
         self,
         kernel: Any = None,
@@ -238,7 +240,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             asked = self.normalize_y not in ("auto", False)
             likelihood = resolve_likelihood(self.likelihood, t, normalize_y=asked)
             normalize = run.normalizes(Y, likelihood.additive)
-            scaling = input_scaling(X, Y, normalize, self._shares_scale(noise_variance))
+            shared = self._shares_scale(noise_variance)
+            scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails)
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
             noise = self._own_noise(len(X), scaling.y_scale) + known
             plan = self._plan(X, Y, noise, scaling, likelihood, t, run)

@@ -11,16 +11,15 @@ import torch
 from torch import Generator, Tensor
 
 from ...core import FitRun, random_rows
-from ...core.data import Scaling
+from ...core.data import Scaling, column_spread, far_rows
 from ...core.training import StopTraining, TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
-from ._selection import select_inducing
+from ._selection import candidates, select_inducing
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
-# Rows among which inducing points are chosen, and rows of the start's exact likelihood.
-CANDIDATES = 5000
+# Rows of the start's exact likelihood.
 START_ROWS = 500
 # Steps of a start that is followed by training on all rows.
 START_STEPS = 50
@@ -110,8 +109,8 @@ def choose_points(
     if not isinstance(settings.inducing, str):
         Z = torch.as_tensor(settings.inducing).to(rows.noise)
     else:
-        n = min(len(rows), max(CANDIDATES, 2 * settings.n_inducing))
-        Z = rows.take(random_rows(len(rows), n, generator))[0]
+        far = far_rows(rows.source.X)
+        Z = rows.take(candidates(len(rows), far, settings.n_inducing, generator))[0]
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
@@ -146,8 +145,7 @@ def begin(
     Z = choose_points(model, theta, plan.weights, rows, settings, generator)
     if choose_noise:
         theta = best_noise(model, theta, Z, rows, plan.unit, generator)
-    spread = Z.std(0, correction=0)
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
     units = point_units(model.kernel, theta, spread)
     return SparseStepper(model, rows, theta, Z, plan.weights, units, settings, generator)
 

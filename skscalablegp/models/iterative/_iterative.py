@@ -334,6 +334,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         spectral = has_spectral_density(kernel, self.posterior)
         sizes = decide_sizes(
             n,
+            kernel.n_features,
             run,
             solver=self.solver,
             posterior=self.posterior,

@@ -9,7 +9,7 @@ import torch
 
 from ..._validation import available_memory, format_bytes, resolve_dtype
 from ...core import GAIN_PER_ROW as SMALL_GAIN
-from ...core import FitRun
+from ...core import FitRun, rows_for
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator
 from ...linalg.operators import tile_size
@@ -153,6 +153,7 @@ def numpy_cost(kernel: TorchKernel, n: int) -> str:
 
 def decide_sizes(
     n: int,
+    d: int,
     run: FitRun,
     *,
     solver: Any,
@@ -166,8 +167,8 @@ def decide_sizes(
 
     Parameters
     ----------
-    n : int
-        Rows.
+    n, d : int
+        Rows and columns.
     run : FitRun
         Gives device and memory, and records every choice.
     solver, posterior, subset_size, dtype
@@ -210,7 +211,7 @@ def decide_sizes(
             f"An exact posterior for {n} rows (a float64 factor and its matrix)",
             "use posterior='pathwise', whose memory is linear in the rows",
         )
-    size, n_subsets = _subset(n, subset_size)
+    size, n_subsets = _subset(n, d, subset_size)
     tile, largest = min(n, tile_size(device)), int(min(n, (room / 48) ** 0.5))
     run.check_memory(
         8 * (_VECTORS * n + 3 * tile * tile),
@@ -264,7 +265,7 @@ def _auto_posterior(
     return near if spectral and n <= CENTROID_ROWS and device.type == "cpu" else sampled
 
 
-def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:
+def _subset(n: int, d: int, subset_size: Any) -> tuple[int | None, int]:
     if subset_size is None:
         return None, 0
     if subset_size == "auto":
@@ -272,7 +273,7 @@ def _subset(n: int, subset_size: Any) -> tuple[int | None, int]:
         if n <= 1.5 * SUBSET_ROWS:
             return None, 0
         if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
-            return FIRST_SUBSET_ROWS, 1
+            return rows_for(d, FIRST_SUBSET_ROWS), 1
         return SUBSET_ROWS, 1 if n <= CENTROID_ROWS else 10
     size = int(subset_size)
     return (None, 0) if size >= n else (size, 1 if n <= CENTROID_ROWS else 10)

@@ -264,6 +264,7 @@ class RRCGRegressor(SolvedGPRegressor):
         )
         sizes = decide_sizes(
             n,
+            kernel.n_features,
             run,
             solver="auto",
             posterior=self.posterior,

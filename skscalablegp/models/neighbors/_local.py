@@ -22,6 +22,8 @@ _CPU_BLOCK, _GPU_BLOCK = 2**19, 2**28
 _FAR = 1e15
 # Mean squared scaled distance above which distances are computed in double precision.
 _WIDE = 32.0
+# The same, above which double precision loses the distances between the other rows.
+_LOST = 1e6
 # Share of the prior variance below which a variance from single precision is mostly rounding error.
 _RESOLVED = 1e-4
 # Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
@@ -48,7 +50,7 @@ def local_kernel(
     for leaf in dict.fromkeys(leaf for term in terms for leaf in term.leaves):
         rows = leaf.seen(Z.reshape(b * k, -1)).reshape(b, k, -1)
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value_like(theta, Z)
-        A = ((rows - rows[:, -1:]) * scale).clamp(-_FAR, _FAR)
+        A = _from_near(rows, scale).clamp(-_FAR, _FAR)
         if not leaf.profile.kink and A.detach().square().sum(2).mean() <= _WIDE:
             A = A.to(dtype)
         u = _SquaredDistances.apply(A, dtype).reshape(b * k, k)
@@ -63,6 +65,17 @@ def local_kernel(
             value = values[leaf].mul_(value) if reuse else values[leaf] * value
         total = value if total is None else total + value
     return total.expand(b * k, k).reshape(b, k, k)
+
+
+def _from_near(rows: Float[Tensor, "b k d"], scale: Tensor) -> Float[Tensor, "b k d"]:
+    """Scaled rows, measured from the last of each set, or from their median if that is far."""
+    A = (rows - rows[:, -1:]) * scale
+    far = A.detach().square().mean((1, 2)) > _LOST
+    if not far.any():
+        return A
+    # Measured from a far row, all others would be one point but for rounding.
+    middle = rows.median(1, keepdim=True).values
+    return (rows - torch.where(far[:, None, None], middle, rows[:, -1:])) * scale
 
 
 class _SquaredDistances(torch.autograd.Function):

@@ -12,6 +12,7 @@ from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from ...core.data import limited
 from ...kernels import Node, TorchKernel
 
 # Largest number of dimensions of the space in which categories become points.
@@ -52,8 +53,10 @@ class Metric:
                 shares[leaf] = shares.get(leaf, 0.0) + amplitude / max(sum(amplitudes), 1e-300)
         self._parts = [_points(leaf, theta, X, share**0.5) for leaf, share in shares.items()]
         points = self._joined(X)
-        self._centre = points.mean(0)
-        spread = np.abs(points - self._centre).max(0)
+        # A far entry in one dimension must not make the others negligible.
+        near = limited(points)
+        self._centre = near.mean(0)
+        spread = np.abs(near - self._centre).max(0)
         self._least = _NEGLIGIBLE * spread.max(initial=0.0)
         self._kept = spread > self._least
         # If all rows are equal, one dimension is kept, so that the tree has points.

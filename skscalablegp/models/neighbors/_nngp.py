@@ -20,6 +20,7 @@ from ...core import (
     GPRegressorBase,
     StageSettings,
     random_rows,
+    rows_for,
     start_rows,
     train_or_report,
 )
@@ -325,7 +326,7 @@ class NNGPRegressor(GPRegressorBase):
         n, exact = len(problem.X), self.objective == "subset"
         size = self.subset_size
         if size == "auto" or (exact and size is None):
-            size = _SUBSET if exact else _START
+            size = _SUBSET if exact else rows_for(problem.X.shape[1], _START)
         size = None if size is None else min(size, n)
         centres = min(_CENTRES if self.batch_size == "auto" else self.batch_size, n)
         if exact:
@@ -339,7 +340,9 @@ class NNGPRegressor(GPRegressorBase):
         self._seen = random_rows(n, size if exact else centres, run.generator).numpy()
         part, estimator = self._objective_on(problem)
         settings = StageSettings.of(
-            self, self.n_restarts_optimizer, subset_size=start_rows(len(part.X)) if exact else size
+            self,
+            self.n_restarts_optimizer,
+            subset_size=start_rows(*part.X.shape) if exact else size,
         )
         unused = ("objective", "calibrate", "local_scale", "subset_size", "batch_size")
         result = train_or_report(part, estimator, settings, run, unused)

@@ -71,7 +71,7 @@ class QSGPMixin:
         """
         settings, (n, t) = Settings.of(self, kernel=self._own_kernel(X)), Y.shape
         shared = noise_variance is not None and getattr(self, "normalize_y", None) == "auto"
-        units = self.standardize, normalize_y, settings.kernel, shared
+        units = self.standardize, normalize_y, settings.kernel, shared, likelihood.heavy_tails
         scaling = self._scaling if past else scaling_of(X, Y, *units)
         noise = self._noise_of(noise_variance, n, scaling, likelihood, past is None)
         source = RowSource(X, Y, scaling, torch.float64, run.device, noise)
@@ -238,10 +238,11 @@ def scaling_of(
     normalize_y: bool,
     kernel: Any,
     shared: bool = False,
+    robust: bool = False,
 ) -> Scaling:
     """Units of the model, from one pass over the data; codes of categories keep theirs."""
     d = X.shape[1]
-    mean, scale = column_moments(X) if standardize else (np.zeros(d), np.ones(d))
+    mean, scale = column_moments(X, robust=True) if standardize else (np.zeros(d), np.ones(d))
     coded = [] if kernel is None else compile_kernel(kernel, d).coded
     mean[coded], scale[coded] = 0.0, 1.0
-    return Scaling(mean, scale, *target_moments(Y, normalize_y, shared))
+    return Scaling(mean, scale, *target_moments(Y, normalize_y, shared, robust))

@@ -34,8 +34,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its units are those of the standardised columns. None is Constant *
-        Matern(nu=1.5), with one length scale per column for up to 30 columns. If steps follow, a
-        squared exponential replaces the Matern kernel if it has the higher evidence.
+        Matern(nu=1.5), with one length scale per column for up to 30 columns. For up to 200 columns
+        the start compares this with a single length scale. If steps follow, a squared exponential
+        is compared with the Matern kernel, too.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. It is
         called m, and shared equally among the kernel's products. With "auto", basis="auto" chooses

@@ -24,6 +24,8 @@ from ._basis import Functions, SampledBasis
 
 # Share of the prior variance that rounding leaves at a row that is determined by others.
 _ROUNDING = 1e-12
+# Jitter of k(Z, Z), as a multiple of the rounding of its trace.
+_JITTER = 10
 # Number of rows that `pivots` considers together.
 _BLOCK = 32
 
@@ -79,8 +81,13 @@ class ProcessMap(FullMap):
     def factor(self) -> Float64[Tensor, "m m"]:
         """L; O(m^3), once."""
         K = self.cross(self.basis.points)
-        # A kernel that is zero at its own rows is zero everywhere.
-        return cholesky_with_jitter(K if bool(K.any()) else torch.eye(len(K)).to(K))[0]
+        if not bool(K.any()):
+            # A kernel that is zero at its own rows is zero everywhere.
+            return torch.eye(len(K)).to(K)
+        # Points that determine each other have a factor by accident of rounding only, and its
+        # smallest pivots are rounding. A jitter above the rounding keeps them away from zero.
+        jitter = _JITTER * torch.finfo(K.dtype).eps * float(K.diagonal().sum())
+        return cholesky_with_jitter(K + jitter * torch.eye(len(K)).to(K))[0]
 
     def whitened(self, cross: Float64[Tensor, "r m"]) -> Float64[Tensor, "r m"]:
         """psi from k(X, Z); O(r m^2)."""

@@ -32,10 +32,11 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         respected. Its units are those of the standardised columns. None is Constant *
         Matern(nu=1.5) + White, with one length scale per column for up to 30 columns, and for more
         if there are at most 2,000 rows, at least ten for each column, and the likelihood is
-        Gaussian. If steps follow, a squared exponential replaces the Matern kernel if it has the
-        higher evidence at the start. With Fourier features, whose error is proportional to the
-        signal variance, this variance is at most ten times the target's. A kernel without
-        WhiteKernel receives one, because the likelihood needs noise.
+        Gaussian. For up to 200 columns the start compares this with a single length scale. If steps
+        follow, a squared exponential is compared with the Matern kernel, too. With Fourier
+        features, whose error is proportional to the signal variance, this variance is at most ten
+        times the target's. A kernel without WhiteKernel receives one, because the likelihood needs
+        noise.
     n_components : int or "auto", default="auto"
         Number of basis functions; each random frequency contributes two, a sine and a cosine. It is
         called m, and shared equally among the kernel's products. With "auto", basis="auto" chooses
@@ -207,6 +208,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
     >>> bool(gp.score(X, y) > 0.98)
     True
     """
+
+    _robust_likelihood = "laplace"
 
     def __init__(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from sklearn.gaussian_process.kernels import (
 )
 from torch import Tensor
 
-from ...core import SMALL_TABLE, FitRun, data_scaled_kernel, exact_start
+from ...core import SMALL_TABLE, FitRun, chosen_start, data_scaled_kernel, exact_start
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.training import TrainingResult
@@ -33,6 +34,10 @@ from ._site import Site
 # Up to this number of columns the default kernel has a length scale for each. Regressions on small
 # tables, which are nearly exact processes, have them with so many rows per column, too.
 _ARD_COLUMNS, _ROWS_A_COLUMN = 30, 10
+# Up to this number the start compares such a kernel with one that has a single length scale.
+_COMPARED_COLUMNS = 200
+# Number of rows from which the start learns which columns matter.
+_ASKED_ROWS = 2000
 # Signal variances that are compared for labels, and the number of rows of this comparison.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
@@ -66,6 +71,22 @@ def starting_kernel(
     return kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
 
 
+class Rows(NamedTuple):
+    """Rows (s, d), targets (s, t) and their known noise, in the model's units."""
+
+    X: np.ndarray
+    Y: np.ndarray
+    known: np.ndarray | float
+
+    def problem(self, compiled: TorchKernel, likelihood: Likelihood, origin: np.ndarray):
+        """The regression on these rows, less `origin` if the kernel depends on differences only."""
+        targets = likelihood.start_targets(torch.as_tensor(self.Y))
+        # Centred rows keep their digits. The jitter is relative to the target, which may be small.
+        X = torch.as_tensor(self.X - compiled.origin(origin))
+        known = self.known + np.full(len(X), 1e-10 * float(targets.square().mean()))
+        return GPProblem(compiled, X, targets, torch.as_tensor(known))
+
+
 @dataclass(frozen=True)
 class Start:
     """The start of training: hyperparameters, and the rows from which they come.
@@ -83,6 +104,8 @@ class Start:
         Number of steps of the exact fit.
     reason : str
         Why the exact fit ended.
+    asked : Rows, optional
+        More rows, which show the columns that matter.
     """
 
     kernel: Kernel
@@ -92,6 +115,7 @@ class Start:
     known: np.ndarray | float = 0.0
     n_iter: int = 0
     reason: str = "converged"
+    asked: Rows | None = None
 
 
 def first_rows(
@@ -112,9 +136,15 @@ def first_rows(
     largest_signal : float, optional
         Bound of the signal variance of the default kernel, in units of the target's mean square.
     """
-    rows = np.sort(run.random_state.permutation(len(source))[: settings.start_rows])
+    order = run.random_state.permutation(len(source))
+    rows = np.sort(order[: settings.start_rows])
     few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
-    X, Y = (part.numpy() for part in few.rows(rows))
+
+    def read(rows: np.ndarray) -> Rows:
+        X, Y = (part.numpy() for part in few.rows(rows))
+        return Rows(X, Y, 0.0 if few.noise is None else few.noise[rows])
+
+    X, Y, known = read(rows)
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
     n, d = len(source), X.shape[1]
     many = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
@@ -124,7 +154,9 @@ def first_rows(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
-    return Start(kernel, rows, X, Y, 0.0 if few.noise is None else few.noise[rows])
+    # A size that the user gives limits these rows, too.
+    most = _ASKED_ROWS if settings.subset_size == "auto" else settings.start_rows
+    return Start(kernel, rows, X, Y, known, asked=read(np.sort(order[:most])))
 
 
 def trained_start(
@@ -163,35 +195,72 @@ def trained_start(
             return kernel
         return scaled_signal(kernel, Site(likelihood, 0.0, 1.0), X, Y, settings.kernel is not None)
 
-    def trained(compiled: TorchKernel) -> TrainingResult:
+    def trained(kernel: Kernel) -> _Trained:
+        compiled = compile_kernel(kernel, X.shape[1])
+
         def show(model: Any, step: Any) -> None:
             preview(model, replace(start, kernel=at(compiled, step.theta)))
 
-        run.preview = show
-        # If the kernel depends on differences only, rows are centred, so that they keep their
-        # digits. The jitter is relative to the target, which may be small.
-        rows = torch.as_tensor(X - compiled.origin(X.mean(axis=0)))
-        known = start.known + np.full(len(X), 1e-10 * float(np.mean(np.square(targets))))
-        return exact_start(
-            GPProblem(compiled, rows, torch.as_tensor(targets), torch.as_tensor(known)),
+        run.preview, origin = show, X.mean(axis=0)
+        asked = start.asked or Rows(X, Y, start.known)
+        chosen = chosen_start(asked.problem(compiled, likelihood, origin), run)
+        result = exact_start(
+            Rows(X, Y, start.known).problem(compiled, likelihood, origin),
             run,
             max_iter=_STEPS,
             n_restarts=settings.n_restarts_optimizer,
+            theta=chosen.theta,
         )
+        return _Trained(compiled, result, chosen.describe(), len(X))
 
-    result = trained(compiled)
-    n_iter = result.n_iter
-    if smooth and settings.kernel is None and not run.stopped:
-        matern = start.kernel.k1.k2
-        rbf = RBF(matern.length_scale, matern.length_scale_bounds)
-        other = compile_kernel(clone(start.kernel).set_params(k1__k2=rbf), X.shape[1])
-        found = trained(other)
-        n_iter += found.n_iter
-        if found.value > result.value:
-            result, compiled = found, other
-        run.chose("kernel", compiled.node.label, "the higher evidence on the start's rows")
-    kernel = run.finish("start's kernel", lambda: at(compiled, result.theta))
-    return replace(start, kernel=kernel, n_iter=n_iter, reason=result.stop_reason)
+    best = trained(start.kernel)
+    n_iter = best.result.n_iter
+    if settings.kernel is None:
+        for other in _others(start, targets, smooth):
+            if run.stopped:
+                break
+            found = trained(other(best.compiled.kernel))
+            n_iter += found.result.n_iter
+            best = found if found.evidence > best.evidence else best
+            run.chose("kernel", best.compiled.node.label, "the higher evidence on the start's rows")
+    run.reports(start=best.origin)
+    kernel = run.finish("start's kernel", lambda: at(best.compiled, best.result.theta))
+    return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
+
+
+class _Trained(NamedTuple):
+    """A kernel trained on m rows, and a sentence on where its training began."""
+
+    compiled: TorchKernel
+    result: TrainingResult
+    origin: str
+    m: int
+
+    @property
+    def evidence(self) -> float:
+        """The log likelihood less what m rows say about the hyperparameters (Schwarz 1978)."""
+        return self.result.value - 0.5 * self.compiled.n_params * math.log(self.m)
+
+
+def _others(start: Start, targets: np.ndarray, smooth: bool) -> list[Callable[[Kernel], Kernel]]:
+    """Functions that change the best kernel so far into one to compare it with."""
+    own, d = start.kernel.k1, start.X.shape[1]
+
+    def a_column(best: Kernel) -> Kernel:
+        largest = own.k1.constant_value_bounds[1] / own.k1.constant_value
+        return data_scaled_kernel(start.X, targets, largest)
+
+    others = []
+    if np.ndim(own.k2.length_scale) == 0 and 1 < d <= _COMPARED_COLUMNS:
+        others.append(a_column)
+    return [*others, _squared_exponential] if smooth else others
+
+
+def _squared_exponential(kernel: Kernel) -> Kernel:
+    """The default kernel with a smooth factor in place of the Matern kernel."""
+    matern = kernel.k1.k2
+    rbf = RBF(matern.length_scale, matern.length_scale_bounds)
+    return clone(kernel).set_params(k1__k2=rbf)
 
 
 def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:

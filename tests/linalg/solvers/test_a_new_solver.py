@@ -56,8 +56,7 @@ class Richardson(Solver):
 ROW = SolverRow("richardson", Richardson, max_condition=50, max_epochs=50_000)
 
 
-@pytest.mark.parametrize("row", [ROW], ids=["richardson"])
-class TestRichardson(SolverContract):
+class TestRichardson(SolverContract, rows=[ROW]):
     pass
 
 

@@ -1,6 +1,5 @@
 """The table of solvers; each row goes through the whole contract."""
 
-import pytest
 from contracts.solver_contract import SolverContract, SolverRow
 
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
@@ -24,6 +23,5 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-class TestSolvers(SolverContract):
+class TestSolvers(SolverContract, rows=ROWS):
     pass

@@ -306,6 +306,7 @@ def test_neighbours_make_local_batches():
     assert not np.allclose(local.predict(X), random.predict(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", ALL)
 def test_a_network_that_knows_its_rows_by_heart_still_knows_the_noise(cls):
     rng = np.random.default_rng(0)
@@ -629,3 +630,13 @@ def test_held_out_rows_choose_the_noise_without_exact_passes(monkeypatch):
     assert model.noise_variance_ == chosen[-1][0]
     # The steps themselves have another one.
     assert abs(np.log(model.noise_variance_) - model.history_["theta"][-1][-1]) > 0.01
+
+
+@pytest.mark.parametrize("Model", [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor])
+def test_networks_begin_with_the_columns_that_matter(Model):
+    """With equal first weights the test variance explained is .6 after these steps, at most."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1_800, 25))
+    y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))
+    model = Model(feature_extractor=(32, 32), max_epochs=8, random_state=0)
+    assert model.fit(X[:1_200], y[:1_200]).score(X[1_200:], y[1_200:]) > 0.85

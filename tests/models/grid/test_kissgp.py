@@ -547,3 +547,12 @@ def test_four_columns_have_eight_points_each():
     X, y, _ = table(4, 60)
     model = KISSGPRegressor(structure="product", optimizer=None).fit(X, y)
     assert model.grid_.shapes == [(8, 8, 8, 8)]
+
+
+def test_a_network_begins_with_the_columns_that_matter():
+    """With equal first weights it explains .3 of the test variance after these steps."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1_800, 25))
+    y = np.sin(3 * X[:, 3]) + X[:, 7] + 0.1 * rng.standard_normal(len(X))
+    model = KISSGPRegressor(feature_extractor=(32, 2), max_epochs=200, random_state=0)
+    assert model.fit(X[:1_200], y[:1_200]).score(X[1_200:], y[1_200:]) > 0.6

@@ -89,7 +89,7 @@ def test_failures_and_interrupts_at_every_stage(model, stage):
     before, state = answers(model, X[:5]), dict(vars(model))
     model.callbacks = at(stage, fail)
     with pytest.raises(RuntimeError, match="ours"):
-        fit(model, X[:120], y[:120])
+        fit(model, X[:140], y[:140])
     model.callbacks = None
     assert vars(model) == state
     for old, new in zip(before, answers(model, X[:5]), strict=True):

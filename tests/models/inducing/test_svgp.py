@@ -321,7 +321,7 @@ def test_digits():
     ],
 )
 @pytest.mark.parametrize("reason", ["interrupted", "callback"])
-def test_what_ends_the_start_ends_the_fit(model, least, reason, monkeypatch):
+def test_what_ends_the_start_ends_the_fit(model, least, reason, monkeypatch, given_start):
     monkeypatch.setattr(_sgpr, "START_ROWS", 50)
     X, y = table(150)
     y = (y > 0).astype(int) if isinstance(model, SVGPClassifier) else y
@@ -393,3 +393,14 @@ def test_training_starts_at_a_noise_that_its_steps_can_leave(monkeypatch, best, 
     )
     assert_allclose(chosen[:-1], theta[:-1])
     assert_allclose(chosen[-1], math.log(start * unit))
+
+
+def test_a_classifier_starts_with_the_columns_that_matter():
+    """At one length scale for all of thirty columns, rows are as good as unrelated."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1_400, 30))
+    y = np.sin(2.5 * X[:, 3]) + X[:, 7] > 0
+    model = SVGPClassifier(n_inducing=100, max_iter=3, random_state=0).fit(X[:1_000], y[:1_000])
+    assert model.score(X[1_000:], y[1_000:]) > 0.85
+    assert set(np.argsort(model.kernel_.k2.length_scale)[:2]) == {3, 7}
+    assert "columns that boosted trees use" in str(model.fit_report_)

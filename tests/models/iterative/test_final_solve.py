@@ -127,6 +127,7 @@ def noisy_sine(n):
     return X, np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(n)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_is_large")
 def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeypatch):
     """Against dense leave-one-out errors and scikit-learn's likelihood; 300 rows count as large."""
@@ -171,6 +172,7 @@ def test_large_tables_are_trained_on_subsets_and_scaled_by_rows_left_out(monkeyp
     assert "full" in asked.history_["stage"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_is_large")
 def test_the_scale_from_rows_left_out_has_its_prior():
     """Dense leave-one-out errors and a narrow log-normal prior are in balance at the scale."""

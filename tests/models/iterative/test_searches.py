@@ -22,6 +22,7 @@ def table(n):
     return X, (y - y.mean()) / y.std()
 
 
+@pytest.mark.slow
 def test_laws_of_truncation_lead_to_different_models():
     X, y = table(300)
     # Little noise makes systems that twenty iterations do not solve.
@@ -56,6 +57,7 @@ def test_training_takes_a_preconditioner_that_leaves_something_to_cut(n, rank):
     assert chosen.rank == 200
 
 
+@pytest.mark.slow
 def test_one_search_in_a_pipeline_over_truncation_solver_and_gradient():
     X, y = table(150)
     kernel = ConstantKernel() * RBF(np.ones(6)) + WhiteKernel(1e-4)

@@ -42,7 +42,7 @@ def fit(X, y, **settings):
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("gradient", ["standard", "pathwise"])
 @pytest.mark.parametrize("solver", NAMES)
-def test_solvers_train_alike(solver, gradient, warm):
+def test_solvers_train_alike(solver, gradient, warm, given_start):
     X, y = problem()
     settings = {"gradient": gradient, "solver_warm_start": warm, "solver_tol": 1e-5}
     reference, _ = fit(X, y, solver=CG(), **settings)
@@ -169,7 +169,7 @@ def test_a_learning_rate_beside_an_optimizer_object_is_an_error():
         IterativeGPRegressor(optimizer=Adam(0.1), learning_rate=0.5).fit(X, y)
 
 
-def test_softplus_moves_standard_deviations():
+def test_softplus_moves_standard_deviations(given_start):
     """Adam's first step changes every u, with log(1 + exp(u)) = s, by its rate."""
     X, y = problem()
     kernel = ConstantKernel(2.0) * RBF(0.7) + WhiteKernel(0.04)

@@ -304,7 +304,7 @@ def test_calibration_counts_known_noise():
     "worth, chosen, calibrate", [(0.02, 60, True), (10, 8, True), (10, 8, False)]
 )
 def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
-    monkeypatch, worth, chosen, calibrate
+    monkeypatch, worth, chosen, calibrate, given_start
 ):
     module = "skscalablegp.models.neighbors._nngp."
     for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=worth).items():

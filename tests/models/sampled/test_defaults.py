@@ -128,3 +128,21 @@ def test_many_columns_have_their_own_length_scales_if_there_are_rows(Model, n, n
     model = Model(optimizer=None, n_components=20, random_state=0).fit(X, y)
     scales = [v for k, v in model.kernel_.get_params().items() if k.endswith("length_scale")]
     assert [np.size(scale) for scale in scales] == [n_scales]
+
+
+@pytest.mark.parametrize(("relevant", "n_scales"), [(2, 36), (36, 1)])
+@pytest.mark.parametrize("Model", [QSGPRegressor, QSGPClassifier])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_evidence_chooses_length_scales_of_many_columns(Model, relevant, n_scales):
+    """Of 36 columns two matter, or all of them alike, for which one length scale is enough."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2_001, 36))
+    f = np.sin(X[:, :relevant].sum(1) / relevant**0.5)
+    y = f > 0 if Model is QSGPClassifier else f + 0.3 * rng.standard_normal(len(X))
+    settings = dict(n_components=64, subset_size=500, inference="exact", random_state=0)
+    kernel = Model(**settings).fit(X, y).kernel_
+    (scales,) = [v for k, v in kernel.get_params().items() if k.endswith("length_scale")]
+    assert np.size(scales) == n_scales
+    if n_scales > 1:
+        assert set(np.argsort(scales)[:2]) == {0, 1}
+        assert 2 * np.max(scales[:2]) < np.min(scales[2:])

@@ -209,9 +209,9 @@ def test_a_failed_refit_leaves_the_old_model_whole(Model):
         QSRVMRegressor(),
     ],
 )
-def test_an_interrupt_of_the_exact_start_ends_the_fit(model):
+def test_an_interrupt_of_the_exact_start_ends_the_fit(model, given_start):
     def press(step):
-        if step.stage == "start" and step.iteration == 2:
+        if step.stage == "start":
             raise KeyboardInterrupt
 
     X, y = table()
@@ -219,7 +219,7 @@ def test_an_interrupt_of_the_exact_start_ends_the_fit(model):
     with pytest.warns(ConvergenceWarning, match="interrupted") as caught:
         model.set_params(random_state=0, callbacks=press).fit(X, y)
     assert len(caught) == 1 and model.fit_report_.status == "interrupted"
-    assert set(model.history_["stage"][:2]) == {"start"} and model.score(X, y) > 0.5
+    assert model.history_["stage"][0] == "start" and model.score(X, y) > 0.5
 
 
 @pytest.mark.parametrize("reason", ["callback", "max_seconds", "interrupted"])

@@ -9,10 +9,8 @@ from numpy.testing import assert_allclose
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.core.data import RowSource, Scaling
-from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.likelihoods import Bernoulli, Gaussian, Laplace
-from skscalablegp.models.sampled import _relevance
 from skscalablegp.models.sampled._basis import SeededFourier
 from skscalablegp.models.sampled._estimates import (
     BasisDraw,
@@ -28,7 +26,6 @@ from skscalablegp.models.sampled._optimizers import (
     SparseAdam,
     SparseSGD,
 )
-from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
 from skscalablegp.models.sampled._site import Site
 from skscalablegp.models.sampled._stepper import QSGPStepper
 from skscalablegp.models.sampled._steps import exact_share
@@ -514,44 +511,3 @@ def test_newton_steps_maximise_the_elbo_of_labels():
     gradients = torch.autograd.grad(elbo(mean, factor), (mean, factor))
     assert_allclose(gradients[0], 0, atol=1e-6)
     assert_allclose(gradients[1].tril(), 0, atol=1e-5)
-
-
-def test_the_function_that_adds_least_is_dropped(monkeypatch):
-    monkeypatch.setattr(_relevance, "_DROPPED_SINGLY", 0)
-    source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
-    for _ in range(10):
-        run.step()
-    before, active, without = run.evidence, run.active, []
-    for i in range(len(active)):
-        run.active = torch.cat([active[:i], active[i + 1 :]])
-        run._solve()
-        without.append(run.evidence)
-    run.active = active
-    run._solve()
-    assert max(without) > before - 0.5 > min(without)
-    assert run._drop_one()
-    assert_allclose(run.evidence, max(without), rtol=1e-9)
-
-
-def test_relevance_steps_raise_the_evidence():
-    source = rows(80)
-    X, Y = source.rows(slice(None))
-    phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
-    assert run.flops == 2 * 80**3
-
-    def evidence():
-        a = run.active
-        C = run.noise * torch.eye(80) + (phi[:, a] / run.precision[a]) @ phi[:, a].T
-        zero = torch.zeros(80, dtype=torch.float64)
-        return torch.distributions.MultivariateNormal(zero, C).log_prob(Y[:, 0])
-
-    before = run.score()
-    assert_allclose(run.evidence, evidence(), rtol=1e-6)
-    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
-    for _ in range(30):
-        run.step()
-    assert_allclose(run.evidence, evidence(), rtol=1e-6)
-    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
-    assert run.score() < before and len(run.active) < 40

@@ -1,12 +1,17 @@
-"""Relevance vector machines: large dictionaries, kernels of any diagonal."""
+"""Relevance vector machines: large dictionaries, kernels of any diagonal, targets without noise."""
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
 from skscalablegp import QSRVMRegressor
+from skscalablegp.core.posteriors import FeatureWeights
+from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.sampled import _qsrvm
+from skscalablegp.models.sampled._basis import KernelFunctions
+from skscalablegp.models.sampled._process import ProcessMap, ProcessPosterior
 
 
 def sinc(n=300, seed=0):
@@ -65,3 +70,51 @@ def test_a_callback_ends_the_rounds(monkeypatch):
     assert model.fit_report_.status == "callback"
     assert model.history_["stage"].count("batches") == 3
     assert len(model.relevance_) <= 60 and model.score(X, y) > 0.5
+
+
+def perturbed(X, y):
+    """The rows in another order, with digits that rounding could have changed."""
+    rng = np.random.default_rng(1)
+    rows = rng.permutation(len(X))
+    X = X * (1 + 1e-12 * rng.standard_normal(X.shape))
+    return X[rows], (y * (1 + 1e-12 * rng.standard_normal(y.shape)))[rows]
+
+
+@pytest.mark.parametrize(("n", "noise"), [(100, 0.0), (199, 1e-8), (200, 0.0), (201, 1e-4)])
+def test_few_functions_describe_a_target_without_noise(n, noise):
+    rng = np.random.default_rng(2)
+    X, Z = rng.uniform(-10, 10, (n, 1)), np.linspace(-9.5, 9.5, 1000)[:, None]
+    y = np.sinc(X[:, 0] / np.pi) + noise * rng.standard_normal(n)
+    for rows in ((X, y), perturbed(X, y)):
+        model = QSRVMRegressor(n_components=n, random_state=0).fit(*rows)
+        mean, std = model.predict(Z, return_std=True)
+        error = np.sqrt(np.mean((mean - np.sinc(Z[:, 0] / np.pi)) ** 2))
+        assert len(model.relevance_) < 25
+        # The second error is that of 13 weights, and of functions that noise hides.
+        assert error < np.hypot(1e-4 * np.std(y), noise * (50 / n) ** 0.5)
+        assert 0.2 * error < np.median(std) < 1e-3 * np.std(y) + 5 * noise
+
+
+def test_rough_functions_of_a_target_without_noise_are_as_many_after_a_perturbation():
+    X = np.linspace(-10, 10, 200)[:, None]
+    y = np.sinc(X[:, 0] / np.pi)
+    kernel = ConstantKernel(7.0) * Matern(2.2, nu=1.5) + WhiteKernel(1e-5)
+    settings = dict(optimizer=None, n_components=200, normalize_y=True, random_state=0)
+    numbers = []
+    for rows in ((X, y), perturbed(X, y), (X[::-1], y[::-1])):
+        model = QSRVMRegressor(kernel, **settings).fit(*rows)
+        numbers.append(len(model.relevance_))
+        assert np.abs(model.predict(X) - y).max() < 1e-3
+    assert max(numbers) < 100 and max(numbers) - min(numbers) < 10
+
+
+def test_variances_do_not_depend_on_a_factor_that_exists_by_accident():
+    """Of points that determine each other; some of their matrices have a factor of rounding."""
+    none = FeatureWeights(1e3 * torch.eye(64).double(), torch.zeros(64, 1).double())
+    for lengths in ([1.0, 5.0], [0.6, 10.0]):
+        kernel = compile_kernel(ConstantKernel(0.06) * RBF(lengths) + WhiteKernel(0.9), 2)
+        for seed in range(60):
+            X = torch.tensor(np.random.default_rng(seed).standard_normal((84, 2)))
+            process = ProcessMap(KernelFunctions(kernel, X[:64]), 0.9, X.device)
+            variance = ProcessPosterior(process, none).mean_and_variance(X)[1]
+            assert float(variance[:64].max()) < 1e-5 and float(variance.max()) < 0.061

@@ -1,0 +1,23 @@
+"""The length scales in a kernel, and the columns to which they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.gaussian_process.kernels import Kernel
+
+
+def length_scales(
+    kernel: Any, columns: list[int], name: str = "kernel_"
+) -> Iterator[tuple[str, list[int], np.ndarray]]:
+    """The parts of a kernel with length scales: a name, the columns of X, and the scales."""
+    params = kernel.get_params(deep=False)
+    if "columns" in params:
+        columns = [columns[j] for j in np.atleast_1d(params["columns"])]
+    if "length_scale" in params:
+        yield f"{name}: {type(kernel).__name__}", columns, np.atleast_1d(params["length_scale"])
+    for key, part in params.items():
+        if isinstance(part, Kernel):
+            yield from length_scales(part, columns, f"{name}.{key}")

@@ -1,0 +1,96 @@
+"""A check that a fitted model has learned something, where simple models do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ._signal import FEWEST_ROWS, Signal, simple_signals
+
+# Rows of a first look, of a table on which simple models are compared with the model, and largest
+# product of squared rows and looked-at rows, since leave-one-out predictions may cost n^2 each.
+_LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
+# The model has learned nothing if it explains no more than this share of the variance, or if its
+# predictions correlate with the targets by no more standard errors than this.
+_NOTHING, _ERRORS = 0.05, 3.0
+
+
+def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:
+    """A sentence if a simple model predicts clearly better than one that has learned nothing.
+
+    Parameters
+    ----------
+    model : estimator
+        A fitted model.
+    X, y : ndarray of shape (n, d) and (n,) or (n, t)
+        Its training table, as `FitRun.begin` has received it.
+    classes : ndarray, optional
+        The classes of a classifier, whose targets are class numbers.
+
+    Returns
+    -------
+    sentence : str
+        Empty if the model has learned something, if there is nothing to learn, or for fewer than
+        100 rows.
+
+    Notes
+    -----
+    The first look costs a leave-one-out prediction of at most 200 rows, or a prediction if there is
+    no closed form. Only if it finds nothing, a linear model and boosted trees are fitted; the
+    difference of squared errors on held-out rows decides, by three standard errors.
+    """
+    n = len(X)
+    if n < FEWEST_ROWS or np.ndim(X) != 2 or np.asarray(X[:1]).dtype.kind not in "fiu":
+        return ""
+    Y = np.asarray(y, dtype=np.float64).reshape(n, -1)
+    if classes is not None:
+        Y = (Y == np.arange(len(classes))).astype(np.float64)
+    if not np.isfinite(Y).all() or not np.ptp(Y, axis=0).any():
+        return ""
+    order = np.random.RandomState(0).permutation(n)[:_ROWS]
+    look = np.sort(order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))])
+    if _has_learned(model._predict_own_rows(X, Y, look), Y[look]):
+        return ""
+    signals = simple_signals(np.asarray(X[order], dtype=np.float64), Y[order])
+    for signal in signals:
+        if not signal.clear:
+            continue
+        held = order[-len(signal.errors) :]
+        rows = np.sort(held)
+        predicted = model._predict_own_rows(X, Y, rows)
+        if _has_learned(predicted, Y[rows]):
+            return ""
+        own = _errors(predicted, Y[rows], signal)[np.argsort(np.argsort(held))]
+        falls = own - signal.errors
+        error = float(falls.std()) / math.sqrt(len(falls))
+        if falls.mean() > _ERRORS * max(error, 1e-12):
+            return (
+                f"the model has learned nothing: without their own targets, it explains "
+                f"{max(0.0, _explained(predicted, Y[rows])):.0%} of the variance of "
+                f"{len(rows)} rows, of which {signal.model} learned from other rows explain "
+                f"{signal.explained:.0%}. Try other length scales in the kernel, more rows, "
+                "n_restarts_optimizer, or columns that are transformed or selected first"
+            )
+    return ""
+
+
+def _has_learned(predicted: np.ndarray, Y: np.ndarray) -> bool:
+    """Whether predictions explain more than rounding, and correlate with the targets."""
+    if not np.isfinite(predicted).all():
+        return True
+    a, b = predicted - predicted.mean(0), Y - Y.mean(0)
+    product = math.sqrt(float(np.square(a).sum()) * float(np.square(b).sum()))
+    correlation = float((a * b).sum()) / product if product > 0 else 0.0
+    return _explained(predicted, Y) > _NOTHING and correlation * math.sqrt(len(Y)) > _ERRORS
+
+
+def _explained(predicted: np.ndarray, Y: np.ndarray) -> float:
+    total = float(np.square(Y - Y.mean(0)).sum())
+    return 1 - float(np.square(Y - predicted).sum()) / total if total > 0 else 1.0
+
+
+def _errors(predicted: np.ndarray, Y: np.ndarray, signal: Signal) -> np.ndarray:
+    """Squared errors in the units of the signal's errors."""
+    return (np.square(Y - predicted)[:, signal.targets] / signal.units).sum(1)

@@ -1,0 +1,46 @@
+"""How an exact process predicts its own rows without their targets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..linalg.gradients import GPProblem
+from .posteriors import ExactPosterior
+
+
+class LeftOut(NamedTuple):
+    """How much the rows of an exact process depend on their own targets.
+
+    Attributes
+    ----------
+    leverage : float
+        Mean derivative of the fitted values with respect to their own targets, between 0 and 1:
+        the effective number of parameters for each row.
+    unexplained : float
+        Mean squared error of predictions without the row's own target, relative to the variance of
+        the targets.
+    """
+
+    leverage: float
+    unexplained: float
+
+
+def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> LeftOut:
+    """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the error of rows left out.
+
+    O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6; Rasmussen and Williams (2006),
+    equation 5.12.
+    """
+    posterior = ExactPosterior.of(problem, theta)[0]
+    noise = problem.kernel.noise(theta, problem.X)
+    if problem.extra_noise is not None:
+        noise = noise + problem.extra_noise
+    Y = problem.Y
+    rows = torch.arange(len(Y), device=Y.device)
+    mean, variance = posterior.leave_one_out(rows, problem.X, Y, noise)
+    error = (Y - mean).square().mean() / Y.var(0, correction=0).mean()
+    return LeftOut(1 - float((noise / variance).mean()), float(error))

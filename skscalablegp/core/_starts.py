@@ -1,0 +1,390 @@
+"""Starting hyperparameters, compared before training so that no fit begins where it cannot learn.
+
+At length scales of one standard deviation, two rows of thirty independent columns are far apart.
+The covariance matrix is then diagonal, its gradient is zero, and noise explains the target: the
+likelihood has an optimum at which the model has learned nothing. Starts that know which columns
+matter, or at which distance rows are neighbours, lie in the basin of a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
+
+from ..kernels import Columns, TorchKernel
+from ..linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelihood
+from ._leave_one_out import left_out
+from ._run import Run
+from ._signal import FEWEST_ROWS, Signal, simple_signals
+from .data import column_spread
+from .training import Monitor, QuasiNewton, StopTraining, train
+
+# Number of rows whose likelihood compares all starts, and of rows on which the best are trained.
+_COMPARED, _TRAINED = 300, 600
+# Number of rows that simple models see.
+_ASKED = 2000
+# Number of steps of that training, and of starts that are trained; if they explain nothing although
+# simple models do, so many more follow.
+_STEPS, _FINALISTS, _FURTHER = 8, 2, 4
+# It ends earlier if a step promises less than this, in nats: along a ridge where amplitude and
+# length scales grow together, further steps lead far away for nothing.
+_GAIN = 0.5
+# Columns that training has left out are tried so many times, and taken for a gain of so many nats.
+_TRIES, _WORTH = 2, 2.0
+# Length scales in units of the columns' spread times the root of the number of columns, which is
+# about the distance between two rows.
+_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
+# The same for the columns that matter, and the factor of the others.
+_OF_RELEVANT, _FAR = (1 / 4, 1 / 2, 1.0, 2.0), 4.0
+# Columns matter from these shares of the largest relevance on.
+_SHARES = (0.05, 0.01)
+# Noise variances in units of the target's mean square.
+_NOISE = (1.0, 0.1, 0.01)
+# Seconds of a time budget below which simple models are not asked, and starts not trained.
+_TIME_FOR_MODELS, _TIME_FOR_TRAINING = 1.0, 0.3
+# Fewest columns for which it is worth asking which of them matter.
+_FEWEST_COLUMNS = 3
+# A model has found the signal if it explains this share of what a simple model explains.
+_FOUND = 0.3
+# Kernels whose length scale is a distance between rows.
+_OF_DISTANCES = (RBF, Matern, RationalQuadratic)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Hyperparameters from which training may begin.
+
+    Attributes
+    ----------
+    origin : str
+        Where the length scales come from, for the report.
+    theta : ndarray of shape (p,)
+    value : float
+        Log likelihood plus log prior of the compared rows, in nats a row; minus infinity before
+        the comparison, or without a Cholesky factor.
+    before : ndarray of shape (p,) or None
+        The hyperparameters before a few steps of training, if there were any.
+    """
+
+    origin: str
+    theta: np.ndarray
+    value: float = -math.inf
+    before: np.ndarray | None = None
+
+    def describe(self) -> str:
+        """A sentence for the report; empty if there was nothing to compare."""
+        if self.value == -math.inf:
+            return ""
+        return f"training began at length scales from {self.origin}: {self.value:.3g} nats a row"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The places of length scales and of noise variances in theta, and the columns of the former.
+
+    Without places there is nothing that data could set; `own` then marks the length scales.
+    """
+
+    lengths: slice | None
+    columns: np.ndarray
+    noise: np.ndarray
+    own: np.ndarray
+
+    @classmethod
+    def of(cls, kernel: TorchKernel) -> _Layout:
+        params, d = kernel.kernel.get_params(), kernel.n_features
+        places, noise, own, begin = [], [], [], 0
+        for parameter in kernel.kernel.hyperparameters:
+            if parameter.fixed:
+                continue
+            path, _, leaf = parameter.name.rpartition("__")
+            end = begin + parameter.n_elements
+            # The kernel itself, if it is no expression, has no entry.
+            owner = params.get(path, kernel.kernel) if path else kernel.kernel
+            if leaf == "length_scale" and type(owner) in _OF_DISTANCES:
+                places.append((slice(begin, end), _columns_of(path, params, kernel.kernel, d)))
+                own += range(begin, end)
+            if leaf == "noise_level":
+                noise += range(begin, end)
+            begin = end
+        single = len(places) == 1
+        lengths, columns = places[0] if single else (None, np.arange(d))
+        return cls(lengths, columns, np.array(noise, dtype=int), np.array(own, dtype=int))
+
+
+def _columns_of(path: str, params: dict[str, Any], kernel: Any, d: int) -> np.ndarray:
+    """The columns that the kernel at a path sees: all but inside `Columns`."""
+    steps = path.split("__")
+    outer = [kernel, *(params.get("__".join(steps[:k])) for k in range(1, len(steps)))]
+    chosen = [part for part in outer if isinstance(part, Columns)]
+    return np.array(chosen[-1].numbers(d)) if chosen else np.arange(d)
+
+
+def choose_start(
+    problem: GPProblem,
+    theta: np.ndarray,
+    run: Run,
+    max_iter: int | None = None,
+    keep_steps: bool = True,
+) -> Start:
+    """The best of several starts, by the likelihood of some rows.
+
+    The candidates are the given hyperparameters; length scales between a sixteenth of the root of
+    the number of columns and four times that root, in units of the columns' spread; and long ones
+    for all columns but those that boosted trees or a linear model use. Each comes with several
+    noise variances. The likelihood of a few hundred rows ranks them, the best ones of different
+    origin are trained for a few steps, and the better one is the start. If it explains little of
+    what a simple model explains, further ones are trained.
+
+    Callbacks do not see these steps. The rows do not depend on the run's random numbers.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        The rows, and the kernel with its bounds.
+    theta : ndarray of shape (p,)
+        The given start, which is one of the candidates.
+    run : Run
+        Its monitor decides what there is time for: the comparison of likelihoods always, the
+        others if the budget allows.
+    max_iter : int, optional
+        A limit of training, which holds for each start, too.
+    keep_steps : bool, default=True
+        Whether the start is where its few steps have led. If not, they only tell which start is
+        better: noisy gradients do not hold a position on a ridge that exact ones have reached.
+
+    Returns
+    -------
+    start : Start
+
+    Notes
+    -----
+    O(m^3) for each of some fifty candidates and m = 300 rows, and O(m^3) for each of some twenty
+    steps with m = 600.
+    """
+    given = Start("the given values", np.asarray(theta, dtype=float))
+    if not _comparable(problem):
+        return given
+    steps = _STEPS if max_iter is None else min(_STEPS, max_iter)
+    search = _Search(problem, given, run, steps)
+    run.monitor.begin("starts")
+    try:
+        search.compare()
+        search.train()
+        if keep_steps:
+            search.reconsider()
+    except StopTraining as stop:
+        run.monitor.end(str(stop))
+    except KeyboardInterrupt:
+        run.monitor.end("interrupted")
+    return search.best if keep_steps else search.best_before_steps
+
+
+def _comparable(problem: GPProblem) -> bool:
+    """Whether the kernel has length scales, and the rows a covariance that is cheap to compute."""
+    kernel = problem.kernel
+    if not (problem.has_rows and kernel.vectors and len(problem.X) > 1 and kernel.n_params):
+        return False
+    varies = bool((problem.Y != problem.Y[:1]).any())
+    return varies and not kernel.numpy_code and len(_Layout.of(kernel).own) > 0
+
+
+class _Search:
+    """The candidates of one fit, and the best start so far."""
+
+    def __init__(self, problem: GPProblem, given: Start, run: Run, steps: int):
+        self._run, self.best, self._steps = run, given, steps
+        self._given, self._layout = given, _Layout.of(problem.kernel)
+        self._bounds = problem.kernel.bounds.numpy()
+        # The same rows whatever the seed, as exact fits do not depend on one.
+        self._generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(problem.X), generator=self._generator)
+        self._order, self._problem = order.to(problem.X.device), problem
+        self._ranked: list[Start] = []
+        self._signals: list[Signal] = []
+
+    @property
+    def best_before_steps(self) -> Start:
+        """The best start, without the steps that were made to find it."""
+        start = self.best
+        return start if start.before is None else replace(start, theta=start.before)
+
+    def _rows(self, m: int) -> GPProblem:
+        """m random rows, in double precision."""
+        part = self._problem.subset(self._order[:m].sort().values).to(torch.float64)
+        return replace(part, keep=True)
+
+    def _time_for(self, seconds: float) -> bool:
+        left = self._run.monitor.seconds_left
+        return left is None or left > seconds
+
+    # ------------------------------------------------------------------ the comparison
+
+    def compare(self) -> None:
+        """Rank all candidates by the likelihood of some rows."""
+        part = self._rows(_COMPARED)
+        self._rank(part, [self._given, *self._isotropic()])
+        n, d = self._problem.X.shape
+        asks = n >= FEWEST_ROWS and d >= _FEWEST_COLUMNS and self._layout.lengths is not None
+        if asks and self._time_for(_TIME_FOR_MODELS):
+            some = self._order[: min(n, 2000)]
+            X, Y = (
+                part[some].double().cpu().numpy() for part in (self._problem.X, self._problem.Y)
+            )
+            self._signals = simple_signals(X, Y)
+            self._rank(part, [*self._relevant()])
+
+    def _rank(self, part: GPProblem, starts: list[Start]) -> None:
+        valued = []
+        for start in starts:
+            value = self._value(part, start.theta)
+            if math.isfinite(value):
+                valued.append(replace(start, value=value))
+        # Sorting is stable: of equals, the given values come first.
+        self._ranked = sorted([*self._ranked, *valued], key=lambda start: -start.value)
+        if self._ranked:
+            self.best = self._ranked[0]
+
+    def _isotropic(self) -> Iterator[Start]:
+        """All length scales longer or shorter by the same factor."""
+        spread, layout = self._spread(), self._layout
+        for factor in _FACTORS:
+            theta = self._given.theta.copy()
+            if layout.lengths is None:
+                theta[layout.own] += math.log(factor)
+            else:
+                theta[layout.lengths] = self._lengths(spread * math.sqrt(len(spread)) * factor)
+            yield from self._noises("the spread of the columns", theta)
+
+    def _relevant(self) -> Iterator[Start]:
+        """Short length scales for the columns that simple models use, long ones for the others."""
+        spread, root = self._spread(), math.sqrt(len(self._layout.columns))
+        for signal in self._signals:
+            relevance = signal.relevance[self._layout.columns]
+            if not signal.clear or relevance.max() <= 0:
+                continue
+            share = relevance / relevance.max()
+            scales = [
+                np.where(share >= s, 1.0, np.inf) * np.sqrt((share >= s).sum()) for s in _SHARES
+            ]
+            scales.append(np.sqrt(share.sum() / np.maximum(share, 1e-6)))
+            distinct = {tuple(scale): scale for scale in scales}
+            for scale, factor in product(distinct.values(), _OF_RELEVANT):
+                theta = self._given.theta.copy()
+                scale = np.minimum(scale * factor, _FAR * root)
+                theta[self._layout.lengths] = self._lengths(spread * scale)
+                yield from self._noises(f"the columns that {signal.model} use", theta)
+
+    def _spread(self) -> np.ndarray:
+        return column_spread(self._problem.X[:, self._layout.columns].double().cpu().numpy())
+
+    def _lengths(self, scale: np.ndarray) -> np.ndarray:
+        """Logarithms for one length scale a column, or for a single one for all."""
+        size = self._layout.lengths.stop - self._layout.lengths.start
+        return np.log(scale) if size == len(scale) else np.full(size, np.log(scale).mean())
+
+    def _noises(self, origin: str, theta: np.ndarray) -> Iterator[Start]:
+        """The same length scales with several noise variances, within the bounds."""
+        unit = float(self._problem.Y.double().square().mean())
+        for level in _NOISE if len(self._layout.noise) and unit > 0 else (None,):
+            at = theta.copy()
+            if level is not None:
+                at[self._layout.noise] = math.log(level * unit)
+            yield Start(origin, np.clip(at, *self._bounds.T))
+
+    # ------------------------------------------------------------------ a few steps
+
+    def train(self) -> None:
+        """Train the best candidates of different origin for a few steps; keep the best."""
+        seen: dict[str, Start] = {}
+        for start in self._ranked:
+            seen.setdefault(start.origin, start)
+        first, part = list(seen.values())[:_FINALISTS], self._rows(_TRAINED)
+        trained = self._trained(part, first)
+        if not trained or len(part.X) < FEWEST_ROWS or not self._missed(part, trained[0]):
+            return
+        others = [start for start in self._ranked if all(start is not one for one in first)]
+        self._trained(part, others[:: max(1, len(others) // _FURTHER)][:_FURTHER], trained)
+
+    def reconsider(self) -> None:
+        """Give columns that training has left out another try, beside those that it uses.
+
+        A column that adds little to others may look like noise while their length scales are
+        wrong. Its own then grows, and with it the distance to any slope: only a comparison of
+        likelihoods tells that the column matters now.
+        """
+        part, lengths, d = self._rows(_TRAINED), self._layout.lengths, len(self._layout.columns)
+        several = lengths is not None and lengths.stop - lengths.start == d > 1
+        if not several or len(part.X) < FEWEST_ROWS or self.best.before is None:
+            return
+        settled = self._trained(part, [self.best])
+        near = self._lengths(2 * math.sqrt(d) * self._spread())
+        for _ in range(_TRIES if settled else 0):
+            best = self.best
+            tried = best.theta.copy()
+            for j in np.flatnonzero(best.theta[lengths] > near):
+                theta = best.theta.copy()
+                theta[lengths.start + j] = near[j]
+                self._run.monitor.check_time()
+                if (self._value(part, theta) - best.value) * len(part.X) > _WORTH:
+                    tried[lengths.start + j] = near[j]
+            if np.array_equal(tried, best.theta):
+                return
+            value = self._value(part, tried)
+            if value > best.value:
+                self._trained(part, [Start(best.origin, tried, value)], [best])
+
+    def _value(self, part: GPProblem, theta: np.ndarray) -> float:
+        """Log likelihood plus log prior, in nats a row; minus infinity without a factor."""
+        try:
+            found = exact_marginal_likelihood(part, torch.as_tensor(theta), eval_gradient=False)
+        except torch.linalg.LinAlgError:
+            return -math.inf
+        return (found.value + part.log_prior(theta)[0]) / len(part.X)
+
+    def _trained(
+        self, part: GPProblem, starts: list[Start], before: list[Start] = ()
+    ) -> list[Start]:
+        """The starts after a few steps, with those before, the best first."""
+        done = list(before)
+        for start in starts:
+            if not self._time_for(_TIME_FOR_TRAINING):
+                break
+            monitor = Monitor(max_seconds=self._run.monitor.seconds_left)
+            try:
+                result = train(
+                    part,
+                    ExactGradient(),
+                    QuasiNewton(final_gain=_GAIN),
+                    start.theta,
+                    self._bounds,
+                    max_iter=self._steps,
+                    monitor=monitor,
+                    generator=self._generator,
+                )
+            except torch.linalg.LinAlgError:
+                continue
+            if monitor.stopped == "interrupted":
+                raise KeyboardInterrupt
+            if math.isfinite(result.value):
+                value = result.value / len(part.X)
+                done.append(Start(start.origin, result.theta, value, start.theta))
+        done.sort(key=lambda start: -start.value)
+        if done:
+            self.best = done[0]
+        return done
+
+    def _missed(self, part: GPProblem, start: Start) -> bool:
+        """Whether this start explains little of what a simple model explains."""
+        best = self._signals[0] if self._signals else None
+        if best is None or not best.clear:
+            return False
+        unexplained = left_out(part, torch.as_tensor(start.theta)).unexplained
+        return 1 - unexplained < _FOUND * best.explained

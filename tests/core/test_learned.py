@@ -1,0 +1,118 @@
+"""Models that have learned nothing say so, where there is something to learn."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from skscalablegp import (
+    IterativeGPRegressor,
+    NNGPRegressor,
+    PoERegressor,
+    QSGPClassifier,
+    QSGPRegressor,
+    RFFRegressor,
+    SGPRRegressor,
+    SSRFFRegressor,
+    SVGPClassifier,
+    SVGPRegressor,
+)
+
+# All rows are far apart, so that the covariance matrix is diagonal whatever training does.
+BLIND = ConstantKernel() * Matern(0.01, "fixed", nu=1.5) + WhiteKernel()
+REGRESSORS = [
+    IterativeGPRegressor(BLIND),
+    IterativeGPRegressor(BLIND, solver="cg", max_iter=3, random_state=0),
+    NNGPRegressor(BLIND, n_neighbors=20, random_state=0),
+    PoERegressor(BLIND, expert_size=80, random_state=0),
+    SVGPRegressor(BLIND, n_inducing=30, max_iter=10, random_state=0),
+    SGPRRegressor(BLIND, n_inducing=30, random_state=0),
+    RFFRegressor(BLIND, n_components=50, random_state=0),
+    SSRFFRegressor(BLIND, random_state=0),
+    QSGPRegressor(BLIND, n_components=8, random_state=0),
+]
+
+
+def table(seed=0, n=300, d=8):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d))
+    return X, X[:, 0] + 0.3 * rng.standard_normal(n), rng.standard_normal(n)
+
+
+def fitted(model, X, y):
+    """The model, and its warnings of training."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, y)
+    ours = [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
+    # scikit-learn's sentences about bounds are warnings of their own.
+    return model, [message for message in ours if "bound" not in message]
+
+
+@pytest.mark.parametrize("model", REGRESSORS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_null_model_is_named(model, targets):
+    X, y, _ = table()
+    Y = y if targets == 1 else np.column_stack([y, 3 * y])
+    model, warned = fitted(model, X, Y)
+    report = model.fit_report_
+    assert report.status not in ("converged", "completed")
+    assert len(warned) == 1 and "learned nothing" in warned[0]
+    assert "linear model" in warned[0] or "boosted trees" in warned[0]
+    if report.status == "no_signal":
+        assert "learned nothing" in report.stop_reason
+        assert report.stop_reason in str(report)
+
+
+@pytest.mark.parametrize("model", REGRESSORS, ids=lambda model: type(model).__name__)
+def test_noise_is_nothing_to_learn(model):
+    X, _, noise = table()
+    _, warned = fitted(model, X, noise)
+    assert not any("learned nothing" in message for message in warned)
+
+
+def test_a_model_that_has_learned_is_not_compared(monkeypatch):
+    """Its predictions correlate with the targets, so that simple models are not even fitted."""
+    X, y, _ = table()
+    asked = []
+    monkeypatch.setattr(
+        "skscalablegp.core._learned.simple_signals", lambda *args: asked.append(1) or []
+    )
+    assert fitted(IterativeGPRegressor(), X, y)[0].fit_report_.status == "converged"
+    assert not asked
+
+
+def test_own_targets_do_not_count():
+    """An exact process without noise reproduces its targets, and still has learned nothing."""
+    X, y, _ = table()
+    kernel = Matern(0.01, "fixed", nu=1.5) * ConstantKernel()
+    model, warned = fitted(IterativeGPRegressor(kernel, alpha=1e-3), X, y)
+    assert model.score(X, y) > 0.99
+    assert model.fit_report_.status == "no_signal" and len(warned) == 1
+
+
+def test_hyperparameters_that_are_kept_are_no_failure_of_training():
+    X, y, _ = table()
+    model, warned = fitted(IterativeGPRegressor(BLIND, optimizer=None), X, y)
+    assert model.fit_report_.status == "converged" and not warned
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        SVGPClassifier(BLIND.k1, n_inducing=30, max_iter=20, random_state=0),
+        QSGPClassifier(BLIND.k1, n_components=16, max_iter=5, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classifiers(model, classes):
+    X, y, noise = table(n=400)
+    labels = np.digitize(y, np.quantile(y, np.arange(1, classes) / classes))
+    model, warned = fitted(model, X, labels)
+    assert model.fit_report_.status not in ("converged", "completed")
+    assert len(warned) == 1 and "learned nothing" in warned[0]
+    labels = np.digitize(noise, np.quantile(noise, np.arange(1, classes) / classes))
+    assert not any("learned nothing" in message for message in fitted(model, X, labels)[1])

@@ -1,0 +1,107 @@
+"""Steps of relevance vector machines: which functions are dropped and added, and the evidence."""
+
+import copy
+
+import numpy as np
+import torch
+from numpy.testing import assert_allclose
+from scipy.optimize import minimize_scalar
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skscalablegp.core.data import RowSource, Scaling
+from skscalablegp.core.training import Monitor
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.models.sampled import _relevance
+from skscalablegp.models.sampled._relevance import Dictionary, RelevanceStepper
+
+KERNEL = compile_kernel(ConstantKernel(1.5) * RBF([0.8, 1.3]) + WhiteKernel(0.05), 2)
+
+
+def rows(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 2))
+    Y = np.sin(2 * X[:, :1]) + 0.2 * rng.standard_normal((n, 1))
+    unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
+    return RowSource(X, Y, unit, torch.float64)
+
+
+def test_the_function_that_adds_least_is_dropped(monkeypatch):
+    monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
+    monkeypatch.setattr(_relevance, "_DROPS", 1)
+    source = rows(80)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    for _ in range(10):
+        run.step()
+    before, active, without = run.evidence, run.active, []
+    for i in range(len(active)):
+        run.active = torch.cat([active[:i], active[i + 1 :]])
+        run._solve()
+        without.append(run.evidence)
+    run.active = active
+    run._solve()
+    assert max(without) > before - 0.5 > min(without)
+    assert run._drop()
+    assert_allclose(run.evidence, max(without), rtol=1e-9)
+
+
+def test_functions_are_dropped_one_by_one_until_each_is_worth_half_a_nat(monkeypatch):
+    monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
+    monkeypatch.setattr(_relevance, "_DROPS", 100)
+    source = rows(80)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    for _ in range(3):
+        run.step()
+    singly = copy.deepcopy(run)
+    assert run._drop() and len(singly.active) - len(run.active) > 20
+    monkeypatch.setattr(_relevance, "_DROPS", 1)
+    while singly._drop():
+        pass
+    assert run.active.tolist() == singly.active.tolist()
+
+
+def test_the_function_that_adds_most_comes_back_with_its_best_precision(monkeypatch):
+    monkeypatch.setattr(_relevance, "_ADDS", 1)
+    source = rows(80)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    for _ in range(30):
+        run.step()
+    run.active = run.active[1:]
+    run._solve()
+    best, before, active = -np.inf, run.evidence, run.active
+    for i in set(range(80)) - set(active.tolist()):
+        run.active = torch.cat([active, torch.tensor([i])])
+
+        def loss(log_s, i=i):
+            run.precision[i] = np.exp(log_s)
+            run._solve()
+            return -run.evidence
+
+        best = max(best, -minimize_scalar(loss, bounds=(-7, 9), method="bounded").fun)
+    run.active = active
+    run._solve()
+    run._add()
+    assert len(run.active) == len(active) + 1 and best > before + 1.5
+    assert_allclose(run.evidence, best, rtol=1e-7)
+
+
+def test_relevance_steps_raise_the_evidence():
+    source = rows(80)
+    X, Y = source.rows(slice(None))
+    phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Monitor())
+    assert run.flops == 2 * 80**3
+
+    def evidence():
+        a = run.active
+        C = run.noise * torch.eye(80) + (phi[:, a] / run.precision[a]) @ phi[:, a].T
+        zero = torch.zeros(80, dtype=torch.float64)
+        return torch.distributions.MultivariateNormal(zero, C).log_prob(Y[:, 0])
+
+    before = run.score()
+    assert_allclose(run.evidence, evidence(), rtol=1e-6)
+    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
+    for _ in range(30):
+        run.step()
+    assert_allclose(run.evidence, evidence(), rtol=1e-6)
+    assert_allclose(run.score(), (0.5 * len(run.active) - run.evidence) / 80)
+    assert run.score() < before and len(run.active) < 40

@@ -1,0 +1,54 @@
+"""The first calls of a function are checked against its signature, in each test anew."""
+
+import checked_shapes
+import jaxtyping
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import Float
+from torch import Tensor
+
+from skscalablegp.linalg.solvers._base import relative_norms
+
+
+def test_the_package_is_checked():
+    """By whichever decorator the hook was given: `B` has as many columns as there are norms."""
+    R, norms = torch.ones(4, 2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        relative_norms(R, norms)
+
+
+def total(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    return x.sum() + y.sum()
+
+
+@pytest.fixture
+def two_calls(monkeypatch):
+    """`total` with a check of its first two calls."""
+    monkeypatch.setattr(checked_shapes, "CHECKED_CALLS", 2)
+    return checked_shapes.in_first_calls(typechecker=beartype)(total)
+
+
+def test_later_calls_go_unchecked_until_the_next_test(two_calls):
+    x, longer = torch.ones(2), torch.ones(3)
+    for _ in range(2):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            two_calls(x, longer)
+    assert two_calls(x, longer) == 5
+    checked_shapes.begin_test()
+    with pytest.raises(jaxtyping.TypeCheckError):
+        two_calls(x, longer)
+
+
+def test_functions_inside_a_function_are_counted_as_one(two_calls):
+    def outer(y):
+        @checked_shapes.in_first_calls(typechecker=beartype)
+        def inner(x: Float[Tensor, "2"]):
+            return x
+
+        return inner(y)
+
+    for _ in range(2):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            outer(torch.ones(3))
+    assert len(outer(torch.ones(3))) == 3
