@@ -26,6 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # Number of random rows with which a new network is tested.
 _TRIAL_ROWS = 8
+# Distances beyond the limits of a column are measured in this share of the width between them,
+# which is about the range of most entries (`column_limits`).
+_UNIT = 1 / 6
 
 
 class Network(ABC):
@@ -104,10 +107,11 @@ class DenseNetwork(Network):
 
 @dataclass(frozen=True)
 class LimitedNetwork(Network):
-    """A network whose inputs are moved to limits if they are beyond them.
+    """A network whose inputs grow with the logarithm of the distance beyond limits.
 
     Networks continue in straight lines, however steep. A single far entry would otherwise decide
-    their gradients in training, and a far row get any value in prediction.
+    their gradients in training. Entries that stayed at a limit would make far rows look like near
+    ones, whose standard deviations are small.
 
     Attributes
     ----------
@@ -136,7 +140,11 @@ class LimitedNetwork(Network):
         return self.network.initial(generator, dtype)
 
     def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-        return self.network(params, X.clamp(X.new_tensor(self.low), X.new_tensor(self.high)))
+        low, high = X.new_tensor(self.low), X.new_tensor(self.high)
+        near = X.clamp(low, high)
+        beyond, width = X - near, high - low
+        unit = torch.where(width.isfinite(), _UNIT * width, 1.0)
+        return self.network(params, near + beyond.sign() * unit * torch.log1p(beyond.abs() / unit))
 
 
 def weigh_inputs(

@@ -60,7 +60,7 @@ def test_far_new_rows_get_finite_predictions(row):
     assert np.isfinite(predicted).all()
     if not row.classifier:
         # No network continues in straight lines.
-        assert (np.abs(predicted - y.mean()) < 20 * y.std()).all()
+        assert (np.abs(predicted - y.mean()) < 100 * y.std()).all()
 
 
 @pytest.mark.parametrize("row", REGRESSORS, ids=lambda row: row.name)

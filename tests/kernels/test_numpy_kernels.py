@@ -149,6 +149,7 @@ def test_nothing_is_known_of_such_kernels_but_their_values():
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.usefixtures("given_start")
 @pytest.mark.parametrize(
     "model",
     [

@@ -157,11 +157,12 @@ def test_trees_are_left_out_where_they_only_roughen_the_errors():
 
 
 def test_trees_stay_where_they_know_more():
-    # A staircase in one of many columns, which a smooth process can hardly find.
+    # A staircase, which a process of long length scales cannot follow.
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(400, 10))
     y = np.floor(8 * X[:, 0]) % 2 + 0.05 * rng.standard_normal(400)
-    model = MeanFunctionRegressor(n_folds=2, random_state=0).fit(X, y)
+    smooth = PoERegressor(kernel=RBF(3.0, "fixed") + WhiteKernel(0.1))
+    model = MeanFunctionRegressor(smooth, n_folds=2, random_state=0).fit(X, y)
     assert model.weight_ == 1
     X_new = rng.uniform(size=(100, 10))
     wrong = np.floor(8 * X_new[:, 0]) % 2 - model.predict(X_new)

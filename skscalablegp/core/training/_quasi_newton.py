@@ -158,7 +158,8 @@ class QuasiNewton(BaseEstimator, Optimizer):
 
     def _informed_metric(self, evaluate: Any, theta: np.ndarray) -> np.ndarray | None:
         """The inverse Fisher information at theta, damped in flat directions; None if unknown."""
-        if self.information_rows == 0 or not getattr(evaluate, "informed", False):
+        known = getattr(evaluate, "informed", False)
+        if self.information_rows == 0 or not known or len(theta) == 0:
             return None
         fewest = max(_FEWEST_ROWS, _ROWS_TIMES_PARAMETERS // len(theta))
         try:
