@@ -22,6 +22,7 @@ from ._stages import (
     train_or_report,
     well_conditioned,
 )
+from ._starts import Start
 from ._subset import (
     FEW_ROWS,
     checking,

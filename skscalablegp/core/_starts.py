@@ -38,6 +38,9 @@ _STEPS, _FINALISTS, _FURTHER = 8, 2, 4
 _GAIN = 0.5
 # Columns that training has left out are tried so many times, and taken for a gain of so many nats.
 _TRIES, _WORTH = 2, 2.0
+# Columns that simple models use are tried with these length scales in units of their spread, too,
+# and with these shares of the noise.
+_STEEP, _LESS_NOISE = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16), (1.0, 1 / 3)
 # Length scales in units of the columns' spread times the root of the number of columns, which is
 # about the distance between two rows.
 _FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
@@ -50,7 +53,7 @@ _NOISE = (1.0, 0.1, 0.01)
 # Seconds of a time budget below which simple models are not asked, and starts not trained.
 _TIME_FOR_MODELS, _TIME_FOR_TRAINING = 1.0, 0.3
 # Fewest columns for which it is worth asking which of them matter.
-_FEWEST_COLUMNS = 3
+_FEWEST_COLUMNS = 2
 # A model has found the signal if it explains this share of what a simple model explains.
 _FOUND = 0.3
 # Kernels whose length scale is a distance between rows.
@@ -327,19 +330,50 @@ class _Search:
         settled = self._trained(part, [self.best])
         near = self._lengths(2 * math.sqrt(d) * self._spread())
         for _ in range(_TRIES if settled else 0):
-            best = self.best
-            tried = best.theta.copy()
-            for j in np.flatnonzero(best.theta[lengths] > near):
-                theta = best.theta.copy()
-                theta[lengths.start + j] = near[j]
+            best, gains = self.best, []
+            for j in map(int, np.flatnonzero(best.theta[lengths] > near)):
                 self._run.monitor.check_time()
-                if (self._value(part, theta) - best.value) * len(part.X) > _WORTH:
-                    tried[lengths.start + j] = near[j]
-            if np.array_equal(tried, best.theta):
+                tried = [
+                    (self._value(part, theta), theta)
+                    for theta in self._with_column(j, float(near[j]), best.theta)
+                ]
+                value, theta = max(tried, key=lambda one: one[0])
+                if (value - best.value) * len(part.X) > _WORTH:
+                    gains.append((value, j, theta))
+            joined = self._joined(part, best, sorted(gains, key=lambda one: -one[0]))
+            if joined is best:
                 return
-            value = self._value(part, tried)
-            if value > best.value:
-                self._trained(part, [Start(best.origin, tried, value)], [best])
+            self._trained(part, [joined], [best])
+
+    def _joined(
+        self, part: GPProblem, start: Start, gains: list[tuple[float, int, np.ndarray]]
+    ) -> Start:
+        """The start with all columns that gain beside those before them, the best one first."""
+        for _, j, theta in gains:
+            both = start.theta.copy()
+            both[self._layout.lengths.start + j] = theta[self._layout.lengths.start + j]
+            noise = self._layout.noise
+            both[noise] = np.minimum(both[noise], theta[noise])
+            value = self._value(part, both)
+            if value > start.value:
+                start = Start(start.origin, both, value)
+        return start
+
+    def _with_column(self, j: int, near: float, theta: np.ndarray) -> Iterator[np.ndarray]:
+        """The hyperparameters with a shorter length scale of column j, shorter ones for one that
+        simple models use; what a steep function explains has been taken for noise.
+        """
+        theta = theta.copy()
+        theta[self._layout.lengths.start + j] = near
+        yield theta
+        relevances = [s.relevance[self._layout.columns] for s in self._signals if s.clear]
+        if not any(r[j] > _SHARES[-1] * r.max() for r in relevances):
+            return
+        for length, noise in product(_STEEP, _LESS_NOISE):
+            steep = theta.copy()
+            steep[self._layout.lengths.start + j] = math.log(length * self._spread()[j])
+            steep[self._layout.noise] += math.log(noise)
+            yield np.clip(steep, *self._bounds.T)
 
     def _value(self, part: GPProblem, theta: np.ndarray) -> float:
         """Log likelihood plus log prior, in nats a row; minus infinity without a factor."""

@@ -233,3 +233,21 @@ def test_a_column_that_helps_others_is_found_after_them():
     search.best = Start("lost", gone, value(problem, gone), gone)
     search.reconsider()
     assert search.best.theta[1 + 4] < 4 < gone[1 + 4]
+
+
+def test_a_steep_column_beside_strong_smooth_ones_is_found():
+    """What it explains has been taken for noise, which has to fall together with its length."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((600, 12))
+    smooth = np.sin(X[:, 1]) + X[:, 2] * X[:, 3]
+    y = np.sin(9 * X[:, 0]) + smooth + 0.2 * rng.standard_normal(600)
+    start = chosen(problem_of(X, y))
+    assert set(np.argsort(start.theta[1:13])[:4]) == {0, 1, 2, 3}
+
+
+def test_of_two_columns_one_may_be_steep_and_the_other_smooth():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 2))
+    y = np.sin(25 * X[:, 0]) + np.sin(X[:, 1]) + 0.2 * rng.standard_normal(400)
+    steep, smooth = chosen(problem_of(X, y)).theta[1:3]
+    assert steep < np.log(0.3) and smooth > np.log(2)

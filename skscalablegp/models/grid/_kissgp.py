@@ -61,6 +61,7 @@ from ._products import (
     RowProbes,
     evaluate_products,
 )
+from ._start import exact_start_for
 
 
 class GridFit(NamedTuple):
@@ -432,8 +433,19 @@ class KISSGPRegressor(GPRegressorBase):
             kernel = grid_default_kernel(table.X, table.y, grid, shortest)
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
-        on_grid = GridKernel(compiled, grid, self._budget())
-        rank = 0 if self._by_products else check_rank(on_grid, compiled.theta0)
+        on_grid, rank = self._with_rank(compiled, grid)
+        if features is None:
+            start = exact_start_for(compiled, grid, table, self._settings(), run)
+            try:
+                moved = compile_kernel(
+                    compiled.to_sklearn(torch.as_tensor(start.theta)),
+                    compiled.n_features,
+                    priors=run.priors,
+                )
+                on_grid, rank = self._with_rank(moved, grid)
+                run.reports(start=start.describe())
+            except MemoryError:
+                pass  # Short length scales take a large rank: training begins at the given ones.
         rows = unseen = summed(on_grid, table)
         X, Y, known, probes, few = table.X, table.targets, table.noise, None, None
         if held is not None and held.any():
@@ -443,6 +455,11 @@ class KISSGPRegressor(GPRegressorBase):
         if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
             few = FewRows.of(grid, X, Y, known)
         return GridFit(features, GridProblem.make(on_grid, unseen, len(X), probes, few), rows)
+
+    def _with_rank(self, kernel: TorchKernel, grid: Grid) -> tuple[GridKernel, int]:
+        """The kernel on the grid, and the rank of its covariance if that is factorised."""
+        on_grid = GridKernel(kernel, grid, self._budget())
+        return on_grid, 0 if self._by_products else check_rank(on_grid, kernel.theta0)
 
     def _report_grid(self, grid: Grid, run: FitRun) -> None:
         axes = [axis for component in grid.components for axis in component]
@@ -463,7 +480,9 @@ class KISSGPRegressor(GPRegressorBase):
             return start
         try:
             estimator = ProductGradient() if self._by_products else GridGradient()
-            return fit_hyperparameters(problem, estimator, theta, self._settings(), run)
+            # The rows have chosen the start, which sums on a grid cannot do.
+            settings = replace(self._settings(), compares_starts=False)
+            return fit_hyperparameters(problem, estimator, theta, settings, run)
         except KeyboardInterrupt:
             # A trained network is worth keeping.
             if not on_features or run.stopped:

@@ -1,0 +1,79 @@
+"""Where training on a grid begins."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skscalablegp import KISSGPRegressor
+from skscalablegp.kernels import compile_kernel
+from skscalablegp.models.grid._start import SumOverColumns
+
+
+def drawn(d, f, noise=0.1, n=1000, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d))
+    return X, f(X) + noise * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize(
+    ("d", "f", "settings"),
+    [
+        (1, lambda X: np.sin(15 * X[:, 0]), {"grid_size": 200}),
+        (2, lambda X: np.sin(8 * X[:, 0]) + X[:, 1], {"grid_size": [60, 20]}),
+        (3, lambda X: np.sin(8 * X[:, 0]) + X[:, 1], {"structure": "additive", "grid_size": 60}),
+    ],
+    ids=["one column", "product", "additive"],
+)
+def test_steep_functions_are_found(d, f, settings):
+    X, y = drawn(d, f)
+    model = KISSGPRegressor(**settings).fit(X[:800], y[:800])
+    assert model.score(X[800:], y[800:]) > 0.9
+    assert model.fit_report_.status == "converged"
+    assert "training began at length scales from" in str(model.fit_report_)
+
+
+def test_the_sum_over_columns_is_the_kernel_of_an_additive_grid():
+    X, y = drawn(3, lambda X: np.sin(X[:, 0]) + X[:, 2], n=40)
+    kernel = ConstantKernel(1.3) * RBF([0.8, 1.5, 2.0]) + WhiteKernel(0.02)
+    fixed = KISSGPRegressor(kernel, structure="additive", grid_size=400, optimizer=None, alpha=0)
+    model = fixed.fit(X, y)
+    compiled = compile_kernel(kernel, 3)
+    theta, rows = compiled.theta0, torch.from_numpy(X)
+    node = SumOverColumns(compiled.node, [0, 1, 2])
+    K = node.smooth(theta, rows, rows)
+    assert_allclose(node.diag(theta, rows).expand(40), K.diagonal())
+    noise = torch.as_tensor(node.noise(theta, rows)).expand(40)
+    H = (K + torch.diag(noise)).numpy()
+    y = (y - model._y_train_mean) / model._y_train_std
+    sign, log_det = np.linalg.slogdet(H)
+    value = -0.5 * (y @ np.linalg.solve(H, y) + log_det + 40 * np.log(2 * np.pi))
+    assert sign == 1
+    assert_allclose(model.log_marginal_likelihood_value_, value, rtol=1e-4)
+
+
+def test_nothing_moves_without_training():
+    X, y = drawn(1, lambda X: np.sin(15 * X[:, 0]), n=200)
+    kernel = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.1)
+    model = KISSGPRegressor(kernel, optimizer=None).fit(X, y)
+    assert_allclose(model.kernel_.theta, kernel.theta, rtol=1e-12)
+    assert "training began" not in str(model.fit_report_)
+
+
+def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
+    from skscalablegp.models.grid import _kissgp
+
+    X, y = drawn(2, lambda X: np.sin(3 * X[:, 0]) + X[:, 1], n=300)
+    ranks = []
+
+    def limited(on_grid, theta):
+        ranks.append(rank := check_rank(on_grid, theta))
+        if len(ranks) == 2:
+            raise MemoryError("A grid whose covariance has a large rank")
+        return rank
+
+    check_rank = _kissgp.check_rank
+    monkeypatch.setattr(_kissgp, "check_rank", limited)
+    model = KISSGPRegressor(grid_size=20, max_iter=1).fit(X, y)
+    assert len(ranks) == 2 and "training began" not in str(model.fit_report_)
