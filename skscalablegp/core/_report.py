@@ -85,6 +85,9 @@ class FitReport(Bunch):
     start : str
         Where the starting hyperparameters come from, and their log likelihood; empty if there was
         nothing to compare.
+    gradient_norm : float
+        Norm of the objective's gradient in the logarithms of the hyperparameters at the last step,
+        in nats. Only where training computes or estimates it.
     failures : tuple of str
         Restarts or experts whose training failed while others succeeded.
     log_prior, log_posterior : float

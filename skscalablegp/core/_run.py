@@ -527,9 +527,11 @@ class FitRun(Run):
         if status == "completed":
             return f"the planned {steps} are done"
         if status == "max_iter":
+            norm = self._gradient_norm()
+            slope = "" if norm is None else f" (the gradient's norm was {norm:.2g} nats)"
             return (
                 f"{limit}={chosen.value if chosen else getattr(est, limit)!r} ended training after "
-                f"{steps} before it had converged, {kept}: raise {limit}"
+                f"{steps} before it had converged{slope}, {kept}: raise {limit}"
             )
         if status == "max_seconds":
             return (
@@ -558,6 +560,11 @@ class FitRun(Run):
         smaller = "" if rate is None else f": try a {self._rate} below {rate}"
         return f"training diverged after {steps}, {kept}{smaller}"
 
+    def _gradient_norm(self) -> float | None:
+        """The norm of the last step's gradient, if steps have one."""
+        last = self.monitor.steps[-1].grad if self.monitor.steps else ()
+        return float(np.linalg.norm(last)) if len(last) else None
+
     def _report(self) -> FitReport:
         solves = [*self.monitor.solutions, *([self._final] if self._final is not None else [])]
         failed = [s for s in solves if s.status is not Status.CONVERGED]
@@ -581,6 +588,8 @@ class FitRun(Run):
             "columns": columns_that_matter(self.estimator, self._X),
             "failures": tuple(self.monitor.failures),
         }
+        if (norm := self._gradient_norm()) is not None:
+            facts["gradient_norm"] = norm
         facts |= self._facts | self.estimator.prior_facts(self.priors)
         settings = self.estimator.get_params(deep=False)
         kernel, ends = getattr(self.estimator, "kernel_", None), {}

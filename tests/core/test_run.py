@@ -9,7 +9,10 @@ import pytest
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
+from skscalablegp import IterativeGPRegressor, SVGPRegressor
 from skscalablegp._compat import HAS_CALLBACKS, fit_context
 from skscalablegp.core import PARAMETERS, FitRun, GPModel, warn_once
 from skscalablegp.core.posteriors import Posterior
@@ -382,3 +385,17 @@ def test_a_posterior_of_a_failed_refit_does_not_answer_for_the_old_model(monkeyp
         model.fit(X, 100 - X[:, 0])
     # The old model had made none yet: the new one's must not be left behind.
     assert abs(model.predict(X) - X[:, 0]).max() < 1
+
+
+def test_a_limit_tells_the_norm_of_the_gradient():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng.standard_normal(60)
+    model = IterativeGPRegressor(RBF([5.0, 5.0]) + WhiteKernel(1.0), max_iter=2)
+    with pytest.warns(ConvergenceWarning, match=r"the gradient's norm was .* nats"):
+        model.fit(X, y)
+    exact = GaussianProcessRegressor(model.kernel, optimizer=None, alpha=1e-10).fit(X, y)
+    _, grad = exact.log_marginal_likelihood(model.history_["theta"][-1], eval_gradient=True)
+    assert model.fit_report_.gradient_norm == pytest.approx(np.linalg.norm(grad), rel=1e-5)
+    # Scores of batches have no gradient.
+    assert "gradient_norm" not in SVGPRegressor(n_inducing=5, max_iter=2).fit(X, y).fit_report_
