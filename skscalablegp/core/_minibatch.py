@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._validation import check_n_targets, validated
 from ._edge import answers
 from ._model import GPModel
-from ._prediction import GPPredictionBase
+from ._prediction import GPPredictionBase, not_from_targets
 from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
 from .likelihoods import Likelihood
 
@@ -88,8 +88,8 @@ class GPClassifierBase(ClassifierMixin, GPModel):
     """Base class of classifiers; a subclass defines `_probabilities`."""
 
     def _predict_own_rows(self, X: np.ndarray, Y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Probabilities of rows of the training table, which have no closed form without it."""
-        return self._probabilities(X[rows])
+        """Probabilities of training rows, which have no closed form without their own classes."""
+        return not_from_targets(self._probabilities, X[rows])
 
     def _read_rows(
         self, X: Any, y: Any, reset: bool = True, classes: Any = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -23,6 +24,7 @@ from .._validation import (
 from ._edge import answers, with_name
 from ._model import GPModel
 from ._run import warn_once
+from .data import column_spread
 from .posteriors import Posterior
 
 # Predictions evaluate blocks of k(X_new, X_train) of at most this many bytes.
@@ -32,9 +34,9 @@ _DEFAULT_ALPHA = 1e-10
 # Posteriors whose users have been warned that predictions leave out known noise.
 _TOLD: WeakSet[Posterior] = WeakSet()
 
-
-# Predictions whose variance is below this share of that at training rows are all the same.
-_CONSTANT = 1e-4
+# How far beside training rows models that have seen their targets are judged, as a share of the way
+# to the nearest row.
+_BESIDE = 0.1
 
 
 class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
@@ -133,18 +135,8 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return self._not_from_targets(X, rows)
 
     def _not_from_targets(self, X: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Predictions of training rows (k, t), unless those between rows are all the same.
-
-        A model without a closed form has seen the targets. If all rows are far apart under its
-        kernel, it predicts each row from its own target, and the prior mean anywhere else: these
-        predictions are returned then.
-        """
-        X = X[rows]
-        mean = self._mean(X).reshape(len(rows), -1)
-        # In most tables, a row and the next one of a shuffled table are as far apart as any.
-        between = self._mean((X + np.roll(X, 1, axis=0)) / 2).reshape(len(rows), -1)
-        constant = between.var(0).sum() < _CONSTANT * mean.var(0).sum()
-        return between if constant else mean
+        """Predictions of training rows (k, t) by a model without a closed form."""
+        return not_from_targets(lambda X: self._mean(X).reshape(len(rows), -1), X[rows])
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
@@ -508,3 +500,20 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 def squeeze(values: np.ndarray) -> np.ndarray:
     """Drop the last axis of a single target, as scikit-learn does."""
     return values[..., 0] if values.shape[-1] == 1 else values
+
+
+def not_from_targets(predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray) -> np.ndarray:
+    """Predictions beside training rows X, by a model that has seen their targets.
+
+    A model under whose kernel all rows are far apart predicts each row from its own target, and
+    something else a little beside it. What a model has learned changes little over a tenth of the
+    way to the nearest row. Columns of whole numbers, such as codes and counts, stay.
+    """
+    if len(X) < 2:
+        return predict(X)
+    Z = X / column_spread(X)
+    apart = cdist(Z, Z)
+    np.fill_diagonal(apart, np.inf)
+    towards = X[apart.argmin(1)] - X
+    whole = (X == np.round(X)).all(0)
+    return predict(X + np.where(whole, 0.0, _BESIDE * towards))

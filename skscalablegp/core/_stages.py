@@ -18,6 +18,7 @@ from ._starts import choose_start
 from .data import centroid_subsets
 from .training import (
     LBFGS,
+    ROUNDING,
     NaturalGradient,
     Optimizer,
     QuasiNewton,
@@ -243,7 +244,8 @@ def best_of(
             run.monitor.failures.append(f"restart {k // ways}: {failure}")
             continue
         n_iter += result.n_iter
-        if k == 0 or result.value > best.value:
+        # Of equals up to rounding the first one counts, whose optimiser follows slopes to the end.
+        if k == 0 or result.value > best.value + ROUNDING * abs(best.value):
             best = result
         if result.stop_reason == "diverged" and k > 0:
             run.monitor.failures.append(f"restart {k // ways}: training diverged")

@@ -5,6 +5,6 @@ from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, StopTraining, TrainingStep
 from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
-from ._quasi_newton import QuasiNewton
+from ._quasi_newton import ROUNDING, QuasiNewton
 from ._resolve import OPTIMIZERS, check_noisy_optimizer, resolve_optimizer
 from ._steps import Stepper, StepsResult, train_steps

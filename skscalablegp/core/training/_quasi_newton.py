@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from torch import Generator
 
-from ..._validation import check_number
+from ..._validation import check_integer, check_number
 from ._optimizers import Optimizer, Optimum
 
 # Longest step of a log hyperparameter, and the length of the first step.
@@ -90,6 +90,9 @@ class QuasiNewton(BaseEstimator, Optimizer):
     def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
         check_number("tol", self.tol)
         check_number("gain_tol", self.gain_tol)
+        if self.final_gain is not None:
+            check_number("final_gain", self.final_gain)
+        check_integer("information_rows", self.information_rows, 0)
         value, grad = evaluate(theta)
         B = self._informed_metric(evaluate, theta) if metric is None else metric.copy()
         informed, fresh, at = metric is None and B is not None, B is None, theta

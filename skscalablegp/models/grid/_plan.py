@@ -18,6 +18,8 @@ _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
 _MOST_AXES = 4
 _LEAST_POINTS = 8
 _ADDITIVE_POINTS = 100
+# Largest signal variance, in units of the target's.
+_LARGEST_SIGNAL = 1e3
 
 
 def plan_grid(X: np.ndarray, grid_size: Any, structure: str, budget: float | None) -> Grid:
@@ -99,8 +101,10 @@ def _check_product(sizes: list[int], budget: float | None) -> None:
 def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: float = 0.0) -> Kernel:
     """Constant * RBF (one length scale per column) + White, in the units of the table.
 
-    It is `data_scaled_kernel` with two changes: the kernel is smooth, which interpolation needs,
-    and length scales are no shorter than a step of the grid, or than `shortest`.
+    It is `data_scaled_kernel` with three changes: the kernel is smooth, which interpolation needs;
+    length scales are no shorter than a step of the grid, or than `shortest`; and the amplitude has
+    a lower upper bound. Along straight lines amplitude and length scale grow together for nothing,
+    until products with the grid's covariance round off what noise there is.
     """
     scaled = data_scaled_kernel(X, y)
     matern, white = scaled.k1.k2, scaled.k2
@@ -110,7 +114,7 @@ def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: floa
             bounds[axis.column, 0] = max(bounds[axis.column, 0], axis.step, shortest)
     scale = np.maximum(matern.length_scale, bounds[:, 0])
     unit = white.noise_level / len(grid.components)
-    signal = ConstantKernel(unit, (1e-5 * unit, 1e5 * unit))
+    signal = ConstantKernel(unit, (1e-5 * unit, _LARGEST_SIGNAL * unit))
     if X.shape[1] == 1:
         return signal * RBF(float(scale[0]), tuple(bounds[0])) + white
     return signal * RBF(scale, bounds) + WhiteKernel(white.noise_level, white.noise_level_bounds)

@@ -169,8 +169,11 @@ class GridPosterior(Posterior):
         left = own - g.square().sum(1)
         return (left + self._whitened(g).square().sum(1)).numpy()
 
+    # Rounding of variances, in units of that of the prior variance.
+    _rounding = 1.0
+
     def _reported(self, variance: np.ndarray) -> Float[Tensor, " n"]:
-        scale = self._prior().expand(len(variance))
+        scale = (self._prior() * self._rounding).expand(len(variance))
         return reported_variance(torch.from_numpy(variance), scale) + self.evaluation.misfit
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

@@ -67,6 +67,11 @@ class GridProducts:
         with torch.no_grad():
             self._columns = kernel.columns(theta)
 
+    @property
+    def inverse_noise(self) -> float:
+        """The sum of all entries of G, which is that of D^-1."""
+        return float(self._gram.sum())
+
     def prior(self, V: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
         """K V."""
         return apply_columns(self._columns, self._grid, V)
@@ -296,6 +301,12 @@ class ProductPosterior(GridPosterior):
     @property
     def mean_on_grid(self) -> Float[Tensor, "m t"]:
         return self.evaluation.mean
+
+    @cached_property
+    def _rounding(self) -> float:
+        """Solves multiply rounding by the condition of I + G K, which has no more than tr(G) k."""
+        condition = self.evaluation.products.inverse_noise * float(self._prior())
+        return max(1.0, torch.finfo(torch.float64).eps ** 0.5 * condition)
 
     @cached_property
     def root(self) -> Float[Tensor, "m k"]:
