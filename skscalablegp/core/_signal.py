@@ -14,7 +14,7 @@ from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from .data import random_rows
+from .data import column_moments, limited, random_rows
 
 # Largest number of rows that the models learn from, and of held-out rows that judge them.
 _ROWS, _HELD_OUT = 1400, 600
@@ -100,8 +100,9 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
     trees = HistGradientBoostingRegressor(
         max_iter=_TREES, max_leaf_nodes=_LEAVES, min_samples_leaf=leaf, early_stopping=False
     )
-    centre, spread = X[:n].mean(0), X[:n].std(0)
-    Z = (X - centre) / np.where(spread > 0, spread, 1.0)
+    # A far entry would leave nothing of its column to a straight line.
+    centre, spread = column_moments(X[:n], robust=True)
+    Z = (limited(X) - centre) / spread
     # A second thread of OpenMP would outlive the call, and stop forked children.
     with threadpool_limits(1, user_api="openmp"):
         found = [

@@ -190,6 +190,15 @@ class TestSignals:
         # The share of the variance: 0.25 of 1.25.
         assert_allclose(best.explained, 0.2, atol=0.06)
 
+    @pytest.mark.parametrize("row", [17, 550], ids=["to learn from", "held out"])
+    def test_a_far_entry_costs_a_line_nothing(self, row):
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((600, 6))
+        y = X[:, 0] + X[:, 3] + 0.3 * rng.standard_normal(600)
+        X[row, 0] = 1e6
+        line = next(s for s in simple_signals(X, y[:, None]) if s.model == "a linear model")
+        assert line.explained > 0.9 and set(np.argsort(line.relevance)[-2:]) == {0, 3}
+
     def test_noise_is_not_clear(self):
         rng = np.random.default_rng(0)
         clear = [
