@@ -85,6 +85,9 @@ class Row:
         deviations of the target.
     std_rtol : float
         How far ``return_std`` may be from the diagonal of ``return_cov``: sampled ones differ.
+    repeat_rtol : float
+        How far a second prediction may be from the first, relative to the largest number. Iterative
+        solves of single rows end at a tolerance, which rounding passes a step earlier or later.
     columns : {"categories", "numbers", "none", ""}
         What kernels on columns it takes: all, all but those of categories, or none. Empty where a
         second regressor sees all columns whatever the kernel does.
@@ -113,6 +116,7 @@ class Row:
     batch_rtol: float = 1e-6
     unit_atol: float = 1e-6
     std_rtol: float = 1e-4
+    repeat_rtol: float = 0.0
     columns: str = "categories"
     stands_for_its_class: bool = False
     search: Mapping[str, list[Any]] = field(default_factory=dict)
@@ -207,10 +211,13 @@ def _columns_of(kernel: Any) -> list[Any]:
     return [c for p in parts if isinstance(p, Columns) for c in np.atleast_1d(p.columns).tolist()]
 
 
-def assert_all_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:
+def assert_all_equal(left: list[np.ndarray], right: list[np.ndarray], rtol: float = 0.0) -> None:
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
-        assert_array_equal(a, b)
+        if rtol:
+            assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max())
+        else:
+            assert_array_equal(a, b)
 
 
 def assert_sane(row: Row, model: BaseEstimator, X: Any) -> None:
@@ -248,6 +255,7 @@ class EstimatorContract(Contract):
     def test_parameters_are_validated(self, row):
         check_param_validation(type(row.estimator).__name__, row.new())
 
+    @pytest.mark.slow
     @once_a_class
     def test_column_names_are_checked(self, row):
         with warnings.catch_warnings(record=True) as caught:
@@ -390,8 +398,8 @@ class EstimatorContract(Contract):
             model = row.new().fit(array(X), array(y))
             seen = row.everything(model, array(X_new))
             score = model.score(array(X), array(y))
-        assert_all_equal(seen, expected)
-        assert score == model.score(X, y)
+        assert_all_equal(seen, expected, row.repeat_rtol)
+        assert score == pytest.approx(model.score(X, y), rel=max(row.repeat_rtol, 1e-15))
 
     @once_a_class
     def test_frames(self, row):
@@ -566,8 +574,8 @@ class EstimatorContract(Contract):
         model.fit(X[::2], row.target(y[::2]))
         again = row.everything(model.fit(X, row.target(y)), X_new)
         other = row.everything(clone(model).fit(X, row.target(y)), X_new)
-        assert_all_equal(first, again)
-        assert_all_equal(first, other)
+        assert_all_equal(first, again, row.repeat_rtol)
+        assert_all_equal(first, other, row.repeat_rtol)
 
     def test_randomness_stays_inside(self, row):
         np.random.seed(0)  # noqa: NPY002
@@ -583,15 +591,15 @@ class EstimatorContract(Contract):
         before = pickle.dumps(model)
         first = row.everything(model, X_new)
         assert pickle.dumps(model) == before
-        assert_all_equal(first, row.everything(model, X_new))
+        assert_all_equal(first, row.everything(model, X_new), row.repeat_rtol)
 
     def test_pickles_before_and_after_predict(self, row):
         model, X_new = fitted(row)
         early = pickle.loads(pickle.dumps(model))
         said = row.everything(model, X_new)
         late = pickle.loads(pickle.dumps(model))
-        assert_all_equal(said, row.everything(early, X_new))
-        assert_all_equal(said, row.everything(late, X_new))
+        assert_all_equal(said, row.everything(early, X_new), row.repeat_rtol)
+        assert_all_equal(said, row.everything(late, X_new), row.repeat_rtol)
 
     def test_fitted_state_needs_no_torch(self, row):
         model, X_new = shared(row)

@@ -40,6 +40,7 @@ def loss(row: Row, model, seed: int) -> float:
     return float(np.mean((model.predict(X) - truth) ** 2) / truth.var())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_one_far_entry_does_not_decide_a_fit(row):
     X, y, _ = table(0, n=N)
@@ -63,6 +64,7 @@ def test_far_new_rows_get_finite_predictions(row):
         assert (np.abs(predicted - y.mean()) < 100 * y.std()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", REGRESSORS, ids=lambda row: row.name)
 def test_far_targets_are_named_once(row):
     X, y, _ = table(0, n=N)
@@ -78,6 +80,7 @@ def test_far_targets_are_named_once(row):
     assert model.fit_report_.far_targets in str(model.fit_report_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_the_report_lists_columns_in_their_own_units(row):
     rng = np.random.default_rng(0)

@@ -169,6 +169,8 @@ def test_an_interrupt_leaves_the_exact_process_of_some_rows(when, clock, monkeyp
         return factor(H)
 
     def interrupt(*args, **kwargs):
+        if when == "factor" and len(args[0].X) < 1500:
+            return whole(*args, **kwargs)  # a check of the start
         began.append(len(args[0].X) if when == "factor" else None)
         if len(began) == 1:
             raise KeyboardInterrupt

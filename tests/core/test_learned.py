@@ -52,7 +52,7 @@ def fitted(model, X, y):
 
 
 @pytest.mark.parametrize("model", REGRESSORS, ids=lambda model: type(model).__name__)
-@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("targets", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_null_model_is_named(model, targets):
     X, y, _ = table()
     Y = y if targets == 1 else np.column_stack([y, 3 * y])
@@ -107,7 +107,7 @@ def test_hyperparameters_that_are_kept_are_no_failure_of_training():
     ],
     ids=lambda model: type(model).__name__,
 )
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_classifiers(model, classes):
     X, y, noise = table(n=400)
     labels = np.digitize(y, np.quantile(y, np.arange(1, classes) / classes))

@@ -366,6 +366,7 @@ def uneven(n=500):
     return X, np.sin(X[:, 0]) + np.where(X[:, 1] > 0, 0.6, 0.02) * rng.standard_normal(n), X_new
 
 
+@pytest.mark.usefixtures("given_start")
 def test_variances_follow_the_errors_of_the_nearest_rows():
     X, y, X_new = uneven()
     settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, batch_size=100)

@@ -177,7 +177,7 @@ def test_additive_noise_needs_a_variance():
 
 
 @pytest.mark.parametrize("kind", ["none", "projection"])
-@pytest.mark.parametrize("name", ["laplace", "logistic"])
+@pytest.mark.parametrize("name", ["laplace", pytest.param("logistic", marks=pytest.mark.slow)])
 def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
     p, site = Problem(), SITES[name]
     Y = (p.Y > 0).double()
