@@ -17,7 +17,7 @@ from ._frequencies import (
     ScaledFrequencies,
     no_spectral_density,
 )
-from ._nodes import MAX_POWER, Node, Term
+from ._nodes import MAX_POWER, Node, SumOverColumns, Term
 from ._numpy import ObjectRows
 from ._priors import Gamma, HalfCauchy, LogNormal, Prior, ThetaPrior
 from ._registry import Layout, register_kernel

@@ -246,6 +246,42 @@ class SumNode(Node):
         return [term for part in self.parts for term in part.products()]
 
 
+class SumOverColumns(Node):
+    """The sum of one kernel over several columns, each of them alone.
+
+    Parameters
+    ----------
+    part : Node
+        The kernel of one column, whose other entries are zero.
+    single : list of int
+        The columns.
+    """
+
+    label = "Sum over columns"
+
+    def __init__(self, part: Node, single: list[int]):
+        self.part, self.parts, self.single = part, (part,), single
+
+    def of_column(self, theta: Tensor, X: Tensor, Z: Tensor, column: int) -> Tensor | None:
+        """The summand of one column."""
+        alone = torch.zeros_like(X[:1])
+        alone[:, column] = 1
+        return self.part.smooth(theta, X * alone, Z * alone)
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
+        total = None
+        for column in self.single:
+            total = _add(total, self.of_column(theta, X, Z, column))
+        return total
+
+    def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        value = self.part.diag(theta, torch.zeros_like(X))
+        return None if value is None else len(self.single) * value
+
+    def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
+        return self.part.noise(theta, X)
+
+
 class ProductNode(Node):
     """S1 S2 and diag(S1) D2 + D1 diag(S2) + D1 D2."""
 

@@ -5,48 +5,17 @@ from __future__ import annotations
 from copy import copy
 
 import torch
-from torch import Tensor
 
-from ...core import FitRun, StageSettings, Start, chosen_start
+from ...core import FitRun, Run, StageSettings, Start, chosen_start
 from ...core.data import Table, random_rows
-from ...kernels import Node, TorchKernel
+from ...core.training import Monitor
+from ...kernels import SumOverColumns, TorchKernel
 from ._grid import Grid
 
 # Largest number of random rows that candidates are compared on.
 _ROWS = 2000
-
-
-class SumOverColumns(Node):
-    """The kernel of an additive grid: the sum of one kernel over rows of a single column each.
-
-    Parameters
-    ----------
-    part : Node
-        The kernel of one column, all other entries zero.
-    columns : list of int
-        The columns that vary.
-    """
-
-    label = "Sum over columns"
-
-    def __init__(self, part: Node, columns: list[int]):
-        self.part, self.parts, self.single = part, (part,), columns
-
-    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
-        total = None
-        for column in self.single:
-            alone = torch.zeros_like(X[:1])
-            alone[:, column] = 1
-            value = self.part.smooth(theta, X * alone, Z * alone)
-            total = value if total is None or value is None else total + value
-        return total
-
-    def diag(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        value = self.part.diag(theta, torch.zeros_like(X))
-        return None if value is None else len(self.single) * value
-
-    def noise(self, theta: Tensor, X: Tensor) -> Tensor | None:
-        return self.part.noise(theta, X)
+# Share of a time budget that the comparison may take.
+_SHARE = 0.25
 
 
 def exact_start_for(
@@ -82,4 +51,14 @@ def exact_start_for(
         kernel.node = SumOverColumns(kernel.node, [axis.column for (axis,) in grid.components])
     some = table.rows(rows).centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
     limit = None if settings.max_iter == "auto" else settings.max_iter
-    return chosen_start(some, run, limit)
+    left = run.monitor.seconds_left
+    own = Run(
+        Monitor(max_seconds=None if left is None else _SHARE * left),
+        run.generator,
+        run.random_state,
+    )
+    run.monitor.begin("starts")
+    start = chosen_start(some, own, limit)
+    if own.monitor.stopped == "interrupted":
+        run.monitor.end("interrupted")
+    return start

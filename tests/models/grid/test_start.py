@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import KISSGPRegressor
-from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.grid._start import SumOverColumns
+from skscalablegp.kernels import SumOverColumns, compile_kernel
 
 
 def drawn(d, f, noise=0.1, n=1000, seed=0):
@@ -77,3 +77,12 @@ def test_a_start_whose_rank_needs_too_much_memory_is_left(monkeypatch):
     monkeypatch.setattr(_kissgp, "check_rank", limited)
     model = KISSGPRegressor(grid_size=20, max_iter=1).fit(X, y)
     assert len(ranks) == 2 and "training began" not in str(model.fit_report_)
+
+
+def test_each_column_of_a_sum_has_a_length_scale_of_its_own():
+    X, y = drawn(20, lambda X: np.sin(10 * X[:, 0]) + X[:, 1], noise=0.4, n=600)
+    model = KISSGPRegressor(structure="additive", grid_size=40, max_iter=1, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="max_iter"):
+        model.fit(X, y)
+    scales = model.kernel_.k1.k2.length_scale
+    assert np.argmin(scales) == 0 and scales[0] < 0.5 < scales[1] / 2
