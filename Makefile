@@ -43,7 +43,7 @@ TEST_SETTINGS = SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(T
 INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
 
 # The ordinary build of torch for Linux comes with gigabytes of GPU libraries. PyTorch's own index has
-# builds without them, of the same version. Without an NVIDIA GPU it is asked for torch, once and alone.
+# builds without them, of the same version. On machines without an NVIDIA GPU, torch alone comes from it.
 # Where it does not answer within ten seconds, torch comes from the ordinary index like everything else.
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 ASK_CPU_BUILDS = import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=10)

@@ -9,7 +9,7 @@ from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.gaussian_process.kernels import Kernel
 
-from .._length_scales import length_scales
+from .._length_scales import OF_DISTANCES, length_scales
 from ._model import GPModel
 from .data import column_spread
 from .likelihoods import shares_covariance
@@ -136,7 +136,10 @@ def columns_that_matter(estimator: Any, X: Any) -> dict[str, float]:
         return {}
     d = rows.shape[1]
     scales = np.full(d, np.inf)
-    for _, columns, own in length_scales(kernel, list(range(d))):
+    for _, part, columns, own in length_scales(kernel, list(range(d))):
+        # The length scale of a periodic kernel divides a sine, and a fixed one was not learned.
+        if not isinstance(part, OF_DISTANCES) or part.hyperparameter_length_scale.fixed:
+            return {}
         if len(own) != len(columns):
             return {}
         scales[columns] = np.minimum(scales[columns], own)

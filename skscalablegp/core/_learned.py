@@ -49,26 +49,32 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:
         Y = (Y == np.arange(len(classes))).astype(np.float64)
     if not np.isfinite(Y).all() or not np.ptp(Y, axis=0).any():
         return ""
+    # Targets count alike, whatever their units.
+    units = np.where(np.ptp(Y, axis=0) > 0, Y.std(0), 1.0)
+
+    def predicted_rows(rows: np.ndarray) -> np.ndarray:
+        return model._predict_own_rows(X, Y, rows) / units
+
     order = np.random.RandomState(0).permutation(n)[:_ROWS]
     look = np.sort(order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))])
-    if _has_learned(model._predict_own_rows(X, Y, look), Y[look]):
+    if _has_learned(predicted_rows(look), Y[look] / units):
         return ""
-    signals = simple_signals(np.asarray(X[order], dtype=np.float64), Y[order])
+    signals = simple_signals(np.asarray(X[order], dtype=np.float64), Y[order] / units)
     for signal in signals:
         if not signal.clear:
             continue
         held = order[-len(signal.errors) :]
         rows = np.sort(held)
-        predicted = model._predict_own_rows(X, Y, rows)
-        if _has_learned(predicted, Y[rows]):
+        predicted, truth = predicted_rows(rows), Y[rows] / units
+        if _has_learned(predicted, truth):
             return ""
-        own = _errors(predicted, Y[rows], signal)[np.argsort(np.argsort(held))]
+        own = _errors(predicted, truth, signal)[np.argsort(np.argsort(held))]
         falls = own - signal.errors
         error = float(falls.std()) / math.sqrt(len(falls))
         if falls.mean() > _ERRORS * max(error, 1e-12):
             return (
                 f"the model has learned nothing: without their own targets, it explains "
-                f"{max(0.0, _explained(predicted, Y[rows])):.0%} of the variance of "
+                f"{max(0.0, _explained(predicted, truth)):.0%} of the variance of "
                 f"{len(rows)} rows, of which {signal.model} learned from other rows explain "
                 f"{signal.explained:.0%}. Try other length scales in the kernel, more rows, "
                 "n_restarts_optimizer, or columns that are transformed or selected first"

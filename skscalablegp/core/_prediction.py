@@ -37,6 +37,8 @@ _TOLD: WeakSet[Posterior] = WeakSet()
 # How far beside training rows models that have seen their targets are judged, as a share of the way
 # to the nearest row.
 _BESIDE = 0.1
+# Columns with at most so many different whole numbers may hold codes.
+_CODES = 20
 
 
 class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
@@ -132,11 +134,11 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             found = self._left_out(X, Y[:, 0], None, rows)
             if found is not None and np.array_equal(found[0], rows):
                 return found[1].reshape(len(rows), 1)
-        return self._not_from_targets(X, rows)
+        return self._beside_rows(X, rows)
 
-    def _not_from_targets(self, X: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _beside_rows(self, X: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Predictions of training rows (k, t) by a model without a closed form."""
-        return not_from_targets(lambda X: self._mean(X).reshape(len(rows), -1), X[rows])
+        return beside_rows(lambda X: self._mean(X).reshape(len(rows), -1), X[rows], len(X))
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
@@ -502,18 +504,28 @@ def squeeze(values: np.ndarray) -> np.ndarray:
     return values[..., 0] if values.shape[-1] == 1 else values
 
 
-def not_from_targets(predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray) -> np.ndarray:
+def beside_rows(predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray, n: int) -> np.ndarray:
     """Predictions beside training rows X, by a model that has seen their targets.
 
     A model under whose kernel all rows are far apart predicts each row from its own target, and
     something else a little beside it. What a model has learned changes little over a tenth of the
-    way to the nearest row. Columns of whole numbers, such as codes and counts, stay.
+    way to the nearest row. Columns of a few whole numbers, such as codes of categories, stay.
+
+    Parameters
+    ----------
+    predict : callable
+    X : ndarray of shape (k, d)
+        Some of the training rows.
+    n : int
+        Number of all of them, among which the nearest one is nearer.
     """
     if len(X) < 2:
         return predict(X)
+    k, d = X.shape
     Z = X / column_spread(X)
     apart = cdist(Z, Z)
-    np.fill_diagonal(apart, np.inf)
+    apart[apart == 0] = np.inf
     towards = X[apart.argmin(1)] - X
-    whole = (X == np.round(X)).all(0)
-    return predict(X + np.where(whole, 0.0, _BESIDE * towards))
+    codes = [len(np.unique(x)) <= _CODES and (x == np.round(x)).all() for x in X.T]
+    step = _BESIDE * (k / max(n, k)) ** (1 / d)
+    return predict(X + np.where(codes, 0.0, step * towards))

@@ -95,7 +95,7 @@ class TableRegressorBase(GPPredictionBase):
             if found is not None:
                 return found[0].cpu().double().numpy()
         mean, scale = np.atleast_1d(self._y_train_mean), np.atleast_1d(self._y_train_std)
-        return (self._not_from_targets(X, rows) - mean) / scale
+        return (self._beside_rows(X, rows) - mean) / scale
 
     def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
         """Append such rows to the table; returns the number of rows."""

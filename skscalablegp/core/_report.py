@@ -142,7 +142,7 @@ def _listed(columns: dict[str, float]) -> str:
     """Columns with their relative length scales, the first with a word on what these are."""
     said = [f"{name} ({scale:.2g})" for name, scale in columns.items()]
     name, scale = next(iter(columns.items()))
-    return ", ".join([f"{name} (length scale {scale:.2g} of its spread)", *said[1:]])
+    return ", ".join([f"{name} (length scale {scale:.2g} times its spread)", *said[1:]])
 
 
 def at_bounds(kernel: Kernel) -> dict[str, str]:

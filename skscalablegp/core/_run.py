@@ -341,14 +341,16 @@ class FitRun(Run):
         if not assumes_normal_noise(self.estimator):
             return
         columns = np.reshape(np.asarray(Y, dtype=float), (len(Y), -1)).T
-        for k, y in enumerate(columns):
-            rows = far_targets(y)
-            if len(rows):
-                name = "y" if len(columns) == 1 else f"column {k} of y"
-                said = describe_far_targets(y, rows, name, self.estimator)
-                self.warn(said)
-                self.reports(far_targets=said)
-                return
+        said = [
+            describe_far_targets(
+                y, rows, "y" if len(columns) == 1 else f"Column {k} of y", self.estimator
+            )
+            for k, y in enumerate(columns)
+            if len(rows := far_targets(y))
+        ]
+        if said:
+            self.warn(" ".join(said))
+            self.reports(far_targets=" ".join(said))
 
     def _check_offset(self) -> None:
         """Warn if the mean of the target is very unlikely under the prior."""
@@ -369,15 +371,16 @@ class FitRun(Run):
     def _check_learned(self) -> None:
         """Compare a model that seems to have learned nothing with simple models."""
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
-        if self._table is None or not trained or self.monitor.stopped == "interrupted":
+        stopped = self.monitor.stopped == "interrupted" or self.monitor.seconds_left == 0
+        if self._table is None or not trained or stopped:
             return
         with self.stage("check of the signal", optional=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 classes = getattr(self.estimator, "classes_", None)
                 self._nothing = nothing_learned(self.estimator, *self._table, classes)
-            except (torch.linalg.LinAlgError, MemoryError):
-                return  # There is no warning without a comparison.
+            except (torch.linalg.LinAlgError, MemoryError, KeyboardInterrupt):
+                return  # The model is complete; there is no warning without a comparison.
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report the value of a parameter that was "auto", with the reason; returns the value."""
@@ -585,6 +588,7 @@ class FitRun(Run):
             "summary": "",
             "remark": "",
             "far_targets": "",
+            "start": "",
             "columns": columns_that_matter(self.estimator, self._X),
             "failures": tuple(self.monitor.failures),
         }

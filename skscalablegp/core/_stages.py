@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,9 +132,9 @@ class StageSettings:
 
     @property
     def follows_scikit_learn(self) -> bool:
-        """Whether the optimiser is the user's function, or scikit-learn's on the user's kernel."""
+        """Whether the optimiser is the user's callable, or scikit-learn's on the user's kernel."""
         named = isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b"
-        return inspect.isfunction(self.optimizer) or (named and self.as_scikit_learn)
+        return callable(self.optimizer) or (named and self.as_scikit_learn)
 
     @classmethod
     def of(cls, estimator: Any, n_restarts: int = 0, **more: Any) -> StageSettings:

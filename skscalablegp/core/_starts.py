@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
 from torch import Tensor
 
+from .._length_scales import OF_DISTANCES
 from ..kernels import Columns, SumOverColumns, TorchKernel
 from ..linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelihood
 from ._leave_one_out import left_out
@@ -37,7 +38,8 @@ _STEPS, _FINALISTS, _FURTHER = 8, 2, 4
 # It ends earlier if a step promises less than this, in nats: along a ridge where amplitude and
 # length scales grow together, further steps lead far away for nothing.
 _GAIN = 0.5
-# Columns that training has left out are tried so many times, and taken for a gain of so many nats.
+# Number of times that columns with long length scales are tried again, and the gain in nats for
+# which a shorter one is kept.
 _TRIES, _WORTH = 2, 2.0
 # Columns that simple models use are tried with these length scales in units of their spread, too,
 # and with these shares of the noise.
@@ -47,9 +49,9 @@ _OF_SUMMAND, _SWEEPS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 3.0, 10.0), 2
 # Length scales in units of the columns' spread times the root of the number of columns, which is
 # about the distance between two rows.
 _FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
-# The same for the columns that matter, and the factor of the others.
+# Factors for the columns that matter, and the largest factor of the other columns.
 _OF_RELEVANT, _FAR = (1 / 4, 1 / 2, 1.0, 2.0), 4.0
-# Columns matter from these shares of the largest relevance on.
+# A column matters if its relevance is at least this share of the largest; both shares are tried.
 _SHARES = (0.05, 0.01)
 # Noise variances in units of the target's mean square.
 _NOISE = (1.0, 0.1, 0.01)
@@ -59,8 +61,6 @@ _TIME_FOR_MODELS, _TIME_FOR_TRAINING = 1.0, 0.3
 _FEWEST_COLUMNS = 2
 # A model has found the signal if it explains this share of what a simple model explains.
 _FOUND = 0.3
-# Kernels whose length scale is a distance between rows.
-_OF_DISTANCES = (RBF, Matern, RationalQuadratic)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,10 @@ class Start:
         """A sentence for the report; empty if there was nothing to compare."""
         if self.value == -math.inf:
             return ""
-        return f"training began at length scales from {self.origin}: {self.value:.3g} nats a row"
+        return (
+            f"training began at length scales from {self.origin}, with a log likelihood of "
+            f"{self.value:.3g} nats a row of some"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class _Layout:
             end = begin + parameter.n_elements
             # The kernel itself, if it is no expression, has no entry.
             owner = params.get(path, kernel.kernel) if path else kernel.kernel
-            if leaf == "length_scale" and type(owner) in _OF_DISTANCES:
+            if leaf == "length_scale" and type(owner) in OF_DISTANCES:
                 places.append((slice(begin, end), _columns_of(path, params, kernel.kernel, d)))
                 own += range(begin, end)
             if leaf == "noise_level":
@@ -129,8 +132,11 @@ def _columns_of(path: str, params: dict[str, Any], kernel: Any, d: int) -> np.nd
     """The columns that the kernel at a path sees: all but inside `Columns`."""
     steps = path.split("__")
     outer = [kernel, *(params.get("__".join(steps[:k])) for k in range(1, len(steps)))]
-    chosen = [part for part in outer if isinstance(part, Columns)]
-    return np.array(chosen[-1].numbers(d)) if chosen else np.arange(d)
+    columns = np.arange(d)
+    for part in outer:
+        if isinstance(part, Columns):
+            columns = columns[list(part.numbers(len(columns)))]
+    return columns
 
 
 def choose_start(
@@ -172,8 +178,8 @@ def choose_start(
 
     Notes
     -----
-    O(m^3) for each of some fifty candidates and m = 300 rows, and O(m^3) for each of some twenty
-    steps with m = 600.
+    O(m^3) for each of up to a hundred candidates (m = 300 rows), of up to seventy steps (m = 600),
+    and of one to eleven likelihoods for each column that these steps have left out (m = 600).
     """
     given = Start("the given values", np.asarray(theta, dtype=float))
     if not _comparable(problem):
@@ -243,7 +249,7 @@ class _Search:
         n, d = self._problem.X.shape
         asks = n >= FEWEST_ROWS and d >= _FEWEST_COLUMNS and self._layout.lengths is not None
         if asks and self._time_for(_TIME_FOR_MODELS):
-            some = self._order[: min(n, 2000)]
+            some = self._order[: min(n, _ASKED)]
             X, Y = (
                 part[some].double().cpu().numpy() for part in (self._problem.X, self._problem.Y)
             )
@@ -263,7 +269,7 @@ class _Search:
 
     def _isotropic(self) -> Iterator[Start]:
         """All length scales longer or shorter by the same factor."""
-        spread, layout = self._spread(), self._layout
+        spread, layout = self._spread, self._layout
         for factor in _FACTORS:
             theta = self._given.theta.copy()
             if layout.lengths is None:
@@ -274,7 +280,7 @@ class _Search:
 
     def _relevant(self) -> Iterator[Start]:
         """Short length scales for the columns that simple models use, long ones for the others."""
-        spread, root = self._spread(), math.sqrt(len(self._layout.columns))
+        spread, root = self._spread, math.sqrt(len(self._layout.columns))
         for signal in self._signals:
             relevance = signal.relevance[self._layout.columns]
             if not signal.clear or relevance.max() <= 0:
@@ -289,8 +295,9 @@ class _Search:
                 theta = self._given.theta.copy()
                 scale = np.minimum(scale * factor, _FAR * root)
                 theta[self._layout.lengths] = self._lengths(spread * scale)
-                yield from self._noises(f"the columns that {signal.model} use", theta)
+                yield from self._noises(f"the columns used by {signal.model}", theta)
 
+    @cached_property
     def _spread(self) -> np.ndarray:
         return column_spread(self._problem.X[:, self._layout.columns].double().cpu().numpy())
 
@@ -317,7 +324,7 @@ class _Search:
         part, lengths, best = self._rows(_COMPARED), self._layout.lengths, self.best
         if lengths is None or lengths.stop - lengths.start != len(self._layout.columns):
             return
-        X, Y, spread = part.X, part.Y, self._spread()
+        X, Y, spread = part.X, part.Y, self._spread
         known = 0.0 if part.extra_noise is None else part.extra_noise
 
         def summand(theta: np.ndarray, column: int) -> Tensor:
@@ -381,7 +388,7 @@ class _Search:
         if not several or len(part.X) < FEWEST_ROWS or self.best.before is None:
             return
         settled = self._trained(part, [self.best])
-        near = self._lengths(2 * math.sqrt(d) * self._spread())
+        near = self._lengths(2 * math.sqrt(d) * self._spread)
         for _ in range(_TRIES if settled else 0):
             best, gains = self.best, []
             for j in map(int, np.flatnonzero(best.theta[lengths] > near)):
@@ -418,13 +425,13 @@ class _Search:
         """
         theta = theta.copy()
         theta[self._layout.lengths.start + j] = near
-        yield theta
+        yield np.clip(theta, *self._bounds.T)
         relevances = [s.relevance[self._layout.columns] for s in self._signals if s.clear]
         if not any(r[j] > _SHARES[-1] * r.max() for r in relevances):
             return
         for length, noise in product(_STEEP, _LESS_NOISE):
             steep = theta.copy()
-            steep[self._layout.lengths.start + j] = math.log(length * self._spread()[j])
+            steep[self._layout.lengths.start + j] = math.log(length * self._spread[j])
             steep[self._layout.noise] += math.log(noise)
             yield np.clip(steep, *self._bounds.T)
 

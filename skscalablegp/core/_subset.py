@@ -86,9 +86,11 @@ def chosen_start(problem: GPProblem, run: Run, max_iter: int | None = None) -> S
     return choose_start(replace(problem.to(torch.float64), keep=True), theta, run, max_iter)
 
 
-def compared_start(problem: GPProblem, run: FitRun) -> TrainingResult:
-    """`chosen_start` for models that train on all rows from there."""
-    start = chosen_start(problem, run)
+def compared_start(problem: GPProblem, settings: StageSettings, run: FitRun) -> TrainingResult:
+    """`chosen_start` for models that train on all rows from there, with these settings."""
+    if settings.follows_scikit_learn:
+        return TrainingResult.untrained(problem.kernel.theta0.numpy())
+    start = chosen_start(problem, run, None if settings.max_iter == "auto" else settings.max_iter)
     run.reports(start=start.describe())
     return TrainingResult.untrained(start.theta)
 

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Number of random rows with which a new network is tested.
 _TRIAL_ROWS = 8
 # Distances beyond the limits of a column are measured in this share of the width between them,
-# which is about the range of most entries (`column_limits`).
+# which is about half the range of most entries (`column_limits`).
 _UNIT = 1 / 6
 
 

@@ -240,7 +240,7 @@ def _spreads(estimator: Any, X: Any) -> tuple[dict[str, np.ndarray], list[str]]:
         return {}, names
     d = rows.shape[1]
     spreads = {}
-    for name, columns, scales in length_scales(kernel, list(range(d))):
+    for name, _, columns, scales in length_scales(kernel, list(range(d))):
         if len(scales) != len(columns):
             continue
         spread = np.full(d, np.nan)

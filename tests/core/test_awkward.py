@@ -162,7 +162,7 @@ def test_of_several_targets_each_is_checked():
     Y = np.c_[y, y]
     Y[7, 1] = -1e6
     (said,) = messages(IterativeGPRegressor(), X, Y)
-    assert "-1e+06 in row 7" in said and "column 1 of y has 1 target far" in said
+    assert "-1e+06 in row 7" in said and "Column 1 of y has 1 target far" in said
 
 
 def test_columns_have_names_and_are_sorted():
@@ -174,7 +174,7 @@ def test_columns_have_names_and_are_sorted():
     length = model.kernel_.get_params()["k1__k2__length_scale"]
     spread = column_spread(frame.to_numpy())
     assert_allclose(columns["time"], length[1] / spread[1], rtol=1e-6)
-    line = f"columns that matter most: time (length scale {columns['time']:.2g} of its spread)"
+    line = f"columns that matter most: time (length scale {columns['time']:.2g} times its spread)"
     assert line in str(model.fit_report_)
     # A column that does not matter is not listed.
     limit = 10 * np.sqrt(3) * max(1, columns["time"])

@@ -19,6 +19,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
+from skscalablegp.core._learned import nothing_learned
 
 # All rows are far apart, so that the covariance matrix is diagonal whatever training does.
 BLIND = ConstantKernel() * Matern(0.01, "fixed", nu=1.5) + WhiteKernel()
@@ -116,3 +117,53 @@ def test_classifiers(model, classes):
     assert len(warned) == 1 and "learned nothing" in warned[0]
     labels = np.digitize(noise, np.quantile(noise, np.arange(1, classes) / classes))
     assert not any("learned nothing" in message for message in fitted(model, X, labels)[1])
+
+
+def test_simple_models_draw_no_numbers_of_the_global_generator():
+    X, y, _ = table()
+    np.random.seed(5)  # noqa: NPY002
+    expected = np.random.RandomState(5).rand()
+    IterativeGPRegressor(random_state=0).fit(X, y)
+    assert np.random.rand() == expected  # noqa: NPY002
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_targets_count_alike_whatever_their_units(scale):
+    """A model that has learned one of two targets has learned something."""
+    X, y, noise = table()
+
+    class Half:
+        def _predict_own_rows(self, X, Y, rows):
+            return np.column_stack([0 * rows, X[rows, 0]])
+
+    assert nothing_learned(Half(), X, np.column_stack([scale * noise, y])) == ""
+
+
+def test_whichever_targets_have_a_signal():
+    X, y, _ = table()
+
+    class Blank:
+        def _predict_own_rows(self, X, Y, rows):
+            return np.zeros((len(rows), 4))
+
+    targets = np.column_stack([np.zeros((len(X), 3)), y])
+    assert "learned nothing" in nothing_learned(Blank(), X, targets)
+
+
+def test_tables_of_whole_numbers_are_judged():
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 50, (300, 4)).astype(float)
+    model = SVGPClassifier(BLIND.k1, max_iter=10, random_state=0)
+    _, warned = fitted(model, X, (X[:, 0] + X[:, 1] > 50).astype(int))
+    assert any("learned nothing" in message for message in warned)
+
+
+def test_an_interrupted_check_leaves_a_complete_model(monkeypatch):
+    X, y, _ = table()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skscalablegp.core._run.nothing_learned", interrupted)
+    model, warned = fitted(IterativeGPRegressor(), X, y)
+    assert model.fit_report_.status == "converged" and not warned

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -12,11 +13,11 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp import IterativeGPRegressor
+from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPRegressor
 from skscalablegp.core import Run
 from skscalablegp.core._defaults import data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
-from skscalablegp.core._starts import Start, _Search, choose_start
+from skscalablegp.core._starts import Start, _Layout, _Search, choose_start
 from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
@@ -260,3 +261,49 @@ def test_of_two_columns_one_may_be_steep_and_the_other_smooth():
     y = np.sin(25 * X[:, 0]) + np.sin(X[:, 1]) + 0.2 * rng.standard_normal(400)
     steep, smooth = chosen(problem_of(X, y)).theta[1:3]
     assert steep < np.log(0.3) and smooth > np.log(2)
+
+
+def test_columns_inside_columns_are_counted_from_the_outside():
+    kernel = Columns(Columns(RBF(1.0), [1]), [2, 0]) + WhiteKernel()
+    assert list(_Layout.of(compile_kernel(kernel, 3)).columns) == [0]
+
+
+def test_a_users_optimizer_begins_where_it_says_whatever_its_type():
+    X, y = wide(60, 2)
+    begun = []
+
+    class Own:
+        def __call__(self, objective, theta, bounds):
+            begun.append(theta.copy())
+            return theta, objective(theta, eval_gradient=False)
+
+    kernel = ConstantKernel(2.0) * RBF([1.0, 1.0]) + WhiteKernel(0.5)
+    for optimizer in (Own(), Own().__call__):
+        IterativeGPRegressor(kernel, optimizer=optimizer).fit(X, y)
+    for theta in begun:
+        assert_allclose(theta, kernel.theta)
+
+
+@pytest.mark.parametrize("model", [SGPRRegressor, SVGPRegressor])
+def test_inducing_points_limit_the_steps_of_starts(model, monkeypatch):
+    limits = []
+
+    def choose(problem, theta, run, max_iter=None):
+        limits.append(max_iter)
+        return Start("the given values", theta)
+
+    monkeypatch.setattr("skscalablegp.core._subset.choose_start", choose)
+    X, y = wide(300, 3)
+    kernel = ConstantKernel() * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.5)
+    with pytest.warns(ConvergenceWarning):
+        model(kernel, n_inducing=20, max_iter=1).fit(X, y)
+    assert limits == [1]
+
+
+def test_many_columns_are_permuted_in_blocks():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1000, 150))
+    y = X[:, [40]] + np.sign(X[:, [120]])
+    for signal in simple_signals(X, y):
+        assert set(np.argsort(signal.relevance)[-2:]) == {40, 120}
+        assert (signal.relevance > 0.01 * signal.relevance.max()).sum() == 2

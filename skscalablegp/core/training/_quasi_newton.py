@@ -34,7 +34,7 @@ _REFRESH, _REFRESH_AT_END = 2.0, 0.1
 # Added to its diagonal, in nats: flat directions, such as the length scale of a column that does
 # not matter, have no optimum.
 _FLAT = 0.1
-# Rows for it: as many as the parameters leave of the product, but no fewer than the second number.
+# Rows for it: the first number divided by the number of hyperparameters, at least the second one.
 _ROWS_TIMES_PARAMETERS, _FEWEST_ROWS = 12_000, 120
 # With its curvature, the steps of more hyperparameters than the second number end at this fraction
 # of `gain_tol`.

@@ -68,7 +68,7 @@ class GridProducts:
             self._columns = kernel.columns(theta)
 
     @property
-    def inverse_noise(self) -> float:
+    def sum_of_inverse_noise(self) -> float:
         """The sum of all entries of G, which is that of D^-1."""
         return float(self._gram.sum())
 
@@ -304,8 +304,8 @@ class ProductPosterior(GridPosterior):
 
     @cached_property
     def _rounding(self) -> float:
-        """Solves multiply rounding by the condition of I + G K, which has no more than tr(G) k."""
-        condition = self.evaluation.products.inverse_noise * float(self._prior())
+        """Solves multiply rounding by the condition of I + G K, at most the sum of k / noise."""
+        condition = self.evaluation.products.sum_of_inverse_noise * float(self._prior())
         return max(1.0, torch.finfo(torch.float64).eps ** 0.5 * condition)
 
     @cached_property

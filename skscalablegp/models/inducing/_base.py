@@ -17,6 +17,7 @@ from ...core import (
     KNOWN_NOISE,
     SMALL_TABLE,
     FitRun,
+    StageSettings,
     check_categories,
     chosen_start,
     compared_start,
@@ -350,7 +351,8 @@ class SparseMixin:
         if self.kernel is not None and not plan.whole:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
-            found = compared_start(GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n), run)
+            some = GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n)
+            found = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(found.theta), 0, "converged"
         steps = plan.settings.max_iter
         if not plan.whole or self.max_iter == "auto":

@@ -16,6 +16,7 @@ from ..._compat import fit_context
 from ...core import (
     SMALL_TABLE,
     FitRun,
+    StageSettings,
     TableRegressorBase,
     best_of,
     compared_start,
@@ -317,7 +318,7 @@ class SGPRRegressor(TableRegressorBase):
         rows = random_rows(n, n if whole else start, run.generator)
         some = problem.subset(rows.to(problem.X.device))
         if not whole and (self.kernel is not None or n <= 2 * start):
-            return compared_start(some, run)
+            return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 
         def preview(model: Any, step: TrainingStep) -> None:
             Z = self._points(problem, torch.as_tensor(step.theta), m, run.generator)
