@@ -90,7 +90,7 @@ class Start:
             return ""
         return (
             f"training began at length scales from {self.origin}, with a log likelihood of "
-            f"{self.value:.3g} nats a row of some"
+            f"{self.value:.3g} nats a row, on some rows"
         )
 
 
