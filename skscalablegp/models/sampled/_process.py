@@ -17,6 +17,7 @@ from ...core.posteriors import (
     Posterior,
     WeightForm,
     reported_variance,
+    without_own,
 )
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
@@ -146,6 +147,13 @@ class ProcessPosterior(FeaturePosterior):
         left.diagonal().copy_(variance)
         V = self._whitened(phi)
         return self.scale * (left + V.T @ V)
+
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+        """The remainder is no part of what the row has told the functions."""
+        mean, variance = self.mean_and_variance(X)
+        spread = self._whitened(self._phi(X)).square().sum(0)
+        mean, left_out = without_own(Y, mean, spread, noise)
+        return mean, noise + self.scale * (left_out - noise - spread) + variance
 
     def weight_form(self) -> WeightForm | None:
         if self.scale != 1:

@@ -1,0 +1,36 @@
+"""Leave-one-out predictions of kernel functions at some of the rows."""
+
+import numpy as np
+import torch
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from skscalablegp import QSGPRegressor
+from skscalablegp.models.sampled._process import ProcessPosterior
+
+
+def test_rows_left_out_are_those_of_dense_algebra():
+    """Few functions of a steep kernel leave a remainder that is larger than the noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (200, 2))
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng.standard_normal(200)
+    kernel = ConstantKernel(1.0) * RBF(0.4) + WhiteKernel(0.01)
+    model = QSGPRegressor(
+        kernel, basis="rows", n_components=40, optimizer=None, random_state=0
+    ).fit(X, y)
+    posterior, at = model._posterior(), model._inputs(X).double()
+    assert isinstance(posterior, ProcessPosterior)
+    Phi, noise = posterior._phi(at), posterior.training_noise(at).double()
+    y = torch.tensor(y - np.mean(model._y_train_mean)) / float(np.mean(model._y_train_std))
+    rows = torch.arange(0, 200, 20)
+    mean, variance = posterior.leave_one_out(rows, at[rows], y[rows, None], noise[rows])
+    left = posterior.process.prior(at) - Phi.square().sum(1)
+    assert float((left / noise).max()) > 2
+    for k, i in enumerate(rows.tolist()):
+        others = torch.arange(200) != i
+        weighted = Phi[others] / noise[others, None]
+        precision = torch.eye(Phi.shape[1], dtype=torch.float64) + Phi[others].T @ weighted
+        covariance = torch.linalg.inv(precision)
+        assert_allclose(mean[k, 0], Phi[i] @ covariance @ (weighted.T @ y[others]), rtol=1e-7)
+        own = posterior.scale * (left[i] + Phi[i] @ covariance @ Phi[i]) + noise[i]
+        assert_allclose(variance[k], own, rtol=1e-7)
