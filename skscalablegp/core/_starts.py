@@ -338,29 +338,37 @@ class _Search:
             if failed:
                 return -math.inf
             white = torch.linalg.solve_triangular(L, Y, upper=False)
-            log_det = 2 * float(L.diagonal().log().sum())
+            log_det = 2 * float(L.diagonal().log().sum()) + len(X) * math.log(2 * math.pi)
             own = -0.5 * (float(white.square().sum()) + Y.shape[1] * log_det)
-            return own / len(X) + part.log_prior(theta)[0] / len(X)
+            return (own + part.log_prior(theta)[0]) / len(X)
 
         theta = best.theta.copy()
+        swept = list(node.single)
         for _ in range(_SWEEPS):
             summands = {column: summand(theta, column) for column in node.single}
             total = sum(summands.values())
             top = value(theta, total)
-            for column in node.single:
+            for column in swept:
                 rest = total - summands[column]
-                for factor in _OF_SUMMAND:
+                noises = _LESS_NOISE if self._is_used(column) else (1.0,)
+                for factor, less in product(_OF_SUMMAND, noises):
                     tried = theta.copy()
                     tried[lengths.start + column] = math.log(factor * spread[column])
-                    for less in _LESS_NOISE:
-                        again = tried.copy()
-                        again[self._layout.noise] += math.log(less)
-                        again = np.clip(again, *self._bounds.T)
-                        own = summand(again, column)
-                        if (reached := value(again, rest + own)) > top:
-                            theta, top, summands[column] = again, reached, own
+                    tried[self._layout.noise] += math.log(less)
+                    tried = np.clip(tried, *self._bounds.T)
+                    own = summand(tried, column)
+                    if (reached := value(tried, rest + own)) > top:
+                        theta, top, summands[column] = tried, reached, own
                 total = rest + summands[column]
-        self.best = replace(best, theta=theta)
+                # The budget may end the sweep at any column.
+                self.best = replace(best, theta=theta, value=top)
+            near = np.log(_OF_SUMMAND[-2] * spread)
+            swept = [j for j in swept if theta[lengths.start + j] < near[j]]
+
+    def _is_used(self, column: int) -> bool:
+        """Whether a simple model that predicts held-out rows uses this column of the kernel."""
+        clear = (s.relevance[self._layout.columns] for s in self._signals if s.clear)
+        return any(r[column] > _SHARES[-1] * r.max() for r in clear)
 
     # ------------------------------------------------------------------ a few steps
 
@@ -426,8 +434,7 @@ class _Search:
         theta = theta.copy()
         theta[self._layout.lengths.start + j] = near
         yield np.clip(theta, *self._bounds.T)
-        relevances = [s.relevance[self._layout.columns] for s in self._signals if s.clear]
-        if not any(r[j] > _SHARES[-1] * r.max() for r in relevances):
+        if not self._is_used(j):
             return
         for length, noise in product(_STEEP, _LESS_NOISE):
             steep = theta.copy()

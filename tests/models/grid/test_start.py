@@ -8,7 +8,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from skscalablegp import KISSGPRegressor
+from skscalablegp.core import Run
+from skscalablegp.core._starts import choose_start
+from skscalablegp.core.training import Monitor
 from skscalablegp.kernels import SumOverColumns, compile_kernel
+from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 
 
 def drawn(d, f, noise=0.1, n=1000, seed=0):
@@ -86,3 +90,17 @@ def test_each_column_of_a_sum_has_a_length_scale_of_its_own():
         model.fit(X, y)
     scales = model.kernel_.k1.k2.length_scale
     assert np.argmin(scales) == 0 and scales[0] < 0.5 < scales[1] / 2
+
+
+def test_the_value_of_a_sum_is_that_of_its_exact_process():
+    X, y = drawn(3, lambda X: np.sin(5 * X[:, 0]) + X[:, 1], n=120)
+    y = (y - y.mean()) / y.std()
+    kernel = compile_kernel(ConstantKernel() * RBF([1.0, 1.0, 1.0]) + WhiteKernel(0.1), 3)
+    kernel.node = SumOverColumns(kernel.node, [0, 1, 2])
+    zeros = torch.zeros(120, dtype=torch.float64)
+    problem = GPProblem(kernel, torch.tensor(X), torch.tensor(y[:, None]), zeros)
+    run = Run(Monitor(), torch.Generator().manual_seed(0), np.random.RandomState(0))
+    start = choose_start(problem, kernel.theta0.numpy(), run)
+    assert not np.allclose(start.theta, kernel.theta0)
+    exact = exact_marginal_likelihood(problem, torch.as_tensor(start.theta), False).value
+    assert_allclose(start.value, exact / 120, rtol=1e-8)
