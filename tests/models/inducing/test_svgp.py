@@ -404,4 +404,4 @@ def test_a_classifier_starts_with_the_columns_that_matter():
     model = SVGPClassifier(n_inducing=100, max_iter=3, random_state=0).fit(X[:1_000], y[:1_000])
     assert model.score(X[1_000:], y[1_000:]) > 0.85
     assert set(np.argsort(model.kernel_.k2.length_scale)[:2]) == {3, 7}
-    assert "columns that boosted trees use" in str(model.fit_report_)
+    assert "columns used by boosted trees" in str(model.fit_report_)
