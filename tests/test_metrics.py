@@ -449,6 +449,7 @@ KNOWN_NOISE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", KNOWN_NOISE, ids=lambda model: type(model).__name__)
 def test_coverage_under_known_noise_is_the_level(model):
     rng = np.random.default_rng(0)

@@ -780,6 +780,7 @@ class EstimatorContract(Contract):
         model = MultiOutputRegressor(row.new()).fit(X, np.column_stack([y, -y]))
         assert model.predict(X_new).shape == (M, 2)
 
+    @pytest.mark.slow
     @once_a_class
     @needs("regressor")
     def test_imputer_with_posterior_samples(self, row):
@@ -812,6 +813,7 @@ class EstimatorContract(Contract):
             step = f"{pipeline.steps[-1][0]}__noise_variance"
             pipeline.fit(X, y, **{step: noise})
 
+    @pytest.mark.slow
     @once_a_class
     @needs("noise_variance")
     def test_noise_variance_with_routing(self, row):
@@ -871,6 +873,7 @@ class EstimatorContract(Contract):
             noise = np.column_stack([np.full(N, 0.1), np.full(N, 0.2)])
             row.new().fit(X, np.column_stack([y, -y]), noise_variance=noise)
 
+    @pytest.mark.slow
     @once_a_class
     def test_routing_on_without_metadata(self, row):
         X, y, _ = table()

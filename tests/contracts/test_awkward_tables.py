@@ -50,6 +50,7 @@ def test_one_far_entry_does_not_decide_a_fit(row):
     assert far < clean + (0.15 if row.name in UNSTABLE else 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FIT_ROWS, ids=lambda row: row.name)
 def test_far_new_rows_get_finite_predictions(row):
     X, y, _ = table(0, n=N)

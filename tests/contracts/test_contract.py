@@ -387,13 +387,11 @@ OF_FAMILIES = (
     IterativeGPRegressor,
     KISSGPRegressor,
     SVGPClassifier,
-    SGPRRegressor,
     RFFRegressor,
     PoERegressor,
     NNGPRegressor,
     SCGDDKLRegressor,
     QSGPRegressor,
-    HeteroscedasticRegressor,
 )
 
 

@@ -134,6 +134,7 @@ def test_a_check_without_a_warning_changes_nothing(monkeypatch):
     np.testing.assert_array_equal(model.fit(*SMOOTH).predict(SMOOTH[0][:9]), expected)
 
 
+@pytest.mark.slow
 def test_a_sum_over_columns_says_that_columns_interact():
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (N, 5))

@@ -438,6 +438,7 @@ def test_gradients_of_steps_at_full_draws_are_those_of_the_dense_elbo(site):
         assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "site, draws",
     [(LAPLACE, "all"), (LAPLACE, "functions"), (LOGISTIC, "all"), (LOGISTIC, "some")],
