@@ -47,7 +47,7 @@ def test_one_far_entry_does_not_decide_a_fit(row):
     spoiled = X.copy()
     spoiled[17, 0] = FAR
     clean, far = (loss(row, fitted(row, rows, y)[0], seed=9) for rows in (X, spoiled))
-    assert far < clean + (0.15 if row.name in UNSTABLE else 0.05)
+    assert far < clean + (0.25 if row.name in UNSTABLE else 0.05)
 
 
 @pytest.mark.slow
