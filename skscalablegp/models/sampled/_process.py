@@ -121,14 +121,22 @@ class ProcessPosterior(FeaturePosterior):
     weights : FeatureWeights
     scale : float, default=1.0
         Factor of variances and covariances.
+    learned : bool, default=False
+        Whether the targets have selected the points, as in the base class.
 
     Notes
     -----
     A mean costs O(m) a row, a variance O(m^2).
     """
 
-    def __init__(self, process: ProcessMap, weights: FeatureWeights, scale: float = 1.0):
-        super().__init__(process.evaluate, process.white, weights)
+    def __init__(
+        self,
+        process: ProcessMap,
+        weights: FeatureWeights,
+        scale: float = 1.0,
+        learned: bool = False,
+    ):
+        super().__init__(process.evaluate, process.white, weights, learned)
         self.process, self.coef, self.scale = process, process.plain(weights.mean), scale
 
     def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
@@ -148,8 +156,10 @@ class ProcessPosterior(FeaturePosterior):
         V = self._whitened(phi)
         return self.scale * (left + V.T @ V)
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
         """The remainder is no part of what the row has told the functions."""
+        if self._learned:
+            return None
         mean, variance = self.mean_and_variance(X)
         spread = self._whitened(self._phi(X)).square().sum(0)
         mean, left_out = without_own(Y, mean, spread, noise)

@@ -529,7 +529,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         plain = torch.tensor(self.coef_).to(device) / own_values(kernel, points)[:, None]
         factor = torch.tensor(self._process_factor).to(device)
         weights = FeatureWeights(factor, process.factor.T @ plain)
-        return ProcessPosterior(process, weights, self._variance_scale)
+        # The targets have selected the functions, and a precision for each.
+        return ProcessPosterior(process, weights, self._variance_scale, learned=True)
 
 
 def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
