@@ -155,10 +155,15 @@ class FitRun(Run):
         self._old_posterior = est._remembered()
         est._remember(None)
         self._token = _UNDER_WAY.set(_UNDER_WAY.get() + 1)
+        # Fits need gradients, also inside a user's `torch.no_grad()`, or after an interrupt inside
+        # one of torch's own, which can leave it in force.
+        self._gradients = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         _UNDER_WAY.reset(self._token)
+        torch.set_grad_enabled(self._gradients)
         try:
             return self._leave(error)
         except BaseException:

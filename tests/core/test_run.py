@@ -399,3 +399,15 @@ def test_a_limit_tells_the_norm_of_the_gradient():
     assert model.fit_report_.gradient_norm == pytest.approx(np.linalg.norm(grad), rel=1e-5)
     # Scores of batches have no gradient.
     assert "gradient_norm" not in SVGPRegressor(n_inducing=5, max_iter=2).fit(X, y).fit_report_
+
+
+def test_fits_have_gradients_where_users_have_none():
+    """As after an interrupt inside `torch.no_grad()`, which may leave it in force."""
+    X = np.random.default_rng(0).uniform(-2, 2, (60, 2))
+    model = SVGPRegressor(n_inducing=5, max_iter=20, random_state=0)
+    expected = model.fit(X, X[:, 0]).predict(X)
+    with torch.no_grad():
+        again = model.fit(X, X[:, 0]).predict(X)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    np.testing.assert_array_equal(again, expected)
