@@ -377,7 +377,9 @@ class FitRun(Run):
         """Compare a model that seems to have learned nothing with simple models."""
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
         stopped = self.monitor.stopped == "interrupted" or self.monitor.seconds_left == 0
-        if self._table is None or not trained or stopped:
+        # A regressor below has checked itself, and the report has a sentence of its own.
+        told = self._because and self.monitor.stopped is None
+        if self._table is None or not trained or stopped or told:
             return
         with self.stage("check of the signal", optional=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")

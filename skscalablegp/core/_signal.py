@@ -172,7 +172,7 @@ def _judged(name: str, model, X: np.ndarray, Y: np.ndarray, n: int, seed: int) -
         own = np.square(y[n:] - model.predict(held)) / unit
         errors += own
         blank += np.square(y[n:] - y[:n].mean()) / unit
-        relevance += _permuted(model, held, y[n:], seed) / unit - own.mean()
+        relevance += _rises(model, held, y[n:], own.mean() * unit, seed) / unit
     falls = blank - errors
     score = float(falls.mean()) / max(float(falls.std()) / math.sqrt(len(held)), 1e-12)
     explained = float(falls.mean()) / max(float(blank.mean()), 1e-12)
@@ -180,28 +180,25 @@ def _judged(name: str, model, X: np.ndarray, Y: np.ndarray, n: int, seed: int) -
     return Signal(name, relevance, explained, score, errors, targets, units[targets])
 
 
-def _permuted(model, X: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
-    """The mean squared error with each column permuted in turn.
+def _rises(model, X: np.ndarray, y: np.ndarray, own: float, seed: int) -> np.ndarray:
+    """The rise of the mean squared error `own` when each column in turn is permuted.
 
-    Of many columns, those are left out that cost nothing as a block.
+    Of many columns, those count as 0 that cost nothing as a block.
     """
-    order, X = np.random.RandomState(seed).permutation(len(X)), X.copy()
+    order, X, d = np.random.RandomState(seed).permutation(len(X)), X.copy(), X.shape[1]
 
-    def error(columns: np.ndarray) -> float:
+    def rise(columns: np.ndarray) -> float:
         kept = X[:, columns].copy()
         X[:, columns] = kept[order]
-        found = np.mean(np.square(y - model.predict(X)))
+        error = np.mean(np.square(y - model.predict(X)))
         X[:, columns] = kept
-        return float(found)
+        return float(error) - own
 
-    d = X.shape[1]
-    own = error(np.arange(0))
-    errors = np.full(d, own)
-    blocks = np.array_split(np.arange(d), d if d <= _FEW_COLUMNS else math.ceil(math.sqrt(d)))
-    rises = np.array([error(block) for block in blocks]) - own
-    for block, rise in zip(blocks, rises, strict=True):
-        if len(block) == 1:
-            errors[block] = own + rise
-        elif rise > _OF_LARGEST * rises.max():
-            errors[block] = [error(np.array([j])) for j in block]
-    return errors
+    if d <= _FEW_COLUMNS:
+        return np.array([rise(np.array([j])) for j in range(d)])
+    rises, blocks = np.zeros(d), np.array_split(np.arange(d), math.ceil(math.sqrt(d)))
+    of_blocks = [rise(block) for block in blocks]
+    for block, together in zip(blocks, of_blocks, strict=True):
+        if together > _OF_LARGEST * max(of_blocks):
+            rises[block] = [rise(np.array([j])) for j in block]
+    return rises

@@ -21,7 +21,12 @@ from torch import Tensor
 
 from .._length_scales import OF_DISTANCES
 from ..kernels import Columns, SumOverColumns, TorchKernel
-from ..linalg.gradients import ExactGradient, GPProblem, exact_marginal_likelihood
+from ..linalg.gradients import (
+    ExactGradient,
+    GPProblem,
+    exact_marginal_likelihood,
+    log_density,
+)
 from ._leave_one_out import left_out
 from ._run import Run
 from ._signal import FEWEST_ROWS, Signal, simple_signals
@@ -337,28 +342,29 @@ class _Search:
             L, failed = torch.linalg.cholesky_ex(H)
             if failed:
                 return -math.inf
-            white = torch.linalg.solve_triangular(L, Y, upper=False)
-            log_det = 2 * float(L.diagonal().log().sum()) + len(X) * math.log(2 * math.pi)
-            own = -0.5 * (float(white.square().sum()) + Y.shape[1] * log_det)
-            return (own + part.log_prior(theta)[0]) / len(X)
+            density = log_density(L, Y, torch.cholesky_solve(Y, L))
+            return (density + part.log_prior(theta)[0]) / len(X)
 
-        theta = best.theta.copy()
-        swept = list(node.single)
+        theta, swept = best.theta.copy(), list(node.single)
+        summands = {column: summand(theta, column) for column in swept}
+        total = sum(summands.values())
+        top = value(theta, total)
         for _ in range(_SWEEPS):
-            summands = {column: summand(theta, column) for column in node.single}
-            total = sum(summands.values())
-            top = value(theta, total)
             for column in swept:
-                rest = total - summands[column]
+                rest, place = total - summands[column], lengths.start + column
                 noises = _LESS_NOISE if self._is_used(column) else (1.0,)
-                for factor, less in product(_OF_SUMMAND, noises):
-                    tried = theta.copy()
-                    tried[lengths.start + column] = math.log(factor * spread[column])
-                    tried[self._layout.noise] += math.log(less)
+                before = theta.copy()
+                for factor in _OF_SUMMAND:
+                    tried = before.copy()
+                    tried[place] = math.log(factor * spread[column])
                     tried = np.clip(tried, *self._bounds.T)
                     own = summand(tried, column)
-                    if (reached := value(tried, rest + own)) > top:
-                        theta, top, summands[column] = tried, reached, own
+                    for less in noises:
+                        again = tried.copy()
+                        again[self._layout.noise] += math.log(less)
+                        again = np.clip(again, *self._bounds.T)
+                        if (reached := value(again, rest + own)) > top:
+                            theta, top, summands[column] = again, reached, own
                 total = rest + summands[column]
                 # The budget may end the sweep at any column.
                 self.best = replace(best, theta=theta, value=top)

@@ -4,12 +4,12 @@ from ._rows import (
     BLOCK_ROWS,
     RowSource,
     Scaling,
-    column_limits,
     column_moments,
     column_ranges,
     column_spread,
     far_rows,
     limited,
+    standardised_limits,
     target_moments,
 )
 from ._subsets import centroid_subsets, random_rows

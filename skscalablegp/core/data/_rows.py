@@ -66,6 +66,14 @@ def column_limits(X: np.ndarray, width: float = _WIDTH) -> tuple[np.ndarray, np.
     return below, above
 
 
+def standardised_limits(
+    X: np.ndarray, mean: np.ndarray, scale: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`column_limits` in units of the columns, as networks take them."""
+    low, high = ((end - mean) / scale for end in column_limits(X))
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
 def column_ranges(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest entry of each column that is not very far (`column_limits`)."""
     limits, ends = column_limits(X, _MOVED), []

@@ -3,7 +3,12 @@
 from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._fisher import fisher_information
 from ._iterative import PathwiseGradient, PathwiseProbes, StandardGradient
-from ._marginal_likelihood import ExactEvaluation, ExactGradient, exact_marginal_likelihood
+from ._marginal_likelihood import (
+    ExactEvaluation,
+    ExactGradient,
+    exact_marginal_likelihood,
+    log_density,
+)
 from ._problem import GPProblem
 from ._resolve import resolve_gradient
 from ._truncated import TruncatedGradient

@@ -43,6 +43,16 @@ class ExactEvaluation:
     jitter: float
 
 
+def log_density(
+    factor: Float[Tensor, "n n"], Y: Float[Tensor, "n t"], weights: Float[Tensor, "n t"]
+) -> float:
+    """log p(Y) under N(0, H), summed over targets, from the factor of H and H^-1 Y."""
+    n, t = Y.shape
+    quadratic = (Y.double() * weights.double()).sum()
+    log_det = 2 * factor.diagonal().double().log().sum()
+    return -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
+
+
 def exact_marginal_likelihood(
     problem: GPProblem,
     theta: Float[Tensor, " p"],
@@ -81,9 +91,7 @@ def exact_marginal_likelihood(
         )
         n, t = problem.Y.shape
         V = cholesky_solve(problem.Y, L)
-        quadratic = (problem.Y.double() * V.double()).sum()
-        log_det = 2 * L.diagonal().double().log().sum()
-        value = -0.5 * float(quadratic + t * log_det) - 0.5 * n * t * math.log(2 * math.pi)
+        value = log_density(L, problem.Y, V)
         grad = None
         if eval_gradient:
             W = cholesky_inverse(L)

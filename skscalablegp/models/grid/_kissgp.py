@@ -61,7 +61,7 @@ from ._products import (
     RowProbes,
     evaluate_products,
 )
-from ._start import exact_start_for
+from ._start import start_on_grid
 
 
 class GridFit(NamedTuple):
@@ -435,7 +435,7 @@ class KISSGPRegressor(GPRegressorBase):
         table.check_separable(compiled)
         on_grid, rank = self._with_rank(compiled, grid)
         if features is None:
-            start = exact_start_for(compiled, grid, table, self._settings(), run)
+            start = start_on_grid(compiled, grid, table, self._settings(), run)
             try:
                 moved = compile_kernel(
                     compiled.to_sklearn(torch.as_tensor(start.theta)),

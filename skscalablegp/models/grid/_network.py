@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core import FitRun, input_weights
-from ...core.data import column_limits, column_moments
+from ...core.data import column_moments, standardised_limits
 from ...core.training import Stepper, StopTraining, train_steps
 from ...features import (
     LimitedNetwork,
@@ -143,8 +143,8 @@ class NetworkTraining:
         seconds_left: float | None = None,
     ):
         self._x_mean, self._x_scale = column_moments(X, robust=True)
-        ends = [(at - self._x_mean) / self._x_scale for at in column_limits(X)]
-        self.network = LimitedNetwork(network, *(tuple(end.tolist()) for end in ends))
+        limits = standardised_limits(X, self._x_mean, self._x_scale)
+        self.network = LimitedNetwork(network, *limits)
         unit = max(float(np.square(Y).mean()) ** 0.5, 1e-300)
         self._generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
         self._X = torch.from_numpy((X - self._x_mean) / self._x_scale).float()

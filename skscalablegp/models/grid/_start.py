@@ -18,7 +18,7 @@ _ROWS = 2000
 _SHARE = 0.25
 
 
-def exact_start_for(
+def start_on_grid(
     kernel: TorchKernel, grid: Grid, table: Table, settings: StageSettings, run: FitRun
 ) -> Start:
     """The values from which training on a grid begins.

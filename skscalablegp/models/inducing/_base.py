@@ -29,7 +29,7 @@ from ...core import (
     start_rows,
     warn_if_rough,
 )
-from ...core.data import RowSource, Scaling, column_limits
+from ...core.data import RowSource, Scaling, standardised_limits
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.training import TrainingResult, TrainingStep
 from ...features import (
@@ -269,8 +269,7 @@ class SparseMixin:
         if self.feature_extractor is None:
             return None
         network = make_network(X.shape[1], self.feature_extractor, self.activation)
-        ends = [(at - scaling.x_mean) / scaling.x_scale for at in column_limits(X)]
-        return LimitedNetwork(network, *(tuple(end.tolist()) for end in ends))
+        return LimitedNetwork(network, *standardised_limits(X, scaling.x_mean, scaling.x_scale))
 
     def _kernel_and_scaling(
         self,
