@@ -7,6 +7,7 @@ from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
 from ._parameters import PARAMETERS
+from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, resolve
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport

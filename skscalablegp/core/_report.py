@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
@@ -21,16 +20,6 @@ STATUSES = (
     "no_signal",
     "diverged",
 )
-
-
-class Choice(NamedTuple):
-    """The value that "auto" was resolved to, and the reason."""
-
-    value: Any
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.value} ({self.reason})"
 
 
 class FitReport(Bunch):

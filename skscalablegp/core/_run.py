@@ -33,7 +33,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._compat import FitEvents, callbacks_under_way
-from .._validation import check_memory, resolve_device
+from .._validation import available_memory, check_memory, resolve_device
+from ..linalg.parallel import n_workers
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._awkward import (
     assumes_normal_noise,
@@ -43,7 +44,8 @@ from ._awkward import (
 )
 from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned
-from ._report import STATUSES, Choice, FitReport, at_bounds
+from ._plan import Choice, Machine, Plan, is_auto
+from ._report import STATUSES, FitReport, at_bounds
 from .training import Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
@@ -242,6 +244,14 @@ class FitRun(Run):
         """The limit in bytes; None stands for the free memory of the machine."""
         return self.estimator._budget()
 
+    @cached_property
+    def machine(self) -> Machine:
+        """The device, memory, cores and seconds from which a plan is made."""
+        memory = self.memory_budget
+        if memory is None:
+            memory = available_memory(self.device)
+        return Machine(self.device, memory, n_workers(), self.estimator.max_seconds)
+
     def reserve(self, work: Callable[[], Any], times: float) -> None:
         """Reserve a part of the time budget, at most half of it, for the work after training.
 
@@ -391,10 +401,25 @@ class FitRun(Run):
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report the value of a parameter that was "auto", with the reason; returns the value."""
-        given = self.estimator.get_params(deep=False).get(parameter)
-        if isinstance(given, str) and given == "auto":
+        if is_auto(self.estimator.get_params(deep=False).get(parameter)):
             self._choices[parameter] = Choice(value, reason)
         return value
+
+    def follow(self, plan: Plan) -> None:
+        """Report a plan: its choices for parameters that are "auto", and what has no effect.
+
+        A plan that training has changed is followed again; its entries replace earlier ones.
+
+        Raises
+        ------
+        MemoryError
+            If the plan needs more memory than there is, before any work is done.
+        """
+        for need in plan.needs:
+            self.check_memory(*need)
+        for name, choice in plan.choices.items():
+            self.chose(name, *choice)
+        self._ignored |= plan.without_effect
 
     def computes_in_float64(self, reason: str) -> None:
         """Report that the fit uses double precision for every value of `dtype`."""
