@@ -14,7 +14,7 @@ import torch
 from sklearn.utils import Tags
 
 from ..._validation import validated
-from ...core import FitRun, GPPredictionBase
+from ...core import FitRun, GPPredictionBase, is_auto
 from ...core.data import Table, n_columns
 from ...core.posteriors import ExactPosterior
 from ...core.training import resolve_optimizer
@@ -38,7 +38,6 @@ from ._plan import (
 from ._solves import (
     Solves,
     for_variances,
-    is_auto,
     max_jitter,
     named_preconditioner,
     named_solver,

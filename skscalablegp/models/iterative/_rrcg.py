@@ -7,7 +7,7 @@ from typing import Any
 
 from sklearn.base import clone
 
-from ...core import SMALL_TABLE, FitRun, StageSettings
+from ...core import SMALL_TABLE, FitRun, StageSettings, is_auto
 from ...core.training import check_noisy_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, TruncatedGradient
@@ -15,7 +15,7 @@ from ...linalg.solvers import Cholesky
 from ...linalg.truncation import resolve_truncation
 from ._base import SolvedGPRegressor, has_spectral_density
 from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
-from ._solves import Solves, for_variances, is_auto, named_preconditioner, preconditioned
+from ._solves import Solves, for_variances, named_preconditioner, preconditioned
 
 # In training the preconditioner's rank is n divided by this number, and 200 at most.
 _ROWS_A_RANK = 40

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from sklearn.base import BaseEstimator, clone
 
-from ...core import FitRun
+from ...core import FitRun, is_auto
 from ...core.training import Monitor
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
@@ -225,10 +225,6 @@ def _check(name: str, params: dict, defaults: dict, theirs: Any, gradient: Any) 
         f"{name}={given!r} contradicts gradient={gradient!r}, which has {theirs!r}: leave {name} "
         "at its default, or change the gradient object."
     )
-
-
-def is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
 
 
 def _same(name: str, a: Any, b: Any) -> bool:
