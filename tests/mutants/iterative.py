@@ -163,8 +163,8 @@ MUTANTS = [
     (
         "the log determinant has the wrong sign",
         LIKELIHOOD,
-        "value = -0.5 * float(quadratic + t * log_det)",
-        "value = -0.5 * float(quadratic - t * log_det)",
+        "return -0.5 * float(quadratic + t * log_det)",
+        "return -0.5 * float(quadratic - t * log_det)",
         EXACT,
     ),
     (
