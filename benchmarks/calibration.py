@@ -21,7 +21,7 @@ summary counts, for each estimator,
 narrow, wide   problems whose 95 % intervals hold less than 88 %, or more than 99.5 %, without a
                warning
 behind         problems with a noise of at least 1e-2 of the target's standard deviation where the
-               NLL is more than .15 above the exact process's, without a warning
+               NLPD is more than .15 above the exact process's, without a warning
 warned         problems with a warning
 own            problems of the first three kinds where the exact process is neither narrow nor wide
 """
@@ -241,7 +241,7 @@ def scores(make, problem):
             status.add(getattr(report, "status", ""))
             found.append(
                 (
-                    interval_coverage(y_test, mean, std, level=0.95),
+                    interval_coverage(y_test, mean, std, coverage=0.95),
                     nlpd(y_test / unit, mean / unit, std / unit),
                     float(np.sqrt(np.mean((y_test - mean) ** 2))) / unit,
                 )

@@ -15,7 +15,7 @@ time with --clock cpu, which a busy machine does not falsify). That limits train
 cell, predictions included, is cut at --cut-seconds. Besides the package's estimators there are
 
 HistGradientBoostingRegressor  13 further models of quantiles give CRPS (pinball loss integrated
-                               over the levels) and coverage; its NLL is that of normal densities
+                               over the levels) and coverage; its NLPD is that of normal densities
                                of one standard deviation, the error on a held-out tenth
 GaussianProcessRegressor       scikit-learn's, on 2,000 random rows, with this package's default
                                kernel; its L-BFGS ends at --max-seconds

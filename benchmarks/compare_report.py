@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and the picture "test NLL against seconds" from what compare.py, rivals.py and
+"""Tables and the picture "test NLPD against seconds" from what compare.py, rivals.py and
 cross_val.py measured.
 
     python benchmarks/compare_report.py          # doc/comparison_tables.inc, doc/rival_table.inc,
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 SETTINGS = ("n_train_asked", "max_seconds", "clock", "threads", "machine")
 COLUMNS = (
     ("RMSE", "rmse", "{:.3f}"),
-    ("NLL", "nll", "{:.2f}"),
+    ("NLPD", "nll", "{:.2f}"),
     ("CRPS", "crps", "{:.3f}"),
     ("95% cov.", "coverage95", "{:.3f}"),
     ("fit s", "fit", "{:.1f}"),
@@ -31,7 +31,7 @@ COLUMNS = (
     ("peak MB", "peak_rss_mb", "{:.0f}"),
 )
 # Beyond the range of the others, a bad score would flatten a panel: it is drawn at the edge.
-WORST_NLL = 1.5
+WORST_NLPD = 1.5
 
 
 def main(argv=None):
@@ -158,7 +158,7 @@ def tables(cells):
 
 
 def rival_table(lines):
-    """One table: rivals and the models that race with them, by NLL within each data set."""
+    """One table: rivals and the models that race with them, by NLPD within each data set."""
     columns = [(label, key, form) for label, key, form in COLUMNS if key in ("nll", "coverage95")]
     form = "{:.3g}"
     columns = [("RMSE", "rmse", form), columns[0], ("CRPS", "crps", form), columns[1]]
@@ -176,7 +176,7 @@ def rival_table(lines):
 
 
 def fold_table(lines, baseline="SVGPRegressor"):
-    """Mean NLL, and its difference from the baseline's with the corrected standard error."""
+    """Mean NLPD, and its difference from the baseline's with the corrected standard error."""
     settings = ("n_asked", "folds", "seed", "max_seconds", "clock")
     cells = defaultdict(dict)
     for line in lines:
@@ -201,7 +201,7 @@ def fold_table(lines, baseline="SVGPRegressor"):
 
 
 def order(cell):
-    """By NLL, failures last."""
+    """By NLPD, failures last."""
     return cell["nll"] if cell["status"] == "ok" else float("inf")
 
 
@@ -229,7 +229,7 @@ def simple_table(header, rows):
 
 
 def draw(cells, settings, path):
-    """One panel a data set: NLL over the seconds of fit and predictions."""
+    """One panel a data set: NLPD over the seconds of fit and predictions."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -253,7 +253,7 @@ def draw(cells, settings, path):
             seconds = cell["fit"] + cell["predict"]
             handles[name] = ax.scatter(
                 seconds,
-                min(cell["nll"], WORST_NLL),
+                min(cell["nll"], WORST_NLPD),
                 color=colours(k % 20),
                 marker=markers[k % len(markers)],
                 edgecolor="black",
@@ -269,7 +269,7 @@ def draw(cells, settings, path):
         ax.set_visible(False)
     kind = "processor seconds" if settings["clock"] == "cpu" else "seconds"
     fig.supxlabel(f"{kind} of fit and predictions", y=0.12, fontsize=10)
-    fig.supylabel(f"test NLL (at most {WORST_NLL:g} shown)", fontsize=10)
+    fig.supylabel(f"test NLPD (at most {WORST_NLPD:g} shown)", fontsize=10)
     fig.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=8)
     fig.tight_layout(rect=(0.01, 0.13, 1, 1))
     fig.savefig(path, dpi=110)

@@ -39,14 +39,14 @@ def main(argv=None):
         if "fitted" in args.models:
             models["fitted"] = NNGPRegressor(random_state=args.seed, **dict(args.set))
         if "true" in args.models and kernel is not None:
-            given = dict(optimizer=None, n_neighbors=args.true_neighbors, batch_size=1)
+            given = dict(optimizer=None, n_neighbors=args.true_neighbors, n_centers=1)
             models["true"] = NNGPRegressor(kernel, random_state=args.seed, **given)
         if "fitted" in models:
             models |= {f"fitted, {m} neighbors": m for m in args.more_neighbors}
         for kind, model in models.items():
             if isinstance(model, int):
                 known = models["fitted"]
-                given = dict(optimizer=None, normalize_y=True, n_neighbors=model, batch_size=1)
+                given = dict(optimizer=None, normalize_y=True, n_neighbors=model, n_centers=1)
                 model = NNGPRegressor(known.kernel_, random_state=args.seed, **given)
             start = time.process_time(), time.perf_counter()
             model.fit(X, y)

@@ -23,10 +23,10 @@ the lines of any commit. --package is another checkout, whose commit is then the
 
 The report counts, for each estimator,
 
-near     problems where the NLL is at most .1 above the reference's, or above that of the method's
+near     problems where the NLPD is at most .1 above the reference's, or above that of the method's
          own best start, if this is worse: what the method cannot represent is no fault of a start.
          That of two classes: where the log loss is at most .05 above the trees'. Problems with far
-         targets are not counted, for which no normal likelihood has a good NLL.
+         targets are not counted, for which no normal likelihood has a good NLPD.
 null     problems where R2 is below .05 and the reference's is above .2. Of two classes: where the
          log loss is above .95 of the prior's, and the trees' below .8 of that
 silent   those of them with the status "converged" or "completed", and no warning
@@ -329,7 +329,7 @@ def run_fit(cell, say):
 
 
 def scored(model, drawn):
-    """R2, RMSE and NLL of noisy test targets, or the log loss and the share of right classes."""
+    """R2, RMSE and NLPD of noisy test targets, or the log loss and the share of right classes."""
     if drawn.y.dtype.kind == "i":
         proba = np.clip(model.predict_proba(drawn.X_test), 1e-12, 1)
         right = proba[np.arange(len(proba)), drawn.y_test]

@@ -70,8 +70,8 @@ own = {"k1__k1__k2__k2__kernel__variances": LogNormal(0.3, 1.0)}
 # %%
 # The contribution of each part
 # -----------------------------
-# NLL is in nats, lower is better; coverage is the share of days inside their 95% interval.
-print(f"{'':<24}{'RMSE':>8}{'NLL':>8}{'coverage':>10}{'log likelihood':>16}")
+# NLPD is in nats, lower is better; coverage is the share of days inside their 95% interval.
+print(f"{'':<24}{'RMSE':>8}{'NLPD':>8}{'coverage':>10}{'log likelihood':>16}")
 for name, kernel in sums.items():
     model = IterativeGPRegressor(
         kernel, normalize_y=True, priors=priors | own if "by" in name else priors

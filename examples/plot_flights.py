@@ -118,7 +118,7 @@ boosting_seconds = time.perf_counter() - start
 # %%
 # The score
 # ---------
-# RMSE and CRPS are in minutes, NLL is in nats; coverage is the share of test flights that arrived
+# RMSE and CRPS are in minutes, NLPD is in nats; coverage is the share of test flights that arrived
 # inside their 95% interval.
 
 
@@ -133,7 +133,7 @@ def row(name, rows, mean, std, seconds):
 
 
 print()
-print(f"{'':<30}{'rows':>8}{'RMSE':>9}{'NLL':>8}{'CRPS':>8}{'coverage':>10}{'seconds':>10}")
+print(f"{'':<30}{'rows':>8}{'RMSE':>9}{'NLPD':>8}{'CRPS':>8}{'coverage':>10}{'seconds':>10}")
 print(row("IterativeGPRegressor", N_TRAIN, mean, std, seconds))
 print(row("GaussianProcessRegressor", N_REFERENCE, reference_mean, reference_std, reference_time))
 print(row("HistGradientBoostingRegressor", N_TRAIN, boosting_mean, None, boosting_seconds))
@@ -176,7 +176,7 @@ for name, a_mean, a_std, style in [
     (f"IterativeGPRegressor, {N_TRAIN:,} rows", mean, std, "-"),
     (f"GaussianProcessRegressor, {N_REFERENCE} rows", reference_mean, reference_std, "--"),
 ]:
-    shares = [interval_coverage(y_test, a_mean, a_std, level=level) for level in levels]
+    shares = [interval_coverage(y_test, a_mean, a_std, coverage=level) for level in levels]
     right.plot(levels, shares, style, label=name)
 right.set(xlabel="nominal level of the interval", ylabel="share of test flights inside", aspect=1)
 right.set_title("Calibration")

@@ -57,7 +57,7 @@ for ax, (name, model) in zip(axes, models.items(), strict=True):
         ax.plot(grid, np.sin(6 * grid) + side * 1.96 * noise(grid), "k--", lw=0.8)
     ax.plot(X[:, 0], y, ".", ms=3, color="tab:red")
     score = nlpd(y_new, *model.predict(X_new, return_std=True))
-    ax.set(title=f"{name}: NLL {score:.2f}", xlabel="x")
+    ax.set(title=f"{name}: NLPD {score:.2f}", xlabel="x")
 axes[0].legend()
 plt.show()
 

@@ -66,7 +66,7 @@ def train(solver, gradient="pathwise", warm=True, max_epochs=200, n_probes=16):
         return model.fit(X_train, y_train)
 
 
-def test_nll(model):
+def test_nlpd(model):
     return nlpd(y_test, *model.predict(X_test, return_std=True))
 
 
@@ -79,8 +79,8 @@ def test_nll(model):
 # the unfinished solve, and the systems of the pathwise estimator start closer to their solutions.
 
 
-def nll_along(model):
-    """Epochs spent and exact test NLL at every fifth step."""
+def nlpd_along(model):
+    """Epochs spent and exact test NLPD at every fifth step."""
     spent = np.cumsum(model.history_["epochs"])
     steps = np.arange(4, len(spent), 5)
     thetas = [model.history_["theta"][k] for k in steps]
@@ -88,7 +88,7 @@ def nll_along(model):
         IterativeGPRegressor(kernel.clone_with_theta(theta), optimizer=None).fit(X_train, y_train)
         for theta in thetas
     ]
-    return spent[steps], [test_nll(m) for m in fixed]
+    return spent[steps], [test_nlpd(m) for m in fixed]
 
 
 figure, axes = plt.subplots(2, 4, figsize=(13, 6), sharex="row", sharey="row", layout="constrained")
@@ -100,7 +100,7 @@ for k, (name, solver) in enumerate(SOLVERS.items()):
     for (top, bottom), (gradient, warm) in zip(axes.T, settings, strict=True):
         model = train(solver, gradient, warm)
         totals.append(sum(model.history_["epochs"]))
-        top.semilogx(*nll_along(model), f"C{k}.-", label=name)
+        top.semilogx(*nlpd_along(model), f"C{k}.-", label=name)
         short = train(solver, gradient, warm, max_epochs=10)
         spent = np.cumsum(short.history_["epochs"])
         bottom.semilogy(spent, short.history_["residual"], f"C{k}")
@@ -108,7 +108,7 @@ for k, (name, solver) in enumerate(SOLVERS.items()):
 for (top, bottom), title in zip(axes.T, titles, strict=True):
     top.set(title=title, xlabel="epochs, solved to tolerance")
     bottom.set(xlabel="epochs, at most ten a step")
-axes[0, 0].set_ylabel("test NLL of the hyperparameters")
+axes[0, 0].set_ylabel("test NLPD of the hyperparameters")
 axes[1, 0].set_ylabel("largest relative residual")
 figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
 
@@ -117,17 +117,17 @@ figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center
 # ---------------------------------------
 # Here, means and variances are computed from the last solutions of the solver, as in practice, with
 # 64 pathwise samples. The dashed line shows the same with every solve run to tolerance.
-reference = test_nll(train(SOLVERS["block CG"], n_probes=64))
-print(f"\n{'ten epochs a step':25s}{'residual':>10s}{'test NLL':>10s}{'seconds':>9s}")
+reference = test_nlpd(train(SOLVERS["block CG"], n_probes=64))
+print(f"\n{'ten epochs a step':25s}{'residual':>10s}{'test NLPD':>10s}{'seconds':>9s}")
 figure, right = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for k, (name, solver) in enumerate(SOLVERS.items()):
     start = time.perf_counter()
     model = train(solver, max_epochs=10, n_probes=64)
-    seconds, nll = time.perf_counter() - start, test_nll(model)
-    right.plot(k, nll, f"C{k}o", markersize=10)
-    print(f"{name:25s}{model.history_['residual'][-1]:10.3f}{nll:10.3f}{seconds:9.1f}")
+    seconds, score = time.perf_counter() - start, test_nlpd(model)
+    right.plot(k, score, f"C{k}o", markersize=10)
+    print(f"{name:25s}{model.history_['residual'][-1]:10.3f}{score:10.3f}{seconds:9.1f}")
 right.axhline(reference, color="k", linestyle="--")
 right.set_xticks(range(len(SOLVERS)), [name.replace(" ", "\n") for name in SOLVERS])
-right.set(ylabel="test NLL", title="ten epochs a step, pathwise and warm")
+right.set(ylabel="test NLPD", title="ten epochs a step, pathwise and warm")
 right.margins(0.15, 0.3)
 plt.show()

@@ -10,7 +10,6 @@ each function documents its parameters in full.
 
 import copy
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -207,11 +206,11 @@ def interval_coverage(
     mean: ArrayLike,
     std: ArrayLike,
     *,
-    level: float = 0.95,
+    coverage: Any = 0.95,
     sample_weight: ArrayLike | None = None,
     multioutput: str | ArrayLike = "uniform_average",
 ) -> float | Float[np.ndarray, " t"]:
-    """Share of targets inside the central Gaussian interval; best when it equals ``level``.
+    """Share of targets inside the central Gaussian interval; best when it equals ``coverage``.
 
     Parameters
     ----------
@@ -224,7 +223,7 @@ def interval_coverage(
     std : array-like of shape (n,) or (n, t)
         Predicted standard deviations of the observed targets, noise included; positive.
 
-    level : float, default=0.95
+    coverage : float, default=0.95
         Probability that the interval is meant to hold, between 0 and 1.
 
     sample_weight : array-like of shape (n,), default=None
@@ -245,9 +244,9 @@ def interval_coverage(
     >>> interval_coverage([0.0, 1.9, 2.1, 0.0], [0.0] * 4, [1.0] * 4)
     0.75
     """
-    _check_level(level)
+    upper_end = check_coverage(coverage)[1]
     y_true, mean, std = _check_predictions(y_true, mean, std)
-    inside = np.abs(y_true - mean) <= ndtri(0.5 + 0.5 * level) * std
+    inside = np.abs(y_true - mean) <= ndtri(upper_end) * std
     return _reduce(inside.astype(float), sample_weight, multioutput)
 
 
@@ -484,7 +483,7 @@ def _check_transform(transform, values):
         )
 
 
-def _share_inside(y, interval, sample_weight, level):
+def _share_inside(y, interval, sample_weight, coverage):
     y, lower, upper = _check_same(y_true=y, lower=interval[..., 0], upper=interval[..., 1])
     inside = ((y >= lower) & (y <= upper)).astype(float)
     return _reduce(inside, sample_weight, "uniform_average")
@@ -503,12 +502,12 @@ neg_nlpd_scorer = _PredictiveScorer("neg_nlpd_scorer", _nlpd_of, _moments, sign=
 neg_crps_scorer = _PredictiveScorer("neg_crps_scorer", _crps_of, _moments, sign=-1)
 
 
-def coverage_scorer(level: float = 0.95) -> _PredictiveScorer:
-    """Make a scorer that reports the share of targets inside central intervals of a level.
+def coverage_scorer(coverage: Any = 0.95) -> _PredictiveScorer:
+    """Make a scorer that reports the share of targets inside central intervals.
 
     Parameters
     ----------
-    level : float, default=0.95
+    coverage : float, default=0.95
         Probability that the interval is meant to hold, between 0 and 1.
 
     Returns
@@ -518,9 +517,9 @@ def coverage_scorer(level: float = 0.95) -> _PredictiveScorer:
         `predict_interval`. It complements another score. Do not select models by it, because the
         largest coverage is not the best.
     """
-    _check_level(level)
+    check_coverage(coverage)
     return _PredictiveScorer(
-        "coverage_scorer", _share_inside, predict_interval, sign=1, level=level
+        "coverage_scorer", _share_inside, predict_interval, sign=1, coverage=coverage
     )
 
 
@@ -617,11 +616,6 @@ def _check_positive(std, name):
             f"{name} must be positive and finite; {wrong.sum()} of {std.size} values are not, "
             f"the first of them {std[wrong][0]:g}."
         )
-
-
-def _check_level(level):
-    if not (isinstance(level, Real) and 0 < level < 1):
-        raise ValueError(f"level must lie between 0 and 1 (0.95 for 95%), got {level!r}.")
 
 
 def _reduce(values, sample_weight, multioutput):

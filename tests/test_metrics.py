@@ -100,11 +100,11 @@ def test_msll_of_the_trivial_model_is_zero_and_a_better_one_is_negative():
     assert msll(y, mean, std, train_mean=mu, train_std=sd) < 0
 
 
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
-def test_coverage_of_the_true_distribution_is_the_level(level):
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_coverage_of_the_true_distribution_is_the_nominal_one(coverage):
     y, mean, std = predictions(n=20_000)
-    error = np.sqrt(level * (1 - level) / len(y))
-    assert abs(interval_coverage(y, mean, std, level=level) - level) < 4 * error
+    error = np.sqrt(coverage * (1 - coverage) / len(y))
+    assert abs(interval_coverage(y, mean, std, coverage=coverage) - coverage) < 4 * error
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -151,10 +151,10 @@ def test_wrong_input_is_named(name, y, mean, std, options, message):
         METRICS[name](y, mean, std, **options)
 
 
-def test_level_outside_the_unit_interval():
-    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
-        interval_coverage([0], [0], [1], level=95)
-    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+def test_coverage_outside_the_unit_interval():
+    with pytest.raises(ValueError, match="coverage must lie strictly between 0 and 1"):
+        interval_coverage([0], [0], [1], coverage=95)
+    with pytest.raises(ValueError, match="coverage must lie strictly between 0 and 1"):
         coverage_scorer(1.0)
 
 
@@ -190,7 +190,7 @@ def test_scorers_pickle_and_copy(scorer):
 
 def test_scorers_say_what_they_are():
     assert repr(neg_nlpd_scorer) == "neg_nlpd_scorer"
-    assert repr(coverage_scorer(0.8)) == "coverage_scorer(level=0.8)"
+    assert repr(coverage_scorer(0.8)) == "coverage_scorer(coverage=0.8)"
 
 
 @pytest.mark.parametrize("routing", [False, True])

@@ -20,7 +20,7 @@ the folder named by SKSCALABLEGP_DATA (digits: mnist10k.npz there). Seconds are 
     digits    odd against even digits, 9,000 rows
     ablation  what each departure from the paper brings, on 4,000 rows of kin40k; frequencies that
               are drawn again from their seeds, as in table1 at 10,000 rows
-    curve     test NLL on kin40k by steps, inducing points beside it
+    curve     test NLPD on kin40k by steps, inducing points beside it
     distance  of sampled steps from the optimum of full batches, by likelihood
 """
 
@@ -334,7 +334,7 @@ def cells():
     for table, basis in (("table2", "fourier"), ("table3", "rows")):
         for dataset in SETS:
             rmse, nll = PAPER[table][dataset]
-            note = f"RMSE {rmse}, NLL {nll}"
+            note = f"RMSE {rmse}, NLPD {nll}"
 
             def by_default(dataset=dataset, basis=basis):
                 return regression(dataset, basis=basis)
@@ -352,7 +352,7 @@ def cells():
     yield "figure2", "equal near the rows, the prior's far away", figure2
     for seed in range(3):
         yield f"figure3 seed={seed}", "13 functions", lambda seed=seed: figure3(seed)
-    note = "60,000 rows: 97.85 %, NLL .068 at 1e6 features, .063 at 1e7"
+    note = "60,000 rows: 97.85 %, log loss .068 at 1e6 features, .063 at 1e7"
     yield "digits default", note, digits
     yield "digits 1e6 features", note, lambda: digits(n_components=10**6)
     for name, settings in ABLATION.items():

@@ -18,7 +18,7 @@ from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
 from ..kernels import ThetaPrior, TorchKernel, check_no_columns, compile_kernel, with_column_numbers
 from ._defaults import default_priors
-from ._parameters import PARAMETERS
+from ._parameters import PARAMETERS, rules_of
 from .data import n_columns
 from .posteriors import Posterior
 
@@ -45,8 +45,9 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         if "__init__" in vars(cls):
             # A user's subclass may have parameters of its own, with rules of its own or none.
             rules = PARAMETERS | getattr(cls, "_parameter_constraints", {})
-            names = inspect.signature(cls.__init__).parameters
-            cls._parameter_constraints = {name: rules[name] for name in names if name in rules}
+            arguments = inspect.signature(cls.__init__).parameters
+            defaults = {name: argument.default for name, argument in arguments.items()}
+            cls._parameter_constraints = rules_of(defaults, rules)
 
     def _set(self, arguments: dict[str, Any]) -> None:
         """Set the arguments of the constructor, given as ``locals()``, as attributes."""

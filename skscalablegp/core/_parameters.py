@@ -3,6 +3,8 @@
 Defaults belong to each class. Signatures and docstrings stay literal; `tests/contracts` compares
 them with this table: with `PARAMETERS`, what scikit-learn checks before a fit, and with the
 sentences below, with which every docstring begins its description. A class may say more after it.
+Where "auto" stands for numbers that depend on the table, it is accepted by the classes whose
+default it is.
 
 The model:
 
@@ -142,6 +144,8 @@ local_scale
     Whether standard deviations follow the errors of the nearest training rows.
 objective
     Objective that the hyperparameters maximise.
+n_centers
+    Number of rows whose neighbourhoods the objective consists of.
 
 Grids:
 
@@ -232,6 +236,7 @@ verbose
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -247,6 +252,24 @@ _NATURAL = Interval(Integral, 0, None, closed="left")
 _SHARE = Interval(Real, 0, 1, closed="neither")
 _RATE = Interval(Real, 0, 1, closed="right")
 _AUTO = StrOptions({"auto"})
+
+
+def rules_of(defaults: Mapping[str, Any], rules: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The rules of one class: "auto" beside numbers is accepted where it is the default.
+
+    Parameters
+    ----------
+    defaults : mapping of str to object
+        The parameters of a constructor and their defaults.
+    rules : mapping of str to list
+        `PARAMETERS`, and perhaps rules of a user's class; parameters without a rule are left out.
+    """
+    return {
+        name: [rule for rule in rules[name] if rule is not _AUTO or default == "auto"]
+        for name, default in defaults.items()
+        if name in rules
+    }
+
 
 PARAMETERS: dict[str, list[Any]] = {
     # The model.
@@ -312,6 +335,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "n_neighbors": [_COUNT, _AUTO],
     "local_scale": ["boolean"],
     "objective": [StrOptions({"leave_one_out", "blocks", "subset"})],
+    "n_centers": [_COUNT],
     # Grids.
     "grid_size": [_AUTO, Interval(Integral, 6, None, closed="left"), "array-like"],
     "structure": [StrOptions({"auto", "product", "additive"})],
@@ -321,7 +345,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "variance_tol": [_POSITIVE],
     # Networks.
     "feature_extractor": [
-        StrOptions({"auto"}),
+        _AUTO,
         None,
         "array-like",
         _COUNT,

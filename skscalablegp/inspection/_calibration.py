@@ -77,7 +77,7 @@ class IntervalCalibrationDisplay:
     See Also
     --------
     sklearn.calibration.CalibrationDisplay : The same question about a classifier's probabilities.
-    skscalablegp.metrics.coverage_scorer : The coverage of one level, under cross-validation.
+    skscalablegp.metrics.coverage_scorer : The coverage of one interval, under cross-validation.
 
     Examples
     --------

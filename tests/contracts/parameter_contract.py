@@ -4,6 +4,8 @@ import ast
 import inspect
 import re
 
+from sklearn.utils._param_validation import make_constraint
+
 from skscalablegp.core import PARAMETERS, _parameters
 
 # What every estimator has, whatever it is.
@@ -46,11 +48,21 @@ class ParameterContract:
         }
 
     def test_every_name_is_in_the_table_with_its_rule(self, cls):
-        names = list(self.signature(cls))
-        assert not [name for name in names if name not in PARAMETERS]
-        assert set(cls._parameter_constraints) == set(names)
-        for name in names:
-            assert cls._parameter_constraints[name] is PARAMETERS[name], name
+        given = self.signature(cls)
+        assert not [name for name in given if name not in PARAMETERS]
+        assert set(cls._parameter_constraints) == set(given)
+        auto = _parameters._AUTO
+        for name, default in given.items():
+            rule, whole = cls._parameter_constraints[name], PARAMETERS[name]
+            assert [r for r in whole if r is not auto or default == "auto"] == rule, name
+
+    def test_auto_is_accepted_where_it_is_documented(self, cls):
+        for name, (kind, _) in documented(cls).items():
+            rules = [make_constraint(rule) for rule in cls._parameter_constraints[name]]
+            accepted = any(rule.is_satisfied_by("auto") for rule in rules)
+            if accepted and str not in cls._parameter_constraints[name]:
+                assert '"auto"' in kind, name
+            assert accepted or '"auto"' not in kind, name
 
     def test_what_all_have(self, cls):
         given = self.signature(cls)

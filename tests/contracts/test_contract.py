@@ -202,7 +202,7 @@ ROWS = [
     Row("nngp", NNGPRegressor(), search={"n_neighbors": [5, 40]}, limit={"max_iter": 1}),
     Row(
         "nngp-neighbours",
-        NNGPRegressor(n_neighbors=8, subset_size=15, batch_size=20),
+        NNGPRegressor(n_neighbors=8, subset_size=15, n_centers=20),
         search={"objective": ["leave_one_out", "blocks"]},
         limit={"max_iter": 1},
         stands_for_its_class=True,

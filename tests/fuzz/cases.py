@@ -67,7 +67,7 @@ ESTIMATORS: dict[str, Callable[[], Any]] = {
     "scgd": lambda: sk.SCGDDKLRegressor(**NETWORK),
     "minimax": lambda: sk.MinimaxDKLRegressor(**NETWORK),
     "bsgd": lambda: sk.BSGDDKLRegressor(**NETWORK),
-    "nngp": lambda: sk.NNGPRegressor(n_neighbors=5, subset_size=8, batch_size=8, max_iter=4),
+    "nngp": lambda: sk.NNGPRegressor(n_neighbors=5, subset_size=8, n_centers=8, max_iter=4),
     "poe": lambda: sk.PoERegressor(expert_size=6, max_iter=4),
     "poe-grbcm": lambda: sk.PoERegressor(combination="grbcm", expert_size=6, max_iter=3),
 }

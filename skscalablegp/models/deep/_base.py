@@ -47,7 +47,6 @@ from ._plan import FEWEST_SPLIT, LARGE_TABLE, OF_TRAINING, Plan, batch_optimizer
 from ._stepper import WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
-_COMPONENTS = 1000
 # Layers of feature_extractor="auto" on tables that are not small.
 _LAYERS = (128, 128)
 # Largest number of scores in one training, and per epoch. Each score is an exact pass over the
@@ -360,8 +359,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         if callable(layers) or not network.n_trainable:
             run.ignores("activation", "feature_extractor gives no layer sizes")
         count = self.n_components
-        if count == "auto":
-            count = run.chose("n_components", _COMPONENTS, "the same for all tables")
         kernel = self._compiled(network.n_features)
         try:
             features = make_deep_features(network, kernel, count, generator, _ranges(source))

@@ -47,11 +47,10 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int or "auto", default=1000
+    n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
         kernel's products with a stationary factor share them equally. The exact columns of
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-        "auto" is 1,000.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
         below 10.
@@ -249,11 +248,10 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int or "auto", default=1000
+    n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
         kernel's products with a stationary factor share them equally. The exact columns of
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-        "auto" is 1,000.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
         below 10.
@@ -437,7 +435,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     were the whole table. The bias of this gradient falls with the size of the batches; that of
     :class:`SCGDDKLRegressor` and :class:`MinimaxDKLRegressor` is far smaller. On 4,000 rows of pol
     the bias costs accuracy with batches of 16 rows, but with batches of 64 (linear kernel) and 512
-    (Gaussian kernel) the test NLL is better than that of both others. Training ends with one exact
+    (Gaussian kernel) the test NLPD is better than that of both others. Training ends with one exact
     pass over the rows.
 
     Parameters
@@ -460,11 +458,10 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         ``eval()`` mode.
     activation : {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh"}, default="silu"
         Activation function after each layer of a network that is given by its layer sizes.
-    n_components : int or "auto", default=1000
+    n_components : int, default=1000
         Number of basis functions; each random frequency contributes two, a sine and a cosine. The
         kernel's products with a stationary factor share them equally. The exact columns of
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
-        "auto" is 1,000.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
         below 10.

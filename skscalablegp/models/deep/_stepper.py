@@ -350,7 +350,7 @@ class WeightSpaceStepper(Stepper):
         return math.exp(max(low - now, nearest - 5.0)), math.exp(min(high - now, nearest + 5.0))
 
     def _unseen(self, moments: FeatureMoments | None) -> tuple[float, float, FeatureMoments]:
-        """The noise that maximises the likelihood of held-out rows, and their mean NLL.
+        """The noise that maximises the likelihood of held-out rows, and their mean NLPD.
 
         Also returns the moments of the training rows at this noise. `moments` are those at the
         noise of the steps; with known noise they are needed only if the noise is not trained.

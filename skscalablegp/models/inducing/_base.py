@@ -57,11 +57,9 @@ from ._training import (
 
 # Rows up to which products are in float64.
 _FLOAT64_ROWS = 3000
-_BATCH = 1024
 _EPOCHS = 8
 # Fewest steps for tables of up to 200 rows, fewest steps for larger ones, and most steps.
 _STEPS = (30, 80, 400)
-_LEARNING_RATE = 0.05
 # Weight of a batch in a natural step, and of a step on all rows if one step is not enough.
 _NATURAL_RATE = 0.1
 _WHOLE_RATE = 0.3
@@ -208,14 +206,12 @@ class SparseMixin:
         if not isinstance(inducing, str):
             inducing = check_points("inducing", inducing, inputs.x_mean.size) - inputs.x_mean
             inducing = inducing / inputs.x_scale
-        batch = min(n, _BATCH if self.batch_size == "auto" else int(self.batch_size))
-        run.chose("batch_size", batch, "all rows" if batch == n else "steps are cheap")
+        batch = min(n, int(self.batch_size))
         fewest = _STEPS[0] if n <= 200 else _STEPS[1]
         enough = int(np.clip(_EPOCHS * n / batch, fewest, _STEPS[2]))
         steps = enough if self.max_iter == "auto" else int(self.max_iter)
         run.chose("max_iter", steps, f"{_EPOCHS} passes, within {fewest} and {_STEPS[2]} steps")
-        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
-        run.chose("learning_rate", rate, "it falls to almost zero over the steps")
+        rate = float(self.learning_rate)
         own = self.variational_learning_rate
         if own == "auto":
             own = (_WHOLE_RATE if batch == n else _NATURAL_RATE) if natural else rate

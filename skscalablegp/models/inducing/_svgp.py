@@ -77,12 +77,12 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     optimizer : "adam" or None, default="adam"
         Method that trains the hyperparameters; None keeps them at their initial values. It also
         trains the inducing points and the network.
-    learning_rate : float or "auto", default="auto"
+    learning_rate : float, default=0.05
         Step size of the optimiser, for optimisers that have one. It applies to the logarithms of
         the hyperparameters. The rate rises during the first ten steps and then falls along half a
-        cosine; networks learn at a tenth of it. "auto" is 0.05.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 1,024, or all rows if there are fewer.
+        cosine; networks learn at a tenth of it.
+    batch_size : int, default=1024
+        Number of rows in a training step. Smaller tables have steps of all rows.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. "auto" is the number of steps in 8 passes over the rows,
         but at least 80 (30 for up to 200 rows) and at most 400. In `partial_fit` the limit counts
@@ -191,8 +191,8 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         variational_optimizer: Any = "natural",
         variational_learning_rate: Any = "auto",
         optimizer: Any = "adam",
-        learning_rate: Any = "auto",
-        batch_size: Any = "auto",
+        learning_rate: Any = 0.05,
+        batch_size: Any = 1024,
         max_iter: Any = "auto",
         alpha: Any = 1e-10,
         normalize_y: Any = "auto",

@@ -57,9 +57,9 @@ class RRCGRegressor(SolvedGPRegressor):
         predictions. "auto" is randomly pivoted Cholesky, of rank 200 for predictions and of rank n
         / 40, at most 200, in training. With a larger rank, small tables would be solved within the
         iterations that every truncation includes.
-    n_probes : int or "auto", default=10
+    n_probes : int, default=10
         Number of probe vectors for the trace in the gradient. A pathwise posterior draws the same
-        number of samples of its own, but at least 64. "auto" is 10.
+        number of samples of its own, but at least 64.
     probes : {"rademacher", "normal", "preconditioned"}, default="preconditioned"
         Distribution of the probe vectors. "preconditioned" draws from a normal distribution with
         the preconditioner's covariance and the diagonal of the kernel matrix, which gives the
@@ -286,14 +286,12 @@ class RRCGRegressor(SolvedGPRegressor):
             if in_training.rank < solver.preconditioner.rank:
                 why = "in training; a larger rank would leave nothing to truncate"
             run.chose("preconditioner", in_training, why)
-        n_probes = 10 if self.n_probes == "auto" else self.n_probes
-        run.chose("n_probes", n_probes, "their noise is small compared with that of the truncation")
         orthogonal = n <= FLOAT64_ROWS if is_auto(self.reorthogonalize) else self.reorthogonalize
         run.chose("reorthogonalize", orthogonal, f"{n:,} rows: by its cost")
         gradient = TruncatedGradient(
             _law(self.truncation),
             preconditioner=in_training,
-            n_probes=n_probes,
+            n_probes=self.n_probes,
             probes=self.probes,
             n_draws=self.n_draws,
             reorthogonalize=orthogonal,
@@ -314,7 +312,7 @@ class RRCGRegressor(SolvedGPRegressor):
                 self.solver_max_epochs,
             ),
             # Training leaves no solved probes, so that the accuracy of variances decides.
-            max(n_probes, ENOUGH_SAMPLES),
+            max(self.n_probes, ENOUGH_SAMPLES),
         )
 
     def _exact_plan(self, sizes: Sizes, n: int, run: FitRun) -> Plan:

@@ -38,9 +38,8 @@ from ._posterior import NeighborPosterior
 _NEIGHBORS, _MORE_NEIGHBORS, _WORTH = 200, 400, 0.02
 # Rows of the exact fit from which training starts, and with objective="subset".
 _START, _SUBSET = 1000, 3000
-# Value of batch_size="auto", and number of rows of the calibration, which costs as much as their
-# prediction.
-_CENTRES, _CALIBRATION = 1000, 2000
+# Number of rows of the calibration, which costs as much as their prediction.
+_CALIBRATION = 2000
 # Rows up to which "auto" predicts in double precision.
 _DOUBLE_ROWS = 10_000
 
@@ -97,9 +96,9 @@ class NNGPRegressor(GPRegressorBase):
         Number of rows in the exact fit from which training starts. "auto" is 1,000, or 3,000 with
         ``objective="subset"``, which trains on no other rows. None starts at the hyperparameters of
         the kernel; with ``objective="subset"`` it means 3,000.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. These are the rows that are left out, or the centres of
-        the blocks; they are the same in every step. "auto" is 1,000.
+    n_centers : int, default=1000
+        Number of rows whose neighbourhoods the objective consists of. These are the rows that are
+        left out, or the centres of the blocks; they are the same in every step.
     alpha : float or array-like of shape (n,), default=1e-10
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
@@ -230,7 +229,7 @@ class NNGPRegressor(GPRegressorBase):
         calibrate: Any = True,
         local_scale: Any = True,
         subset_size: Any = "auto",
-        batch_size: Any = "auto",
+        n_centers: Any = 1000,
         alpha: Any = 1e-10,
         optimizer: Any = "auto",
         n_restarts_optimizer: Any = 0,
@@ -289,7 +288,7 @@ class NNGPRegressor(GPRegressorBase):
         run.chose("n_neighbors", self.n_neighbors_, why)
         if self.n_neighbors_ >= n:
             why = "all rows are neighbours: the exact process"
-            unused = ("objective", "calibrate", "local_scale", "subset_size", "batch_size")
+            unused = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
             run.ignores(unused, why)
             run.computes_in_float64(why)
             self._kind, self._seen, self._near = "subset", np.arange(n), None
@@ -328,23 +327,21 @@ class NNGPRegressor(GPRegressorBase):
         if size == "auto" or (exact and size is None):
             size = _SUBSET if exact else rows_for(problem.X.shape[1], _START)
         size = None if size is None else min(size, n)
-        centres = min(_CENTRES if self.batch_size == "auto" else self.batch_size, n)
+        centers = min(self.n_centers, n)
         if exact:
-            run.ignores("batch_size", "the exact likelihood of a subset has no batches")
-        else:
-            run.chose("batch_size", centres, "enough for precise hyperparameters")
+            run.ignores("n_centers", "the exact likelihood of a subset has no neighbourhoods")
         need = 8 * n * (4 * problem.X.shape[1] + problem.Y.shape[1]) + 24 * (size or 0) ** 2
         what = f"A search tree of {n:,} rows and an exact start on subset_size={size} rows"
         run.check_memory(need, what, "use a smaller subset_size, or fewer rows")
         self._kind, self._near = self.objective, None
-        self._seen = random_rows(n, size if exact else centres, run.generator).numpy()
+        self._seen = random_rows(n, size if exact else centers, run.generator).numpy()
         part, estimator = self._objective_on(problem)
         settings = StageSettings.of(
             self,
             self.n_restarts_optimizer,
             subset_size=start_rows(*part.X.shape) if exact else size,
         )
-        unused = ("objective", "calibrate", "local_scale", "subset_size", "batch_size")
+        unused = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
         result = train_or_report(part, estimator, settings, run, unused)
         run.chose("subset_size", size, f"{n:,} rows: an exact start saves steps")
         asked = self.calibrate or self.n_neighbors == "auto"

@@ -60,9 +60,9 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         variance given the support rows, each of which stands for n / control_variate_rank rows.
         "chevron" is the factor that the steps train; its diagonal of very many weights remains
         close to the prior's. Exact models have a full covariance.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 500. Full batches ignore this and the other
-        parameters of steps.
+    batch_size : int, default=500
+        Number of rows in a training step. Full batches ignore this and the other parameters of
+        steps.
     component_batch_size : int or "auto", default="auto"
         Number of basis functions in one random draw. "auto" is a tenth of m, but at least 1,024 and
         at most 10,000. For basis="rows" it is m, because a few large weights would make sampled
@@ -86,20 +86,19 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
     decay : float, default=0.1
         Fraction of the learning rates that remains at the last step. They fall exponentially.
-    optimizer : {"auto", "adam"} or None, default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto"
+    optimizer : {"bfgs", "adam"} or None, default="bfgs"
+        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
         takes them from an exact regression on labels -1 and 1 of `subset_size` rows, and the signal
         variance from the Laplace evidence of these rows; they stay there. "adam", as in the paper,
         continues to train them during the steps.
-    learning_rate : float or "auto", default=1e-05
-        Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is the
-        default, which the paper uses for 100,000 steps.
+    learning_rate : float, default=1e-05
+        Step size of the optimiser, for optimisers that have one. Only "adam" has one. The
+        default is that of the paper for 100,000 steps.
     freeze : float, default=0.1
         Fraction of the steps during which the hyperparameters stay fixed. Only optimizer="adam"
         uses it.
-    subset_size : int, "auto" or None, default=1000
-        Number of rows in the exact fit from which training starts. None skips this fit, "auto" is
-        the default.
+    subset_size : int or None, default=1000
+        Number of rows in the exact fit from which training starts. None skips this fit.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. They apply to the exact start only.
@@ -204,7 +203,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         basis: Any = "auto",
         n_dense: Any = "auto",
         covariance: Any = "support",
-        batch_size: Any = "auto",
+        batch_size: Any = 500,
         component_batch_size: Any = "auto",
         control_variate: Any = "regression",
         control_variate_rank: Any = "auto",
@@ -212,7 +211,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         variational_optimizer: Any = "preconditioned",
         variational_learning_rate: Any = "auto",
         decay: Any = 0.1,
-        optimizer: Any = "auto",
+        optimizer: Any = "bfgs",
         learning_rate: Any = 1e-05,
         freeze: Any = 0.1,
         subset_size: Any = 1000,

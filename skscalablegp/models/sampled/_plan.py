@@ -25,7 +25,6 @@ _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 _NEWTON_STEPS = 100
 # Learning rates for "auto".
 _RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}
-_THETA_RATE = 1e-5
 _START_ROWS = 1000
 # From this number of rows on, some are held out to choose the scale of variances.
 _HELD_FROM = 2_000
@@ -45,8 +44,8 @@ class Settings(SimpleNamespace):
                 f"Unknown variational_optimizer={made.variational_optimizer!r}: use one of "
                 f"{sorted(_RATES)}."
             )
-        if made.optimizer not in ("auto", "adam", None):
-            raise ValueError(f"Unknown optimizer={made.optimizer!r}: use 'auto', 'adam' or None.")
+        if made.optimizer not in ("bfgs", "adam", None):
+            raise ValueError(f"Unknown optimizer={made.optimizer!r}: use 'bfgs', 'adam' or None.")
         return made
 
     def pivots(self, likelihood: Likelihood, n: int) -> int:
@@ -74,12 +73,12 @@ class Settings(SimpleNamespace):
         """Learning rate of the hyperparameters; 0 if they stay at those of the exact start."""
         if self.optimizer != "adam":
             return 0.0
-        return _THETA_RATE if self.learning_rate == "auto" else float(self.learning_rate)
+        return float(self.learning_rate)
 
     @property
     def start_rows(self) -> int:
         """Number of rows for the exact start and for the default kernel."""
-        return _START_ROWS if self.subset_size in ("auto", None) else self.subset_size
+        return _START_ROWS if self.subset_size is None else self.subset_size
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def make_plan(
         basis="pivots" if pivots else "fourier" if points is None else "points",
         n_components=m,
         n_dense=c,
-        rows=min(_or(settings.batch_size, 500), n),
+        rows=min(settings.batch_size, n),
         components=min(_or(settings.component_batch_size, m if points else drawn(m)), m),
         support=support,
         steps=1 if newton and likelihood.conjugate else steps,
@@ -288,11 +287,6 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
     run.chose("inference", "exact" if plan.exact else "stochastic", exact if plan.exact else steps)
     run.chose("max_iter", plan.steps, size)
     run.chose("dtype", str(plan.dtype).removeprefix("torch."), "exact" if plan.exact else "steps")
-    if settings.optimizer is not None:
-        why = f"an exact fit on {settings.start_rows:,} rows, whose hyperparameters are kept"
-        run.chose("optimizer", "bfgs", why)
-    if settings.subset_size is not None:
-        run.chose("subset_size", settings.start_rows, "an exact fit takes a few seconds")
     if plan.exact:
         run.ignores(_OF_STEPS, "the model is solved by full batches, without steps")
         run.ignores("covariance", "full batches have all entries of C")
@@ -300,7 +294,6 @@ def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: 
         if likelihood.conjugate:
             run.ignores("max_iter", "one solve finds the optimum of a Gaussian likelihood")
     else:
-        run.chose("batch_size", plan.rows, size)
         run.chose("component_batch_size", plan.components, f"of {plan.n_components:,} functions")
         run.chose("control_variate_rank", plan.support, size)
         run.chose("variational_learning_rate", settings.rate, settings.variational_optimizer)

@@ -46,8 +46,6 @@ _EXACT, _EXACT_IN_HASTE, _EXACT_INTERRUPTED = 2048, 1024, 512
 _LAST_SHARE = 0.2
 # Largest number of rounds of steps, and the steps of each.
 _ROUNDS, _ROUND_STEPS = 12, 40
-# Largest number of updates for max_iter="auto".
-_UPDATES = 500
 # Smallest gain of an update in a fold, in log evidence per row and target.
 _FOLD_TOL = 1e-4
 # From the first number of rows on variances are scaled, and from the second on there may be a
@@ -92,27 +90,25 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     max_precision : float, default=10000.0
         Prior precision above which a basis function is removed from the model. Its unit is that of
         the target's mean square.
-    batch_size : int or "auto", default="auto"
-        Number of rows in a training step. "auto" is 500. Dictionaries of up to 2,048 functions take
-        no such steps and ignore this parameter, the next two and `dtype`.
+    batch_size : int, default=500
+        Number of rows in a training step. Dictionaries of up to 2,048 functions take no such steps
+        and ignore this parameter, the next two and `dtype`.
     component_batch_size : int or "auto", default="auto"
         Number of basis functions in one random draw. "auto" is a tenth of the dictionary, at least
         1,024.
     control_variate_rank : int or "auto", default="auto"
         Number of support rows, at which the latent function is computed exactly. "auto" is 500 for
         up to 20,000 rows and 1,000 for more.
-    optimizer : {"auto"} or None, default="auto"
-        Method that trains the hyperparameters; None keeps them at their initial values. "auto"
+    optimizer : {"bfgs"} or None, default="bfgs"
+        Method that trains the hyperparameters; None keeps them at their initial values. "bfgs"
         takes length scales and noise from an exact Gaussian process on `subset_size` rows.
-    subset_size : int, "auto" or None, default=1000
-        Number of rows in the exact fit from which training starts. None skips this fit, "auto" is
-        the default.
+    subset_size : int or None, default=1000
+        Number of rows in the exact fit from which training starts. None skips this fit.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
         of the kernel. They apply to the exact start only.
-    max_iter : int or "auto", default=500
-        Maximum number of training steps. It counts full-batch updates of all precisions; "auto" is
-        the default.
+    max_iter : int, default=500
+        Maximum number of training steps. It counts full-batch updates of all precisions.
     tol : float, default=1e-06
         Smallest improvement of a score that counts as progress. Its unit is nats of log evidence
         per row and target.
@@ -230,10 +226,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         *,
         n_components: Any = "auto",
         max_precision: Any = 10000.0,
-        batch_size: Any = "auto",
+        batch_size: Any = 500,
         component_batch_size: Any = "auto",
         control_variate_rank: Any = "auto",
-        optimizer: Any = "auto",
+        optimizer: Any = "bfgs",
         subset_size: Any = 1000,
         n_restarts_optimizer: Any = 0,
         max_iter: Any = 500,
@@ -317,10 +313,10 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
             run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
             run.preview = lambda model, step: model._keep(start.kernel, stepper)
-            run.monitor.begin("full", self._most_updates(), objective=stepper.objective_name)
+            run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
             result = train_steps(
                 stepper,
-                max_steps=self._most_updates(),
+                max_steps=self.max_iter,
                 check_every=1,
                 monitor=run.monitor,
                 n_iter_no_change=self.n_iter_no_change,
@@ -342,8 +338,8 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
 
     def _settings(self, kernel: Any) -> Settings:
         """The settings of the exact start and of the rounds of steps."""
-        if self.optimizer not in ("auto", None):
-            raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'auto' or None.")
+        if self.optimizer not in ("bfgs", None):
+            raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'bfgs' or None.")
         steps = QSGPRegressor(
             kernel,
             n_components=2,
@@ -377,15 +373,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         )
         return m
 
-    def _most_updates(self) -> int:
-        return _UPDATES if self.max_iter == "auto" else self.max_iter
-
     def _report(self, settings: Settings, rounds: bool, run: FitRun) -> None:
-        if self.optimizer is not None:
-            run.chose("optimizer", "bfgs", "an exact start has values and gradients")
-        if self.subset_size is not None:
-            run.chose("subset_size", settings.start_rows, "an exact fit of some seconds")
-        run.chose("max_iter", self._most_updates(), "few updates converge")
         run.chose("dtype", settings.dtype, "of the rounds of steps")
         if not rounds:
             for name in ("batch_size", "component_batch_size", "control_variate_rank", "dtype"):
@@ -405,7 +393,6 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         if len(dictionary) <= _EXACT:
             return dictionary, n_rounds, n_iter
         plan = make_plan(settings, Gaussian(), len(source), None)
-        run.chose("batch_size", plan.rows, "of the rounds")
         run.chose("control_variate_rank", plan.support, "of the rounds")
         run.chose("component_batch_size", self._drawn(len(dictionary)), "of the first round")
         fit = Fit(settings, plan, source, Gaussian(), run)
@@ -460,7 +447,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 return 1.0, False
             stepper = self._stepper(functions, source.subset(rest), run)
             score = np.inf
-            for _ in range(self._most_updates()):
+            for _ in range(self.max_iter):
                 stepper.step()
                 run.monitor.check_time()
                 last, score = score, stepper.score()

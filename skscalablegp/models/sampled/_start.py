@@ -36,8 +36,6 @@ from ._site import Site
 _ARD_COLUMNS, _ROWS_A_COLUMN = 30, 10
 # Up to this number the start compares such a kernel with one that has a single length scale.
 _COMPARED_COLUMNS = 200
-# Number of rows from which the start learns which columns matter.
-_ASKED_ROWS = 2000
 # Signal variances that are compared for labels, and the number of rows of this comparison.
 _AMPLITUDES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _LAPLACE_ROWS = 500
@@ -104,8 +102,6 @@ class Start:
         Number of steps of the exact fit.
     reason : str
         Why the exact fit ended.
-    asked : Rows, optional
-        More rows, which show the columns that matter.
     """
 
     kernel: Kernel
@@ -115,7 +111,6 @@ class Start:
     known: np.ndarray | float = 0.0
     n_iter: int = 0
     reason: str = "converged"
-    asked: Rows | None = None
 
 
 def first_rows(
@@ -140,11 +135,8 @@ def first_rows(
     rows = np.sort(order[: settings.start_rows])
     few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
 
-    def read(rows: np.ndarray) -> Rows:
-        X, Y = (part.numpy() for part in few.rows(rows))
-        return Rows(X, Y, 0.0 if few.noise is None else few.noise[rows])
-
-    X, Y, known = read(rows)
+    X, Y = (part.numpy() for part in few.rows(rows))
+    known = 0.0 if few.noise is None else few.noise[rows]
     targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
     n, d = len(source), X.shape[1]
     many = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
@@ -154,9 +146,7 @@ def first_rows(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
-    # A size that the user gives limits these rows, too.
-    most = _ASKED_ROWS if settings.subset_size == "auto" else settings.start_rows
-    return Start(kernel, rows, X, Y, known, asked=read(np.sort(order[:most])))
+    return Start(kernel, rows, X, Y, known)
 
 
 def trained_start(
@@ -202,10 +192,10 @@ def trained_start(
             preview(model, replace(start, kernel=at(compiled, step.theta)))
 
         run.preview, origin = show, X.mean(axis=0)
-        asked = start.asked or Rows(X, Y, start.known)
-        chosen = chosen_start(asked.problem(compiled, likelihood, origin), run)
+        problem = Rows(X, Y, start.known).problem(compiled, likelihood, origin)
+        chosen = chosen_start(problem, run)
         result = exact_start(
-            Rows(X, Y, start.known).problem(compiled, likelihood, origin),
+            problem,
             run,
             max_iter=_STEPS,
             n_restarts=settings.n_restarts_optimizer,

@@ -232,7 +232,6 @@ def test_choices_and_what_has_no_effect():
     choices = {name: choice.value for name, choice in model.fit_report_.choices.items()}
     assert choices == {
         "max_iter": 30,
-        "learning_rate": 0.05,
         "variational_learning_rate": 0.1,
         "dtype": "float64",
         "normalize_y": True,

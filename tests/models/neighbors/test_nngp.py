@@ -231,7 +231,7 @@ def test_one_block_is_the_exact_likelihood():
 @pytest.mark.parametrize("objective", ["leave_one_out", "blocks", "subset"])
 def test_what_was_maximised_is_answered_again(objective):
     X, y, _ = table(120)
-    settings = dict(objective=objective, subset_size=30, batch_size=40, optimizer="auto")
+    settings = dict(objective=objective, subset_size=30, n_centers=40, optimizer="auto")
     calibrate = objective != "leave_one_out"  # the gradient below is that of training
     ours = model(kernel=None, calibrate=calibrate, **settings).fit(X, y)
     value = ours.log_marginal_likelihood_value_
@@ -250,7 +250,7 @@ def test_what_was_maximised_is_answered_again(objective):
 def test_calibration_scales_the_kernel_by_rows_left_out(objective):
     X, y, X_new = table(300)
     settings = dict(objective=objective, subset_size=40, optimizer="auto", kernel=None)
-    settings |= dict(batch_size=100)
+    settings |= dict(n_centers=100)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
     scale = ours.fit_report_.scale
     assert abs(scale - 1) > 1e-3
@@ -272,7 +272,7 @@ def test_calibration_scales_the_kernel_by_rows_left_out(objective):
 def test_kernels_without_an_amplitude_are_not_calibrated():
     X, y, X_new = table(100)
     kernel = Matern(1.0) + WhiteKernel(0.1)
-    settings = dict(kernel=kernel, optimizer="auto", subset_size=40, batch_size=40)
+    settings = dict(kernel=kernel, optimizer="auto", subset_size=40, n_centers=40)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
     assert "scale the whole kernel" in ours.fit_report_.ignored["calibrate"]
     assert_array_equal(ours.predict(X_new), plain.predict(X_new))
@@ -311,7 +311,7 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
         monkeypatch.setattr(module + name, value)
     X, y, X_new = table(400)
     settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
-    ours = model(batch_size=40, calibrate=calibrate, **settings).fit(X, y)
+    ours = model(n_centers=40, calibrate=calibrate, **settings).fit(X, y)
     assert ours.n_neighbors_ == ours.fit_report_.choices["n_neighbors"].value == chosen
     given = model(kernel=ours.kernel_, n_neighbors=chosen, normalize_y=True).fit(X, y)
     assert_allclose(ours.predict(X_new), given.predict(X_new), rtol=1e-8)
@@ -353,7 +353,7 @@ def test_training_that_predicts_all_rows(monkeypatch, calibrate):
     for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=0.0).items():
         monkeypatch.setattr(module + name, value)
     X, y, _ = table(120)
-    settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, batch_size=120)
+    settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, n_centers=120)
     ours = model(n_neighbors="auto", calibrate=calibrate, **settings).fit(X, y)
     assert ours.n_neighbors_ == 60 and "gain" in ours.fit_report_.choices["n_neighbors"].reason
     assert ("calibrate" in ours.fit_report_.ignored) == calibrate
@@ -369,7 +369,7 @@ def uneven(n=500):
 @pytest.mark.usefixtures("given_start")
 def test_variances_follow_the_errors_of_the_nearest_rows():
     X, y, X_new = uneven()
-    settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, batch_size=100)
+    settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, n_centers=100)
     plain, ours = (model(calibrate=c, **settings).fit(X, y) for c in (False, True))
     assert plain.local_power_ == 0 and ours.local_power_ >= 0.5
     Y, unit = (y - y.mean()) / y.std(), y.std()
@@ -440,7 +440,7 @@ def test_errors_of_rows_that_nearly_agree_keep_their_digits():
 
 def test_local_scales_are_for_uneven_noise_and_can_be_switched_off():
     X, y, _ = table(500)
-    settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, batch_size=100)
+    settings = dict(kernel=None, n_neighbors=50, optimizer="auto", subset_size=100, n_centers=100)
     assert model(**settings).fit(X, y).local_power_ == 0
     X, y, _ = uneven()
     assert model(local_scale=False, **settings).fit(X, y).local_power_ == 0
@@ -469,7 +469,7 @@ def test_callbacks_see_the_likelihood_of_all_rows():
         seen[step.stage] = value
 
     settings = dict(kernel=None, optimizer="auto", max_iter=3, callbacks=callback)
-    model(objective="blocks", subset_size=30, batch_size=40, **settings).fit(X, y)
+    model(objective="blocks", subset_size=30, n_centers=40, **settings).fit(X, y)
     assert list(seen) == ["30", "full"]
 
 
@@ -596,7 +596,7 @@ def test_wrong_rows_are_not_added():
 
 def test_threads_change_nothing():
     X, y, X_new = table(120)
-    settings = dict(kernel=None, optimizer="auto", subset_size=40, batch_size=60)
+    settings = dict(kernel=None, optimizer="auto", subset_size=40, n_centers=60)
     before = torch.get_num_threads()
     answers = []
     try:

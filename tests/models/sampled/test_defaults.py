@@ -56,7 +56,7 @@ def test_the_default_is_the_exact_process(noise):
 def test_intervals_hold_what_they_say(Model, n):
     X, X_test, y, y_test = friedman(n)
     model = Model(random_state=0).fit(X, y)
-    coverage = interval_coverage(y_test, *model.predict(X_test, return_std=True), level=0.95)
+    coverage = interval_coverage(y_test, *model.predict(X_test, return_std=True), coverage=0.95)
     assert 0.9 < coverage < 0.99
 
 

@@ -286,7 +286,7 @@ def test_a_sinc_needs_few_functions():
         (dict(kernel=DotProduct() + WhiteKernel(), basis="fourier"), 'use basis="rows"'),
         (dict(basis="rows", n_components=500), "more than the 120 points"),
         (dict(basis="rows", n_components=50, inference="stochastic"), "with all rows"),
-        (dict(optimizer="bfgs"), "Unknown optimizer='bfgs'"),
+        (dict(optimizer="lbfgs"), "Unknown optimizer='lbfgs': use 'bfgs', 'adam' or None"),
         (dict(variational_optimizer="natural"), "Unknown variational_optimizer"),
         (dict(basis=np.zeros((3, 2)), n_components=2), "fewer than the 3 points"),
         (dict(basis=np.zeros((3, 2)), inference="stochastic"), "at given points is solved by"),
