@@ -3,11 +3,15 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import skscalablegp
+
+PACKAGE = Path(skscalablegp.__file__).parent
+STUB = PACKAGE / "__init__.pyi"
 
 
 def test_the_import_alone_is_cheap_and_everything_is_there():
@@ -22,16 +26,29 @@ def test_the_import_alone_is_cheap_and_everything_is_there():
 
 
 def test_editors_see_the_imports_that_are_made():
-    tree = ast.parse(Path(skscalablegp.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {node.module: [alias.name for alias in node.names] for node in block.body}
-    assert seen == {home: list(names) for home, names in skscalablegp._HOMES.items()}
-    assert {name for names in seen.values() for name in names} == {
-        name for name in skscalablegp.__all__ if name != "__version__"
-    }
-    for home, names in seen.items():
-        module = __import__(f"skscalablegp.{home}", fromlist=names)
-        assert all(getattr(skscalablegp, name) is getattr(module, name) for name in names)
+    """A stub offers what it imports under its own name; nothing but a version stands beside it."""
+    *imports, rest = ast.parse(STUB.read_text()).body
+    assert ast.unparse(rest) == "__version__: str"
+    offered = {alias.asname: (alias.name, line.module) for line in imports for alias in line.names}
+    assert len(offered) == sum(len(line.names) for line in imports)
+    for shown, (name, home) in offered.items():
+        assert shown == name
+        module = __import__(f"skscalablegp.{home or name}", fromlist=[name])
+        assert getattr(skscalablegp, name) is (getattr(module, name) if home else module)
+    classes = {name for name, (_, home) in offered.items() if home}
+    assert classes == set(skscalablegp.__all__) - {"__version__"}
+    assert set(offered) <= set(dir(skscalablegp))
+
+
+def test_the_stub_is_shipped_and_is_the_only_list():
+    pyproject = PACKAGE.parent / "pyproject.toml"
+    if not pyproject.exists():
+        pytest.skip("not a checkout of the repository")
+    data = tomllib.loads(pyproject.read_text())["tool"]["setuptools"]["package-data"]
+    assert STUB.name in data["skscalablegp"]
+    assert not [
+        name for name in skscalablegp.__all__[:-1] if name in (PACKAGE / "__init__.py").read_text()
+    ]
 
 
 def test_unknown_names():

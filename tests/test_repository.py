@@ -41,7 +41,7 @@ def module_name(path):
 def imported_modules(path):
     """Every module of the package that a file imports, also inside functions."""
     name = module_name(path)
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -146,7 +146,8 @@ def test_what_a_folder_offers_is_used():
     elsewhere = [
         p for folder in ("tests", "benchmarks", "examples") for p in ROOT.glob(f"{folder}/**/*.py")
     ]
-    used = {name for path in [*SOURCES, *elsewhere] for name in imported_modules(path)}
+    stub = PACKAGE / "__init__.pyi"
+    used = {name for path in [*SOURCES, stub, *elsewhere] for name in imported_modules(path)}
     offered = {
         f"{module_name(path)}.{alias.name}"
         for path in SOURCES

@@ -1,0 +1,35 @@
+# The public names of this package, each listed once: editors and type checkers read this file, and
+# `__init__.py` imports each name from here when it is first used. An estimator is one line below.
+from . import datasets as datasets
+from . import gradients as gradients
+from . import inspection as inspection
+from . import kernels as kernels
+from . import likelihoods as likelihoods
+from . import metrics as metrics
+from . import preconditioners as preconditioners
+from . import priors as priors
+from . import solvers as solvers
+from . import training as training
+from . import truncation as truncation
+from .meta import HeteroscedasticRegressor as HeteroscedasticRegressor
+from .meta import LOVEPredictor as LOVEPredictor
+from .meta import MeanFunctionRegressor as MeanFunctionRegressor
+from .meta import StackedGPRegressor as StackedGPRegressor
+from .models.deep import BSGDDKLRegressor as BSGDDKLRegressor
+from .models.deep import MinimaxDKLRegressor as MinimaxDKLRegressor
+from .models.deep import SCGDDKLRegressor as SCGDDKLRegressor
+from .models.experts import PoERegressor as PoERegressor
+from .models.fourier import RFFRegressor as RFFRegressor
+from .models.fourier import SSRFFRegressor as SSRFFRegressor
+from .models.grid import KISSGPRegressor as KISSGPRegressor
+from .models.inducing import SGPRRegressor as SGPRRegressor
+from .models.inducing import SVGPClassifier as SVGPClassifier
+from .models.inducing import SVGPRegressor as SVGPRegressor
+from .models.iterative import IterativeGPRegressor as IterativeGPRegressor
+from .models.iterative import RRCGRegressor as RRCGRegressor
+from .models.neighbors import NNGPRegressor as NNGPRegressor
+from .models.sampled import QSGPClassifier as QSGPClassifier
+from .models.sampled import QSGPRegressor as QSGPRegressor
+from .models.sampled import QSRVMRegressor as QSRVMRegressor
+
+__version__: str
