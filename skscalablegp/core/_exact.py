@@ -93,20 +93,20 @@ class FactorBudget:
 
     def __init__(self, problem: GPProblem, run: FitRun):
         self._problem, self._run, self._square, self._cube = problem, run, 0.0, 0.0
-        if run.monitor.max_seconds is not None and len(problem.X) > _TIMED_ROWS:
+        if run.budget.limit is not None and len(problem.X) > _TIMED_ROWS:
             self._measure()
-            run.monitor.reserve(self._seconds(len(problem.X)))
+            run.budget.reserve(self._seconds(len(problem.X)))
 
     def _measure(self) -> None:
-        monitor = self._run.monitor
+        budget = self._run.budget
         few = self._problem.subset(torch.arange(_TIMED_ROWS)).to(torch.float64)
-        begun = monitor.seconds
+        begun = budget.seconds
         H = few.operator(few.kernel.theta0).to_dense()
-        filled = monitor.seconds
+        filled = budget.seconds
         H.diagonal().mul_(2)
         cholesky_(H)
         self._square = (filled - begun) / _TIMED_ROWS**2
-        self._cube = (monitor.seconds - filled) / _TIMED_ROWS**3
+        self._cube = (budget.seconds - filled) / _TIMED_ROWS**3
 
     def _seconds(self, n: int) -> float:
         return self._square * n**2 + self._cube * n**3
@@ -145,10 +145,10 @@ class FactorBudget:
         run, n, left = self._run, len(table.X), math.inf
         if n <= _TIMED_ROWS:
             return table, ""
-        remedy, budget = "raise max_seconds to use all rows", run.monitor.max_seconds
+        remedy, budget = "raise max_seconds to use all rows", run.budget.limit
         if budget is not None:
-            left = max(0.0, budget - run.monitor.seconds) + _GRACE * budget
-        if run.monitor.stopped == "interrupted":
+            left = max(0.0, budget - run.budget.seconds) + _GRACE * budget
+        if run.budget.ended == "interrupted":
             if self._cube == 0:
                 self._measure()
             left = min(left, _AFTER_INTERRUPT)
@@ -157,7 +157,7 @@ class FactorBudget:
         if need <= left:
             return table, ""
         m = max(_TIMED_ROWS, bisect(range(n), left, key=self._seconds) - 1)
-        run.monitor.end("max_seconds")
+        run.budget.end("max_seconds")
         return table.rows(run.random_state.permutation(n)[:m]), (
             f"Predictions are based on {m:,} random rows, since factorising all {n:,} would have "
             f"taken about {need:.0f} s: {remedy}."

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import copy, deepcopy
 from functools import cached_property, partial
@@ -46,7 +46,7 @@ from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned
 from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
-from .training import Monitor, StopTraining, TrainingStep
+from .training import Budget, Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
 
@@ -92,6 +92,19 @@ class Run:
         """Generator of additional starting points of an optimiser."""
         return self.random_state
 
+    @property
+    def budget(self) -> Budget:
+        """The time that the fit may take, and what has ended it."""
+        return self.monitor.budget
+
+    def silent(self, share: str | float) -> Run:
+        """A run for fits beside that of the model, with a share of the time left.
+
+        Callbacks do not see its steps; an interrupt ends both runs.
+        """
+        monitor = Monitor(budget=self.budget.share(share))
+        return Run(monitor, self.generator, self.random_state)
+
     def reports(self, **facts: Any) -> None:
         """Add entries to the report of the fit, if this run has one."""
 
@@ -134,7 +147,7 @@ class FitRun(Run):
         with translated(estimator):
             self.device = resolve_device(estimator.device)
             callbacks = _checked_callbacks(estimator.callbacks)
-        self.monitor = Monitor(callbacks, estimator.max_seconds, int(estimator.verbose))
+        self.monitor = Monitor(callbacks, Budget(estimator.max_seconds), int(estimator.verbose))
         self.priors: dict[str, Any] | None = None
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
@@ -251,17 +264,6 @@ class FitRun(Run):
         if memory is None:
             memory = available_memory(self.device)
         return Machine(self.device, memory, n_workers(), self.estimator.max_seconds)
-
-    def reserve(self, work: Callable[[], Any], times: float) -> None:
-        """Reserve a part of the time budget, at most half of it, for the work after training.
-
-        The work is estimated as `times` calls of `work`, which is called once to measure its time.
-        Without a time budget nothing is measured or reserved.
-        """
-        if self.monitor.max_seconds is not None:
-            begun = self.monitor.seconds
-            work()
-            self.monitor.reserve(times * (self.monitor.seconds - begun))
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Raise a MemoryError before work that does not fit into memory on the fit's device.
@@ -386,18 +388,18 @@ class FitRun(Run):
     def _check_learned(self) -> None:
         """Compare a model that seems to have learned nothing with simple models."""
         trained = self.estimator.get_params(deep=False).get("optimizer", "auto") is not None
-        stopped = self.monitor.stopped == "interrupted" or self.monitor.seconds_left == 0
+        stopped = self.budget.ended == "interrupted" or self.budget.left == 0
         # A regressor below has checked itself, and the report has a sentence of its own.
-        told = self._because and self.monitor.stopped is None
+        told = self._because and self.budget.ended is None
         if self._table is None or not trained or stopped or told:
             return
-        with self.stage("check of the signal", optional=True), warnings.catch_warnings():
+        # The model is complete: what ends the check does not end the fit.
+        apart = Budget().may_end()
+        with self.stage("check of the signal"), apart, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with suppress(torch.linalg.LinAlgError, MemoryError):
                 classes = getattr(self.estimator, "classes_", None)
                 self._nothing = nothing_learned(self.estimator, *self._table, classes)
-            except (torch.linalg.LinAlgError, MemoryError, KeyboardInterrupt):
-                return  # The model is complete; there is no warning without a comparison.
 
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report the value of a parameter that was "auto", with the reason; returns the value."""
@@ -441,7 +443,7 @@ class FitRun(Run):
     @property
     def stopped(self) -> bool:
         """Whether a budget, a callback or an interrupt has ended training; no stage may follow."""
-        return self.monitor.stopped is not None
+        return self.budget.ended is not None
 
     @contextmanager
     def stage(self, name: str, optional: bool = False) -> Iterator[None]:
@@ -453,34 +455,24 @@ class FitRun(Run):
             Name of the part in the report.
         optional : bool, default=False
             Whether the model is complete without this part. An interrupt, or a spent time budget
-            that `Monitor.check_time` notices, then ends only this part.
+            that `Budget.check` notices, then ends only this part.
         """
         self.monitor.begin(name)
         try:
-            yield
-        except (KeyboardInterrupt, StopTraining) as end:
-            if not optional:
-                raise
-            self.monitor.end(str(end) if isinstance(end, StopTraining) else "interrupted")
+            with self.budget.may_end() if optional else nullcontext():
+                yield
         finally:
             self.monitor.close()
 
     def finish(self, name: str, part: Callable[[], T]) -> T:
         """Run the final part of a fit, without which there is no model, as a stage of its own.
 
-        It may use all of the remaining time budget, including the reserved time. The first
-        interrupt starts the part again, so that the user gets a model; a second one, or one after
-        training was interrupted, ends the fit.
+        It may use all of the remaining time, including the reserved time. `Budget.completed` says
+        what interrupts do.
         """
-        self.monitor.reserve(0.0)
+        self.budget.reserve(0.0)
         with self.stage(name):
-            try:
-                return part()
-            except KeyboardInterrupt:
-                if self.monitor.stopped == "interrupted":
-                    raise
-                self.monitor.end("interrupted")
-                return part()
+            return self.budget.completed(part)
 
     def ended(
         self,
@@ -536,9 +528,9 @@ class FitRun(Run):
 
     def _settle(self) -> tuple[str, str]:
         """Final status and its reason; adds the reason to the warning if there is one."""
-        if self._because and self.monitor.stopped is None:
+        if self._because and self.budget.ended is None:
             return self._status, self._because
-        status = self.monitor.stopped or self._status
+        status = self.budget.ended or self._status
         if status in ("converged", "completed") and self._final is not None:
             status = _OF_SOLVES.get(self._final.status, status)
             if status not in ("converged", "completed"):
@@ -638,7 +630,7 @@ class FitRun(Run):
             choices={k: v for k, v in self._choices.items() if k not in self._ignored},
             ignored={name: why for name, why in self._ignored.items() if name in settings},
             n_iter=self._n_iter,
-            seconds=self.monitor.stage_seconds | {"total": self.monitor.seconds},
+            seconds=self.monitor.stage_seconds | {"total": self.budget.seconds},
             n_unconverged=len(failed),
             at_bounds=ends,
             **facts,

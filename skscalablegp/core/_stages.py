@@ -231,17 +231,16 @@ def best_of(
     n_iter = 0 if best is None else best.n_iter
     for k, attempt in enumerate(attempts):
         try:
-            result = attempt()
-        except KeyboardInterrupt:
-            if best is None:
-                raise
-            return replace(best, n_iter=n_iter, stop_reason=run.monitor.end("interrupted"))
+            with run.budget.may_end(best is not None) as ending:
+                result = attempt()
         except torch.linalg.LinAlgError:
             if k == 0:
                 raise
             failure = "no Cholesky factor at its start"
             run.monitor.failures.append(f"restart {k // ways}: {failure}")
             continue
+        if ending.reason is not None:
+            return replace(best, n_iter=n_iter, stop_reason=ending.reason)
         n_iter += result.n_iter
         # Of equals up to rounding the first one counts, whose optimiser follows slopes to the end.
         if k == 0 or result.value > best.value + ROUNDING * abs(best.value):
@@ -471,18 +470,16 @@ def _initialise(
     while result is None or size * share < n:
         steps = _EXACT_STEPS if metric is None else _REFINING_STEPS
         optimizer = QuasiNewton(tol, gain_tol=_worthwhile(settings, size))
-        try:
+        with run.budget.may_end(result is not None) as ending:
             part = problem.subset(order[:size].sort().values)
             if metric is None:
                 part = part.to(torch.float64)
             elif settings.adapt_dtype:
                 part = well_conditioned(part, theta)
             result = _stage(f"{size}", part, exact, optimizer, theta, settings, run, steps, metric)
-        except KeyboardInterrupt:
-            if result is None:
-                raise
+        if ending.reason is not None:
             # There was no evaluation on these rows: the result of fewer rows stands.
-            result = replace(result, n_iter=0, stop_reason=run.monitor.end("interrupted"))
+            result = replace(result, n_iter=0, stop_reason=ending.reason)
         theta, metric = result.theta, result.metric
         n_iter += result.n_iter
         if result.stop_reason not in _DONE:
@@ -510,15 +507,13 @@ def _average_neighbourhoods(
     results = []
     for k, idx in enumerate(subsets):
         name = f"neighbourhood {k + 1}"
-        try:
+        with run.budget.may_end(bool(results)) as ending:
             part = problem.subset(idx).to(torch.float64)
             result = _stage(
                 name, part, exact, QuasiNewton(tol), theta, settings, run, _EXACT_STEPS, None
             )
-        except KeyboardInterrupt:
-            if not results:
-                raise
-            results[-1] = replace(results[-1], stop_reason=run.monitor.end("interrupted"))
+        if ending.reason is not None:
+            results[-1] = replace(results[-1], stop_reason=ending.reason)
             break
         results.append(result)
         if result.stop_reason not in _DONE:

@@ -192,7 +192,7 @@ def choose_start(
     steps = _STEPS if max_iter is None else min(_STEPS, max_iter)
     search = _Search(problem, given, run, steps)
     run.monitor.begin("starts")
-    try:
+    with run.budget.may_end():
         search.compare()
         if isinstance(problem.kernel.node, SumOverColumns):
             search.sweep(problem.kernel.node)
@@ -200,10 +200,6 @@ def choose_start(
             search.train()
             if keep_steps:
                 search.reconsider()
-    except StopTraining as stop:
-        run.monitor.end(str(stop))
-    except KeyboardInterrupt:
-        run.monitor.end("interrupted")
     return search.best if keep_steps else search.best_before_steps
 
 
@@ -241,10 +237,6 @@ class _Search:
         part = self._problem.subset(self._order[:m].sort().values).to(torch.float64)
         return replace(part, keep=True)
 
-    def _time_for(self, seconds: float) -> bool:
-        left = self._run.monitor.seconds_left
-        return left is None or left > seconds
-
     # ------------------------------------------------------------------ the comparison
 
     def compare(self) -> None:
@@ -253,7 +245,7 @@ class _Search:
         self._rank(part, [self._given, *self._isotropic()])
         n, d = self._problem.X.shape
         asks = n >= FEWEST_ROWS and d >= _FEWEST_COLUMNS and self._layout.lengths is not None
-        if asks and self._time_for(_TIME_FOR_MODELS):
+        if asks and self._run.budget.allows(_TIME_FOR_MODELS):
             some = self._order[: min(n, _ASKED)]
             X, Y = (
                 part[some].double().cpu().numpy() for part in (self._problem.X, self._problem.Y)
@@ -336,7 +328,7 @@ class _Search:
             return node.of_column(torch.as_tensor(theta), X, X, column)
 
         def value(theta: np.ndarray, K: Tensor) -> float:
-            self._run.monitor.check_time()
+            self._run.budget.check()
             H = K.clone()
             H.diagonal().add_(part.kernel.noise(torch.as_tensor(theta), X) + known)
             L, failed = torch.linalg.cholesky_ex(H)
@@ -406,7 +398,7 @@ class _Search:
         for _ in range(_TRIES if settled else 0):
             best, gains = self.best, []
             for j in map(int, np.flatnonzero(best.theta[lengths] > near)):
-                self._run.monitor.check_time()
+                self._run.budget.check()
                 tried = [
                     (self._value(part, theta), theta)
                     for theta in self._with_column(j, float(near[j]), best.theta)
@@ -462,9 +454,9 @@ class _Search:
         """The starts after a few steps, with those before, the best first."""
         done = list(before)
         for start in starts:
-            if not self._time_for(_TIME_FOR_TRAINING):
+            if not self._run.budget.allows(_TIME_FOR_TRAINING):
                 break
-            monitor = Monitor(max_seconds=self._run.monitor.seconds_left)
+            budget = self._run.budget.share(1.0)
             try:
                 result = train(
                     part,
@@ -473,13 +465,13 @@ class _Search:
                     start.theta,
                     self._bounds,
                     max_iter=self._steps,
-                    monitor=monitor,
+                    monitor=Monitor(budget=budget),
                     generator=self._generator,
                 )
             except torch.linalg.LinAlgError:
                 continue
-            if monitor.stopped == "interrupted":
-                raise KeyboardInterrupt
+            if budget.ended == "interrupted":
+                raise StopTraining("interrupted")
             if math.isfinite(result.value):
                 value = result.value / len(part.X)
                 done.append(Start(start.origin, result.theta, value, start.theta))

@@ -20,7 +20,7 @@ from ._run import FitRun, Run
 from ._stages import StageSettings, fit_hyperparameters
 from ._starts import Start, choose_start
 from .data import random_rows
-from .training import Monitor, QuasiNewton, TrainingResult
+from .training import QuasiNewton, TrainingResult
 
 # Number of random rows of a first check, which a second one triples, and the largest number of
 # steps of an exact fit for it.
@@ -139,11 +139,9 @@ def exact_check(
     found = None
     with checking(run):
         problem = some()
-        silent = Run(Monitor(max_seconds=run.monitor.seconds_left), run.generator, run.random_state)
+        silent = run.silent(1.0)
         result = exact_start(problem, silent, max_iter=_CHECK_STEPS)
-        if silent.monitor.stopped == "interrupted":
-            run.monitor.end("interrupted")
-        if not silent.monitor.stopped:
+        if not silent.budget.ended:
             found = problem, torch.as_tensor(result.theta)
     return found
 

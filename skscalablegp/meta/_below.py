@@ -14,7 +14,6 @@ from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
 from ..core import FitRun, GPPredictionBase
-from ..core.training import StopTraining
 from ..kernels import with_column_numbers
 from ._scaled import Scaled
 
@@ -152,7 +151,7 @@ def fit_below(
     X: Any,
     y: Any,
     preview: Callable[[Any, Any], None] | None = None,
-    share: float = 1.0,
+    share: str | float = 1.0,
     advised: bool = True,
     **params: Any,
 ) -> tuple[str, str]:
@@ -170,9 +169,9 @@ def fit_below(
         ``preview(model, below)`` sets the fitted attributes of `model`, a copy of the outer
         estimator, as they would be if training ended at the step at which `below`, a copy of the
         inner regressor, was taken.
-    share : float, default=1.0
-        Share of the remaining time that this fit may take. If it is below 1 and used up, the outer
-        fit goes on.
+    share : str or float, default=1.0
+        Share of the remaining time that this fit may take, as in `Budget.share`. If it is below 1
+        and used up, the outer fit goes on.
     advised : bool, default=True
         Whether to pass on a warning that another model suits the table better.
     **params
@@ -184,9 +183,8 @@ def fit_below(
         The status and the reason in the report of the inner fit.
     """
     if not isinstance(inner, GPPredictionBase):
-        left = run.monitor.seconds_left
-        if left is not None and has_fit_parameter(inner, "max_seconds"):
-            params["max_seconds"] = share * left
+        if run.budget.limit is not None and has_fit_parameter(inner, "max_seconds"):
+            params["max_seconds"] = run.budget.share(share).limit
         with run.stage(type(inner).__name__):
             inner.fit(X, y, **params)
         return "completed", f"{type(inner).__name__} has no steps to report"
@@ -205,11 +203,11 @@ def fit_below(
 
     listed = own["callbacks"] if own["callbacks"] is not None else []
     listed = [listed] if callable(listed) else list(listed)
-    left, seconds = run.monitor.seconds_left, own["max_seconds"]
+    mine, seconds = run.budget.share(share).limit, own["max_seconds"]
     # Whether the outer fit's budget is the one that may end this fit.
-    shared = left is not None and (seconds is None or share * left <= seconds)
+    shared = mine is not None and (seconds is None or mine <= seconds)
     if shared:
-        seconds = max(share * left, 1e-9)
+        seconds = max(mine, 1e-9)
     inner.set_params(
         callbacks=[*listed, hear],
         max_seconds=seconds,
@@ -223,12 +221,12 @@ def fit_below(
         inner.set_params(**own)
     status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
     cut = status == "max_seconds" and shared
-    if status == "interrupted" or (cut and (share == 1 or run.monitor.seconds_left == 0)):
-        run.monitor.end(status)
+    if status == "interrupted" or (cut and (share == 1 or run.budget.left == 0)):
+        run.budget.end(status)
     elif cut:
         because = (
             f"{type(inner).__name__} has used its share of max_seconds="
-            f"{run.monitor.max_seconds:g}, the best state so far is kept: raise max_seconds"
+            f"{run.budget.limit:g}, the best state so far is kept: raise max_seconds"
         )
         run.warn(f"{because}.")
     advice = "" if advised else inner.fit_report_.remark
@@ -251,7 +249,7 @@ def left_out_in_time(
     X: np.ndarray,
     y: np.ndarray,
     order: np.ndarray,
-    share: float,
+    share: str | float,
     told: dict[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Leave-one-out rows, means and variances in closed form; None if the model has no closed form.
@@ -259,13 +257,13 @@ def left_out_in_time(
     Under a time budget these are the first rows of `order`: as many as `share` of the remaining
     time allows, but at least 200.
     """
-    found, noise, left = None, told.get("noise_variance"), run.monitor.seconds_left
+    found, noise = None, told.get("noise_variance")
     with run.stage("leave one out", optional=True):
-        if left is not None and len(order) > _TIMED:
-            begun = run.monitor.seconds
-            member.left_out(X, y, noise, np.sort(order[:_TIMED]))
-            took = max(run.monitor.seconds - begun, 1e-9)
-            order = order[: max(_TIMED, int(share * left / took * _TIMED))]
+        if run.budget.limit is not None and len(order) > _TIMED:
+            budget, some = run.budget.share(share), np.sort(order[:_TIMED])
+            took = budget.timed(lambda: member.left_out(X, y, noise, some))
+            cost = lambda k: k * took / _TIMED  # noqa: E731
+            order = order[: budget.affordable(cost, range(_TIMED, len(order) + 1))]
         found = member.left_out(X, y, noise, np.sort(order))
     return found and (found[0], found[1], found[2] ** 2)
 
@@ -307,18 +305,12 @@ def predicted_unseen(
     for j, (fitted, new) in enumerate(folds):
         below = clone(fresh)
         own = {name: values[fitted] for name, values in told.items()}
-        try:
-            run.monitor.check_time()
+        # The model of all rows is complete; only the noise model or the weights are missing.
+        with run.budget.may_end(inner=True):
+            run.budget.check()
             part = share / (len(folds) - j * share)
             # The advice is about the fit on all rows.
             fit_below(below, run, X[fitted], y[fitted], preview, part, False, **own)
-        except KeyboardInterrupt:
-            # The model of all rows is complete; only the noise model or the weights are missing.
-            run.monitor.end("interrupted")
-        except (StopTraining, TimeoutError):
-            if run.monitor.max_seconds is None and not run.stopped:
-                raise
-            run.monitor.end("max_seconds")
         if run.stopped:
             break
         mean, variance, _ = Scaled(below).below(X[new])

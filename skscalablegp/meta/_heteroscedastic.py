@@ -12,6 +12,7 @@ from sklearn.base import clone
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import Posterior
+from ..core.training import SHARES
 from ..models.experts import PoERegressor
 from ._below import (
     MetaRegressorBase,
@@ -28,11 +29,6 @@ from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
-# Share of the remaining time that leaving rows out may take.
-_LEFT_OUT_SHARE = 0.5
-# Shares of a time budget that fits on all rows and cross-fitting may take. The rest is left for
-# predictions and the noise model.
-_FIRST_SHARE, _FOLDS_SHARE = 0.5, 0.35
 # Probabilities of the quantiles at which shapes of tails are compared.
 _LEVELS = np.arange(0.5, 100) / 100
 # Parameters that have no effect if no rows were left out.
@@ -232,11 +228,11 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             self.n_residuals_ = 0
             for left in reversed(range(1 + refits)):
                 inner = clone(fresh)
-                share = _FIRST_SHARE / (1 + left)
+                share = SHARES["fit before noise"] / (1 + left)
                 ended = fit_below(inner, run, X, y, _preview, share, **told)
                 run.preview = None
                 self._finish(Scaled(inner, extra=extra))
-                share = _FOLDS_SHARE / (1 + left - _FIRST_SHARE)
+                share = SHARES["held-out fits"] / (1 + left - SHARES["fit before noise"])
                 self._learn(fresh, X, y, known, told, share, run)
                 if run.stopped or not left:
                     break
@@ -277,10 +273,10 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                 squares,
                 self.noise_estimator,
                 run.random_state,
-                run.monitor.check_time,
+                run.budget.check,
             )
-        if run.monitor.seconds_left == 0:
-            run.monitor.end("max_seconds")
+        if run.budget.left == 0:
+            run.budget.end("max_seconds")
         if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
             run.ignores("noise_estimator", f"{len(rows)} rows are too few for more than a constant")
         tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run)
@@ -316,7 +312,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         held = int(self.validation_fraction * n)
         if way in ("auto", "leave_one_out"):
             order = run.random_state.permutation(n)[:_LEFT_OUT]
-            found = left_out_in_time(inner, run, X, y, order, _LEFT_OUT_SHARE, told)
+            found = left_out_in_time(inner, run, X, y, order, "leave-one-out", told)
             if found is not None:
                 run.chose("residuals", "leave_one_out", "there is a closed form")
                 run.ignores("validation_fraction", "no rows are held out")
@@ -356,7 +352,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             f"constant); {self._learned.tails.name} tails"
         )
         status, because = ended
-        if run.monitor.seconds_left == 0 and not self.n_residuals_:
+        if run.budget.left == 0 and not self.n_residuals_:
             run.warn(
                 "No time was left for the noise model: standard deviations do not follow the noise "
                 "of a row; raise max_seconds."

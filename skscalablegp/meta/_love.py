@@ -15,7 +15,6 @@ from .._compat import fit_context
 from .._validation import validated
 from ..core import FitRun, GPPredictionBase
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
-from ..core.training import StopTraining
 from ..models.grid import KISSGPRegressor
 from ._below import MetaRegressorBase, fit_below, mean_square
 
@@ -263,19 +262,14 @@ class LOVEPredictor(MetaRegressorBase):
         run.monitor.begin("variances", 1 + doublings, "minus the variances' error")
         run.preview = lambda model, step: model._finish(inner, made, scale)
         rows = _inputs(inner, held, probes)
-        try:
+        # Without variances of any rank, the smallest rank follows a first interrupt.
+        with run.budget.may_end(lambda reason: made is not None or not run.stopped):
             for made in form.growing(*rows, first, most):
                 run.monitor.record_score(inner.kernel_.theta, -made.error / scale, 0.0)
                 if run.stopped or made.error <= self.variance_tol * scale / _MARGIN:
                     break
-        except StopTraining as stop:
-            run.monitor.end(str(stop))
-        except KeyboardInterrupt:
-            if made is None:
-                if run.stopped:
-                    raise
-                made = next(form.growing(*rows, first, most))
-            run.monitor.end("interrupted")
+        if made is None:
+            made = next(form.growing(*rows, first, most))
         run.monitor.close()
         return made
 

@@ -222,21 +222,18 @@ class MeanFunctionRegressor(MetaRegressorBase):
             ) -> None:
                 model._finish(below, mean, weight)
 
-            share = 1.0 if len(weights) == 1 else (0.45, 0.8)[len(fits)]
-            begun = run.monitor.seconds
+            share, begun = 1.0, run.budget.seconds
+            if len(weights) > 1:
+                share = "process alone" if fits else "process on errors"
             try:
-                ending = fit_below(inner, run, X, errors, preview, share, **told)
-            except (KeyboardInterrupt, StopTraining, TimeoutError, MemoryError) as error:
+                # A finished fit stands.
+                with run.budget.may_end(bool(fits), inner=True):
+                    ending = fit_below(inner, run, X, errors, preview, share, **told)
+            except (MemoryError, StopTraining, TimeoutError) as error:
                 if not fits:
                     raise
-                # The finished fit stands.
-                if isinstance(error, KeyboardInterrupt):
-                    run.monitor.end("interrupted")
-                elif run.monitor.max_seconds is not None and not isinstance(error, MemoryError):
-                    run.monitor.end("max_seconds")
-                elif not run.stopped:
-                    why = str(error) or type(error).__name__
-                    run.warn(f"The targets without the mean function were not tried: {why}")
+                why = str(error) or type(error).__name__
+                run.warn(f"The targets without the mean function were not tried: {why}")
                 break
             finally:
                 run.preview = None
@@ -244,12 +241,11 @@ class MeanFunctionRegressor(MetaRegressorBase):
                 break
             found = None
             if len(weights) > 1 and not run.stopped:
-                found = left_out_in_time(Scaled(inner), run, X, errors, order, 0.1, told)
+                found = left_out_in_time(Scaled(inner), run, X, errors, order, "comparison", told)
             density = -np.inf if found is None else _density(errors[found[0]], *found[1:])
             fits.append(Weighted(density, weight, inner, *ending))
-            left = run.monitor.seconds_left
             # Without time for another fit of that kind, the first one stands.
-            if found is None or (left is not None and left < run.monitor.seconds - begun):
+            if found is None or not run.budget.allows(run.budget.seconds - begun):
                 break
         best = max(fits, key=lambda fit: fit.density)
         why = "the given mean function" if len(weights) == 1 else "there was no other fit"
@@ -271,15 +267,12 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
         self._unseen = np.empty(len(X))
         with run.stage("mean function"):
-            begun = run.monitor.seconds
+            begun = run.budget.seconds
             mean = fitted(np.arange(len(X)))
-            n_folds, left = self.n_folds, run.monitor.seconds_left
-            if left is not None:
-                # Half of the remaining time is reserved for the process.
-                enough = int(0.5 * left / max(run.monitor.seconds - begun, 1e-9))
-                if (enough := max(2, enough)) < n_folds:
-                    run.ignores("n_folds", f"there is time for {enough} folds")
-                    n_folds = enough
+            took, budget = run.budget.seconds - begun, run.budget.share("cross-fitting")
+            n_folds = budget.affordable(lambda k: k * took, range(2, self.n_folds + 1))
+            if n_folds < self.n_folds:
+                run.ignores("n_folds", f"there is time for {n_folds} folds")
             for seen, new in split(len(X), n_folds, 0, run):
                 self._unseen[new] = fitted(seen).predict(X[new])
         return mean

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._compat import NamedEstimators, fit_context
 from ..core import SMALL_TABLE, FitRun, GPPredictionBase
 from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
+from ..core.training import SHARES
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
 from ._below import (
@@ -35,8 +36,6 @@ from ._trees import BoostedTrees, RandomizedTrees
 _MOST_HELD_OUT = 20_000
 # Statuses of fits that were not cut short.
 _EXPECTED = ("completed", "converged")
-# Share of the remaining time that is left for predictions of held-out rows.
-_PREDICTIONS = 0.1
 # Above this number of rows, held-out rows choose the size of trees.
 _CHOSEN_TREES = 10_000
 # Up to this number of rows, randomised trees take less time than the other regressors.
@@ -268,7 +267,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         order = run.random_state.permutation(np.concatenate([new for _, new in folds]))
         members, found = [], []
         for k, member in enumerate(self._members):
-            share = (1 - _PREDICTIONS) / (len(fresh) - k)
+            share = (1 - SHARES["predictions"]) / (len(fresh) - k)
             unseen = self._unseen(member, fresh[k], X, y, told[k], folds, order, share, run)
             if unseen is None:
                 return

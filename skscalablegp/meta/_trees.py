@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,8 @@ from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+
+from ..core.training import Budget
 
 # Leaves of a tree, and whether the trees learn the errors of a linear model.
 _CANDIDATES = ((31, False), (127, False), (127, True))
@@ -29,27 +29,26 @@ _FIRST_TREES = 5
 _RANDOM_TREES, _LEAST_SPREAD = 50, 0.01
 
 
-def grow_until(end: float, most: int, grow: Callable[[int], int]) -> None:
+def grow_until(budget: Budget, most: int, grow: Callable[[int], int]) -> None:
     """Grow trees in steps, each twice as large as the one before, while time is left for the next.
 
     Parameters
     ----------
-    end : float
-        When the growth should end, on the clock of ``time.perf_counter``. If it is infinite, one
-        step takes all trees.
+    budget : Budget
+        Without a limit, one step takes all trees.
     most : int
         Largest number of trees.
     grow : callable
         ``grow(size)`` grows `size` trees in all, and returns how many there are. If they are fewer,
         no more are needed.
     """
-    size, before = most if end == math.inf else _FIRST_TREES, 0
+    size, before = most if budget.limit is None else _FIRST_TREES, 0
     while True:
-        begun = time.perf_counter()
+        begun = budget.seconds
         reached = grow(size)
-        now = time.perf_counter()
+        took = budget.seconds - begun
         # Twice as many trees take at most twice the time.
-        if reached < size or reached == most or now + 2 * (now - begun) > end:
+        if reached < size or reached == most or not budget.allows(2 * took):
             return
         size, before = min(reached + 2 * (reached - before), most), reached
 
@@ -90,14 +89,14 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         time, that to all rows of a larger table half of the budget. Fits are omitted if their first
         five trees would end too late, judged by the time that a leaf has taken before.
         """
-        end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
+        budget = Budget(max_seconds)
         random_state = check_random_state(self.random_state)
         # Candidates with the same seed hold out the same rows.
         seed = random_state.randint(2**31 - 1)
         if not self.compared:
             trees = HistGradientBoostingRegressor(early_stopping=False, random_state=seed)
             self.line_ = None
-            self.trees_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, end)
+            self.trees_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, budget)
             return self
         rows = np.arange(len(X))
         if len(X) > _COMPARED:
@@ -110,19 +109,19 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         def late(candidate: tuple[int, bool], n: int) -> bool:
             """Whether the first trees of a fit to n rows would end too late."""
             took = a_leaf * n / len(rows)
-            return time.perf_counter() + _FIRST_TREES * candidate[0] * took > end
+            return not budget.allows(_FIRST_TREES * candidate[0] * took)
 
         for k, candidate in enumerate(_CANDIDATES):
-            begun = time.perf_counter()
+            begun = budget.seconds
             if fitted and late(candidate, len(rows)):
                 break
-            fitted.append(_fit(*some, seed, *candidate, begun + (end - begun) / (n_fits - k)))
+            fitted.append(_fit(*some, seed, *candidate, budget.share(1 / (n_fits - k))))
             leaves = fitted[-1][1].n_iter_ * candidate[0]
-            a_leaf = (time.perf_counter() - begun) / leaves
+            a_leaf = (budget.seconds - begun) / leaves
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
         self.line_, self.trees_ = fitted[best]
         if len(X) > _COMPARED and not late(_CANDIDATES[best], len(X)):
-            self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], end)
+            self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -132,24 +131,24 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         return trees if self.line_ is None else self.line_.predict(X) + trees
 
 
-def _fit(X, y, sample_weight, seed, leaves, on_a_line, end=math.inf):
-    """A line or None, and the trees on its errors, as many as there is time for until `end`."""
+def _fit(X, y, sample_weight, seed, leaves, on_a_line, budget):
+    """A line or None, and the trees on its errors, as many as there is time for."""
     line = LinearRegression().fit(X, y, sample_weight) if on_a_line else None
     errors = y if line is None else y - line.predict(X)
     trees = HistGradientBoostingRegressor(
         max_leaf_nodes=leaves, early_stopping=True, random_state=seed
     )
-    return line, _grown(trees, X, errors, sample_weight, _MOST_TREES, end)
+    return line, _grown(trees, X, errors, sample_weight, _MOST_TREES, budget)
 
 
-def _grown(trees, X, y, sample_weight, most, end):
-    """The boosted trees after a fit of as many as there is time for until `end`."""
+def _grown(trees, X, y, sample_weight, most, budget):
+    """The boosted trees after a fit of as many as there is time for."""
     trees.set_params(warm_start=True)
 
     def grow(size: int) -> int:
         return trees.set_params(max_iter=size).fit(X, y, sample_weight).n_iter_
 
-    grow_until(end, most, grow)
+    grow_until(budget, most, grow)
     return trees
 
 
@@ -183,14 +182,13 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, max_seconds: float | None = None
     ) -> RandomizedTrees:
         """Fit fifty trees, or as many as there is time for, but at least five."""
-        end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         self.trees_ = ExtraTreesRegressor(warm_start=True, random_state=seed)
 
         def grow(size: int) -> int:
             return len(self.trees_.set_params(n_estimators=size).fit(X, y, sample_weight))
 
-        grow_until(end, _RANDOM_TREES, grow)
+        grow_until(Budget(max_seconds), _RANDOM_TREES, grow)
         self.least_ = _LEAST_SPREAD * float(np.var(y))
         return self
 

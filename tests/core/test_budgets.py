@@ -19,11 +19,12 @@ from skscalablegp import (
     SGPRRegressor,
     SSRFFRegressor,
 )
+from skscalablegp._clock import clock as read_clock
 from skscalablegp.core import FactorBudget, _exact, to_torch
 from skscalablegp.core.data import Table
 from skscalablegp.core.likelihoods import Bernoulli
 from skscalablegp.core.posteriors import ExactPosterior
-from skscalablegp.core.training import Monitor, StopTraining, _monitor, train_steps
+from skscalablegp.core.training import Budget, Monitor, StopTraining, train_steps
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood
@@ -32,54 +33,46 @@ from skscalablegp.models.sampled._exact import exact_process
 
 
 class Clock:
-    """Stands for the time module; only the tests move it."""
+    """A clock that only the tests move."""
 
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr(_monitor, "time", self)
-
-    def perf_counter(self):
-        return self.now
+    now = 100.0
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    return Clock(monkeypatch)
-
-
-def monitor(clock, max_seconds):
-    return Monitor(max_seconds=max_seconds, started=clock.now)
+def clock():
+    moved = Clock()
+    with read_clock(lambda: moved.now):
+        yield moved
 
 
 def test_training_leaves_what_is_reserved(clock):
-    watch = monitor(clock, 10.0)
+    watch = Budget(10.0)
     watch.reserve(4.0)
     clock.now += 3.0
-    assert watch.seconds_left == 3.0 and watch.spent() == 0.5
-    watch.check_time()
+    assert watch.left == 3.0 and watch.spent() == 0.5
+    watch.check()
     clock.now += 3.0
     with pytest.raises(StopTraining, match="max_seconds"):
-        watch.check_time()
+        watch.check()
     watch.reserve(0.0)
-    assert watch.seconds_left == 4.0
+    assert watch.left == 4.0
     watch.reserve(100.0)
     assert watch.reserved == 5.0
-    free = Monitor()
+    free = Budget()
     free.reserve(4.0)
-    assert free.reserved == 0 and free.seconds_left is None and free.spent() == 0
+    assert free.reserved == 0 and free.left is None and free.spent() == 0
 
 
 def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):
     def body(run):
-        run.monitor.started = clock.now
-        run.reserve(lambda: setattr(clock, "now", clock.now + 0.5), times=6)
-        assert run.monitor.reserved == 3.0 and run.monitor.seconds_left == 6.5
-        assert run.finish("factor", lambda: run.monitor.seconds_left) == 9.5
+        run.budget.reserve_for(lambda: setattr(clock, "now", clock.now + 0.5), times=6)
+        assert run.budget.reserved == 3.0 and run.budget.left == 6.5
+        assert run.finish("factor", lambda: run.budget.left) == 9.5
 
     Model(max_seconds=10.0).fit(1, body)
 
     def unlimited(run):
-        run.reserve(lambda: pytest.fail("timed in vain"), times=2)
+        run.budget.reserve_for(lambda: pytest.fail("timed in vain"), times=2)
 
     Model().fit(1, unlimited)
 
@@ -117,18 +110,17 @@ def test_as_many_rows_are_factorised_as_there_is_time_for(clock, monkeypatch, tr
     problem = ours.problem(kernel, torch.float64, torch.device("cpu"), keep=False)
 
     def body(run):
-        run.monitor.started = clock.now
         budget = FactorBudget(problem, run)
         # (2000 / 1500)^3 = 2.37 seconds for all rows; a tenth of the budget may be exceeded.
-        assert_allclose(run.monitor.reserved, 2.37, atol=0.01)
+        assert_allclose(run.budget.reserved, 2.37, atol=0.01)
         clock.now += trained_for - 1.0
         kept = []
         budget.finish("factor", ours, kept.append, lambda: None)
         (some,) = kept
         if rows is None:
-            assert some is ours and run.monitor.stopped is None
+            assert some is ours and run.budget.ended is None
             return
-        assert len(some.X) == rows and run.monitor.stopped == "max_seconds"
+        assert len(some.X) == rows and run.budget.ended == "max_seconds"
         pairs = {tuple(x): y for x, y in zip(ours.X, ours.y, strict=True)}
         assert len({tuple(x) for x in some.X}) == rows
         assert_array_equal([pairs[tuple(x)] for x in some.X], some.y)
@@ -213,7 +205,7 @@ def test_a_budget_that_is_spent_at_the_start_costs_one_score():
             return super().score()
 
     walk = Counted([3.0, 2.0, 1.0])
-    train_steps(walk, max_steps=2, check_every=1, monitor=Monitor(max_seconds=0.0))
+    train_steps(walk, max_steps=2, check_every=1, monitor=Monitor(budget=Budget(0.0)))
     assert walk.scored == 1
 
 

@@ -298,7 +298,7 @@ def test_a_last_part_survives_one_interrupt():
     assert set(report.seconds) == {"factor", "total"}
 
     def interrupted_before(run):
-        run.monitor.end("interrupted")
+        run.budget.end("interrupted")
         run.finish("factor", part)
 
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from skscalablegp.core import Run
 from skscalablegp.core._defaults import data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
 from skscalablegp.core._starts import Start, _Layout, _Search, choose_start
-from skscalablegp.core.training import Monitor
+from skscalablegp.core.training import Budget, Monitor
 from skscalablegp.kernels import Columns, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 
@@ -40,7 +40,7 @@ def problem_of(X, y, kernel=None):
 
 def run(max_seconds=None, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return Run(Monitor(max_seconds=max_seconds), generator, np.random.RandomState(seed))
+    return Run(Monitor(budget=Budget(max_seconds)), generator, np.random.RandomState(seed))
 
 
 def chosen(problem, **settings):

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from skscalablegp.core.data import RowSource, Scaling, column_moments
-from skscalablegp.core.training import Monitor, Stepper, train_steps
+from skscalablegp.core.training import Budget, Monitor, Stepper, train_steps
 
 
 class Walk(Stepper):
@@ -98,7 +98,7 @@ def test_after_divergence_the_best_stay_even_where_scores_are_not_comparable(las
 def test_parameters_that_have_a_score_are_not_scored_again():
     walk, scored = Walk([5.0, 4.0, 4.5, 3.0]), []
     walk.score = lambda: scored.append(walk.at) or walk.scores[walk.at]
-    stop = Monitor([lambda step: step.iteration == 3 and setattr(stop, "max_seconds", 0.0)])
+    stop = Monitor([lambda step: step.iteration == 3 and setattr(stop.budget, "limit", 0.0)])
     result = run(walk, stop)
     assert (walk.at, result.stop_reason, scored) == (1, "max_seconds", [0, 1, 2])
 
@@ -165,7 +165,7 @@ def test_an_interrupt_before_any_score_is_the_users():
 
 
 def test_budgets_and_callbacks_stop_between_steps():
-    assert run(Walk([3.0, 2.0, 1.0]), Monitor(max_seconds=0.0)).stop_reason == "max_seconds"
+    assert run(Walk([3.0, 2.0, 1.0]), Monitor(budget=Budget(0.0))).stop_reason == "max_seconds"
     stop = Monitor([lambda step: step.iteration == 2])
     walk = Walk([3.0, 2.0, 1.0])
     assert (run(walk, stop).stop_reason, walk.at) == ("callback", 1)

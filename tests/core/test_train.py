@@ -12,6 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp.core.training import (
+    Budget,
     Monitor,
     StopTraining,
     resolve_optimizer,
@@ -252,10 +253,10 @@ def test_callbacks_get_copies():
 
 
 def test_the_time_budget_ends_the_run():
-    monitor = Monitor([lambda step: time.sleep(0.02)], max_seconds=0.1)
+    monitor = Monitor([lambda step: time.sleep(0.02)], Budget(0.1))
     result, _ = run(Hill(), max_iter=1000, monitor=monitor)
     assert result.stop_reason == "max_seconds" and 1 <= result.n_iter < 12
-    spent = Monitor(max_seconds=0.0)
+    spent = Monitor(budget=Budget(0.0))
     assert run(Hill(), monitor=spent)[0].n_iter == 1  # one step is always made
     with pytest.raises(StopTraining):
         spent.check_time()

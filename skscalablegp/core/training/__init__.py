@@ -1,8 +1,9 @@
 """Training watched by one monitor: optimisers of all rows, and steps of random batches."""
 
 from ._adam import TensorAdam
+from ._budget import SHARES, Budget, StopTraining
 from ._loop import TrainingResult, restart_points, train
-from ._monitor import Monitor, StopTraining, TrainingStep
+from ._monitor import Monitor, TrainingStep
 from ._natural import NaturalGradient
 from ._optimizers import LBFGS, Adam, CallableOptimizer, Optimizer
 from ._quasi_newton import ROUNDING, QuasiNewton

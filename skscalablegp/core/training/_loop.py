@@ -17,7 +17,8 @@ from ...linalg.gradients import (
     fisher_information,
 )
 from ...linalg.solvers import Status
-from ._monitor import Monitor, StopTraining
+from ._budget import StopTraining
+from ._monitor import Monitor
 from ._optimizers import Optimizer, Optimum
 from ._quasi_newton import ROUNDING
 
@@ -114,7 +115,7 @@ class _Run:
         """
         at, log_prior = torch.as_tensor(theta, dtype=torch.float64), self.problem.log_prior
         try:
-            with watched(self.monitor.check_time):
+            with watched(self.monitor.budget.check):
                 generator = self.state.generator if generator is None else generator
                 found = fisher_information(self.problem, at, n_rows, generator)
         except torch.linalg.LinAlgError as error:
@@ -128,9 +129,9 @@ class _Run:
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         tensor = torch.as_tensor(theta, dtype=torch.float64)
-        self.state = replace(self.state, seconds_left=self.monitor.seconds_left)
+        self.state = replace(self.state, seconds_left=self.monitor.budget.left)
         try:
-            with watched(self.monitor.check_time):
+            with watched(self.monitor.budget.check):
                 estimate, state = self.estimator.estimate(self.problem, tensor, self.state)
         except torch.linalg.LinAlgError:
             if not self.iterates:
@@ -277,9 +278,10 @@ def train(
     if problem.kernel.log_prior:
         monitor.adds("log prior")
     start = np.clip(theta, bounds[:, 0], bounds[:, 1])
-    if monitor.stopped is not None:
-        return run.result(start, monitor.stopped, average, metric)
-    try:
+    if monitor.budget.ended is not None:
+        return run.result(start, monitor.budget.ended, average, metric)
+    reason = "converged"
+    with monitor.budget.may_end(lambda reason: run.iterates or reason != "interrupted") as ending:
         if optimizer.deviations:
             optimum = _of_deviations(optimizer, run, start, bounds, max_iter)
         else:
@@ -292,13 +294,7 @@ def train(
             run(np.clip(optimum.theta, bounds[:, 0], bounds[:, 1]))
         ended = "converged" if len(run.iterates) < max_iter else "max_iter"
         reason = optimum.reason or ended
-    except StopTraining as stop:
-        reason = str(stop)
-    except KeyboardInterrupt:
-        if not run.iterates:
-            raise
-        reason = "interrupted"
-    return run.result(start, monitor.end(reason), average, metric)
+    return run.result(start, ending.reason or reason, average, metric)
 
 
 def _of_deviations(

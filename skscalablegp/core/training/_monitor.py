@@ -1,8 +1,7 @@
-"""The monitor of a training run: history, progress, callbacks, budgets and interrupts."""
+"""The monitor of a training run: history, progress and callbacks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -11,17 +10,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..._clock import now
 from ...linalg.gradients import GradientEstimate
 from ...linalg.solvers import SolveSummary
-
-# If a stage ends for one of these reasons, no further stage begins.
-STOPPED = ("interrupted", "callback", "max_seconds")
+from ._budget import Budget, StopTraining
 
 LOG_LIKELIHOOD = "log marginal likelihood"
-
-
-class StopTraining(Exception):
-    """Raised inside an evaluation to end the optimiser; its message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -93,42 +87,35 @@ HISTORY = tuple(f.name for f in fields(TrainingStep) if f.name not in ("grad", "
 
 @dataclass
 class Monitor:
-    """Records every step and decides when a run has to stop.
+    """Records every step, and ends the run if a callback asks for it or the time is spent.
 
     Parameters
     ----------
     callbacks : sequence of callable
         Each is called with a TrainingStep; a true return value stops the training.
-    max_seconds : float or None
-        Time budget, which begins when the monitor is created.
+    budget : Budget, optional
+        The time of the run; without a limit by default.
     verbose : int
         1 shows a progress bar, 0 nothing.
 
     Attributes
     ----------
-    stopped : str or None
-        The reason why no further stage may begin: "max_seconds", "callback" or "interrupted".
     stage_seconds : dict of str to float
         Wall time of every finished stage.
     failures : list of str
         Parts of the training that failed while others succeeded.
     preview : callable or None
         The `preview` of every step.
-    reserved : float
-        Seconds of the budget that training leaves to the work after it.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
-    max_seconds: float | None = None
+    budget: Budget = field(default_factory=Budget)
     verbose: int = 0
     steps: list[TrainingStep] = field(default_factory=list)
     solutions: list[SolveSummary] = field(default_factory=list)
-    started: float = field(default_factory=lambda: time.perf_counter())
-    stopped: str | None = None
     stage_seconds: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     preview: Callable[[TrainingStep], Any] | None = None
-    reserved: float = 0.0
     _bar: tqdm | None = None
     _stage: str | None = None
     _stage_started: float = 0.0
@@ -139,7 +126,7 @@ class Monitor:
         """Start a stage of at most `total` steps; None for a stage without steps."""
         self.close()
         self._stage, self._iteration, self._objective = stage, 0, objective
-        self._stage_started = time.perf_counter()
+        self._stage_started = now()
         if self.verbose and total is not None:
             self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
@@ -165,9 +152,9 @@ class Monitor:
 
     def relay(self, step: TrainingStep) -> bool:
         """Record a step of a fit inside this one; returns whether a callback stops both."""
-        asked = self.hear(replace(step, seconds=self.seconds))
+        asked = self.hear(replace(step, seconds=self.budget.seconds))
         if asked:
-            self.end("callback")
+            self.budget.end("callback")
         return asked
 
     def record_score(self, theta: np.ndarray, objective: float, epochs: float) -> None:
@@ -182,7 +169,7 @@ class Monitor:
             iteration=self._iteration,
             theta=np.array(theta),
             objective_name=self._objective,
-            seconds=self.seconds,
+            seconds=self.budget.seconds,
             **facts,
         )
         if self._bar is not None:
@@ -190,7 +177,7 @@ class Monitor:
             self._bar.update()
         if self.hear(step):
             raise StopTraining("callback")
-        self.check_time()
+        self.budget.check()
 
     def hear(self, step: TrainingStep) -> bool:
         """Record a step of this or another monitor; returns whether a callback stops training."""
@@ -204,45 +191,13 @@ class Monitor:
         if solution is not None:
             self.solutions.append(solution.summary())
 
-    def end(self, reason: str) -> str:
-        """Record why a stage ended if no other may follow it; returns the reason."""
-        if reason in STOPPED:
-            self.stopped = self.stopped or reason
-        return reason
-
-    def check_time(self) -> None:
-        """Raise StopTraining if the time budget of training is spent."""
-        if self.seconds_left == 0:
-            raise StopTraining("max_seconds")
-
-    def reserve(self, seconds: float) -> None:
-        """Reserve a part of the time budget, at most half of it, for the work after training."""
-        if self.max_seconds is not None:
-            self.reserved = min(seconds, 0.5 * self.max_seconds)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    def spent(self) -> float:
-        """The spent fraction of the time budget of training; 0 without a budget."""
-        left = self.seconds_left
-        return 0.0 if left is None else self.seconds / max(self.seconds + left, 1e-9)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time that is left for training, at least 0; None without a budget."""
-        if self.max_seconds is None:
-            return None
-        return max(0.0, self.max_seconds - self.reserved - self.seconds)
-
     def close(self) -> None:
         """End the stage under way."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
         if self._stage is not None:
-            passed = time.perf_counter() - self._stage_started
+            passed = now() - self._stage_started
             self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + passed
             self._stage = None
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...linalg.parallel import one_thread
-from ._monitor import Monitor, StopTraining
+from ._budget import StopTraining
+from ._monitor import Monitor
 
 # Matrix products with fewer operations (about a fiftieth of a second) run in one thread: on a busy
 # machine several threads would spend more time waiting for one another than they save.
@@ -131,31 +132,26 @@ def train_steps(
         A KeyboardInterrupt, a callback or a time budget ends the run with the best state so far.
     """
     run = _Run(stepper, monitor, tol, keep_best, retreat)
-    reason, done = monitor.stopped or "max_iter", 0
-    try:
+    reason, done = monitor.budget.ended or "max_iter", 0
+    with monitor.budget.may_end(lambda reason: run.kept or reason != "interrupted") as ending:
         with one_thread(stepper.flops < _MANY_FLOPS):
             run.check(0.0)
-            if monitor.stopped is not None:
+            if monitor.budget.ended is not None:
                 max_steps = 0
             while done < max_steps:
                 for _ in range(min(check_every, max_steps - done)):
                     stepper.step()
                     done, run.moved = done + 1, True
-                    monitor.check_time()
+                    monitor.budget.check()
                 run.check(done * epochs_per_step)
                 if n_iter_no_change is not None and run.stale >= n_iter_no_change:
                     reason = "converged"
                     break
-    except StopTraining as stop:
-        reason = str(stop)
-    except KeyboardInterrupt:
-        if run.kept is None:
-            raise
-        reason = "interrupted"
+    reason = ending.reason or reason
     if reason in ("max_iter", "converged") and run.lost:
         reason = "diverged"
     run.finish(reason)
-    return StepsResult(run.best, done, monitor.end(reason))
+    return StepsResult(run.best, done, reason)
 
 
 class _Run:

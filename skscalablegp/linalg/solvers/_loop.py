@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from time import perf_counter
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._clock import now
 from ..blocks import watched
 from ..operators import LinearOperator
 from ..parallel import one_thread
@@ -68,7 +68,7 @@ def solve(
             f"B must have shape ({operator.shape[0]}, s), one column for each right-hand side; "
             f"got {tuple(B.shape)}. Write B[:, None] for a single one."
         )
-    begin, epochs = perf_counter(), operator.epochs
+    begin, epochs = now(), operator.epochs
     B = B.to(dtype=operator.dtype, device=operator.device)
     units = _units(B)
     if units is not None:
@@ -86,7 +86,7 @@ def solve(
                 state.residual_norms,
                 state.iteration,
                 operator.epochs - epochs,
-                perf_counter() - begin,
+                now() - begin,
             )
             status = _verdict(stopping, progress, state.columns)
             if status in (Status.CONVERGED, Status.STAGNATED) and solver.needs_check(state):
@@ -106,7 +106,7 @@ def solve(
         residuals = _no_worse_than(first, x0, state, residuals)
     if units is not None:
         state.x.mul_(units)
-    stats = {**state.stats, "seconds": perf_counter() - begin, "residuals_exact": state.exact}
+    stats = {**state.stats, "seconds": now() - begin, "residuals_exact": state.exact}
     return Solution(state.x, status, residuals, n_epochs, state.iteration, stats)
 
 

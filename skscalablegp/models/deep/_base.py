@@ -132,7 +132,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 plan,
                 run,
                 run.generator,
-                schedule=cosine(steps, run.monitor.spent),
+                schedule=cosine(steps, run.budget.spent),
                 held_out=held_out,
             )
             final = {"kernel": kernel, "rows": source, "n": len(source)}
@@ -391,7 +391,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """Initial tensors, whose layers begin with the columns that simple models use."""
         tensors, weights = features.initial(generator, plan.dtype), None
         if plan.optimizer is not None and features.network.n_trainable:
-            size, left = source.X.shape, run.monitor.seconds_left
+            size, left = source.X.shape, run.budget.left
             weights = input_weights(lambda rows: source.rows(rows.numpy()), *size, left)
         return weigh_inputs(features.network, tensors, weights)
 

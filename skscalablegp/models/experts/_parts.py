@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from ...core import Run, StageSettings, fit_hyperparameters
 from ...core.data import column_spread, limited
-from ...core.training import Monitor, TrainingStep
+from ...core.training import Budget, Monitor, TrainingStep
 from ...linalg.blocks import look_up
 from ...linalg.gradients import ExactGradient, exact_marginal_likelihood
 from ...linalg.parallel import run
@@ -99,13 +99,13 @@ def train_expert(
     table: ExpertTable,
     theta: np.ndarray,
     settings: StageSettings,
-    seconds: float | None,
+    budget: Budget,
     seed: int,
     callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
     """Train the hyperparameters of one part, from a starting point."""
     problem, settings = table.problem(), replace(settings, compares_starts=False)
-    monitor = Monitor(callbacks, seconds)
+    monitor = Monitor(callbacks, budget)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
     result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
     value = result.value - problem.kernel.log_prior(result.theta)[0]
@@ -142,26 +142,23 @@ def train_separately(
         return _train_in_parallel(tables, theta, settings, monitor, seeds, workers)
     trained: list[TrainedExpert] = []
     for k, (table, seed) in enumerate(zip(tables, seeds, strict=True)):
-        left = monitor.seconds_left
-        if left == 0.0:
-            monitor.end("max_seconds")
-        if monitor.stopped is not None:
-            trained.append(untrained(table, theta, monitor.stopped))
+        if not monitor.budget.allows(0.0):
+            monitor.budget.end("max_seconds")
+        if monitor.budget.ended is not None:
+            trained.append(untrained(table, theta, monitor.budget.ended))
             continue
 
         def hear(step: TrainingStep, stage: str = f"expert {k + 1}") -> bool:
-            return monitor.hear(replace(step, stage=stage, seconds=monitor.seconds))
+            return monitor.hear(replace(step, stage=stage, seconds=monitor.budget.seconds))
 
         # Time that an expert does not use is left to the later ones.
-        share = None if left is None else left / (len(tables) - k)
-        try:
+        share = monitor.budget.share(1 / (len(tables) - k))
+        with monitor.budget.may_end() as ending:
             trained.append(train_expert(table, theta, settings, share, seed, [hear]))
-        except KeyboardInterrupt:
-            trained.append(untrained(table, theta, "interrupted"))
-        if trained[-1].stop_reason != "max_seconds":
-            monitor.end(trained[-1].stop_reason)
+        if ending.reason is not None:
+            trained.append(untrained(table, theta, ending.reason))
     for expert in trained:
-        monitor.end(expert.stop_reason)
+        monitor.budget.end(expert.stop_reason)
     return trained
 
 
@@ -174,10 +171,9 @@ def _train_in_parallel(
     workers: int,
 ) -> list[TrainedExpert]:
     """Train every expert in a worker, which calls no callbacks."""
-    left, begun = monitor.seconds_left, monitor.seconds
-    share = None if left is None else max(left, 1e-9) * workers / len(tables)
+    share, begun = monitor.budget.share(workers / len(tables)), monitor.budget.seconds
     job = joblib.delayed(train_expert)
-    try:
+    with monitor.budget.may_end() as ending:
         trained = joblib.Parallel(n_jobs=workers)(
             job(table, theta, settings, share, seed)
             for table, seed in zip(tables, seeds, strict=True)
@@ -187,15 +183,13 @@ def _train_in_parallel(
             for k, expert in enumerate(trained)
             for step in expert.steps
         ]
-    except KeyboardInterrupt:
-        trained, steps = [untrained(table, theta, "interrupted") for table in tables], []
+    if ending.reason is not None:
+        trained, steps = [untrained(table, theta, ending.reason) for table in tables], []
     for expert in trained:
-        monitor.end(expert.stop_reason)
-    try:
+        monitor.budget.end(expert.stop_reason)
+    with monitor.budget.may_end():
         for step in sorted(steps, key=lambda step: step.seconds):
             monitor.hear(step)
-    except KeyboardInterrupt:
-        monitor.end("interrupted")
     return trained
 
 

@@ -287,7 +287,7 @@ class PoERegressor(GPRegressorBase):
             self.dtype_ = str(dtype).removeprefix("torch.")
             run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
             first = ExpertTable.of(problem, max(parts, key=len)).problem()
-            run.reserve(
+            run.budget.reserve_for(
                 lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
             )
             thetas, result = self._train(problem, parts, run)
@@ -301,7 +301,7 @@ class PoERegressor(GPRegressorBase):
                 # Training ended before it was computed. With "grbcm", the experts share rows.
                 if self.combination != "grbcm":
                     self.log_marginal_likelihood_value_ = value
-                elif run.monitor.stopped != "interrupted":
+                elif run.budget.ended != "interrupted":
                     with run.stage("likelihood", optional=True):
                         value = self._likelihood(problem, parts, thetas[0])
                         self.log_marginal_likelihood_value_ = value
@@ -414,7 +414,7 @@ class PoERegressor(GPRegressorBase):
             start,
             value=float(sum(expert.value for expert in experts)),
             n_iter=start.n_iter + sum(expert.n_iter for expert in experts),
-            stop_reason=run.monitor.stopped or worst,
+            stop_reason=run.budget.ended or worst,
         )
         return [expert.theta for expert in experts], result
 

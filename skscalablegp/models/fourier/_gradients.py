@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Any
 
 from ..._named import keep_settings
-from ...core.training import StopTraining
 from ...features import PriorFeatures
 from ...linalg.gradients import GradientEstimate, GradientEstimator
 from ...linalg.truncation import resolve_truncation
@@ -71,13 +68,5 @@ class SingleSampleGradient(GradientEstimator):
 
     def estimate(self, problem, theta, state):
         levels = self.levels(len(problem.X))
-        left = math.inf if state.seconds_left is None else state.seconds_left
-        deadline = time.perf_counter() + left
-
-        def check_time() -> None:
-            # Any of the up to three terms may be an exact evaluation, which takes long.
-            if time.perf_counter() > deadline:
-                raise StopTraining("max_seconds")
-
-        terms = single_sample_terms(problem, theta, levels, state.generator, check_time)
+        terms = single_sample_terms(problem, theta, levels, state.generator)
         return GradientEstimate(terms[2:], None), state

@@ -239,7 +239,7 @@ class RFFRegressor(GPRegressorBase):
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
             settings = StageSettings.of(self, self.n_restarts_optimizer)
             few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
-            run.reserve(
+            run.budget.reserve_for(
                 lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
             )
             result = train_or_report(problem, FeatureGradient(features), settings, run)

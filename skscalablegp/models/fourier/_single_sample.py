@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from torch import Generator, Tensor
 
 from ...features import PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel
+from ...linalg.blocks import look_up
 from ...linalg.gradients import GPProblem, exact_marginal_likelihood
 from ...linalg.truncation import Truncation, TruncationDistribution, single_sample
 from ._collapsed import collapsed_marginal_likelihood
@@ -80,11 +80,10 @@ def single_sample_terms(
     theta: Float[Tensor, " p"],
     levels: FeatureLevels,
     generator: Generator,
-    before_each: Callable[[], None] = lambda: None,
 ) -> Float64[Tensor, " p2"]:
     """Unbiased quadratic term, log determinant and gradient, as one vector.
 
-    `before_each` is called before every evaluation, and may end the step by an exception.
+    The time budget is looked at before every evaluation, which may take long.
 
     Notes
     -----
@@ -93,7 +92,7 @@ def single_sample_terms(
     """
     truncation = levels.truncation
     if truncation is None:
-        before_each()
+        look_up()
         return level_terms(problem, theta, levels, None, 0)
     draw = int(truncation.sample(1, generator))
     most = levels.n_pairs(max(draw, truncation.low - 1), problem.kernel)
@@ -105,7 +104,7 @@ def single_sample_terms(
 
     def at(level: int) -> Tensor:
         if level not in known:
-            before_each()
+            look_up()
             known[level] = level_terms(problem, theta, levels, features, level)
         return known[level]
 

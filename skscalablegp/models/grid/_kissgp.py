@@ -393,7 +393,7 @@ class KISSGPRegressor(GPRegressorBase):
         network = grid_network(X.shape[1], self.feature_extractor, self.activation)
         steps = network_steps(len(X), self.max_epochs)
         run.chose("max_epochs", sum(steps) * min(256, len(X)) / len(X), f"{sum(steps)} steps")
-        training = NetworkTraining(X, Y, network, run.random_state, run.monitor.seconds_left)
+        training = NetworkTraining(X, Y, network, run.random_state, run.budget.left)
 
         def preview(model: KISSGPRegressor, step: Any) -> None:
             made = model._on_grid(table, training.features(), held, run)
@@ -478,16 +478,13 @@ class KISSGPRegressor(GPRegressorBase):
         start = TrainingResult.untrained(theta)
         if self.optimizer is None or kernel.n_params == 0:
             return start
-        try:
+        # A trained network is worth keeping.
+        with run.budget.may_end(on_features and not run.stopped) as ending:
             estimator = ProductGradient() if self._by_products else GridGradient()
             # The rows have chosen the start, which sums on a grid cannot do.
             settings = replace(self._settings(), compares_starts=False)
             return fit_hyperparameters(problem, estimator, theta, settings, run)
-        except KeyboardInterrupt:
-            # A trained network is worth keeping.
-            if not on_features or run.stopped:
-                raise
-            return replace(start, stop_reason=run.monitor.end("interrupted"))
+        return replace(start, stop_reason=ending.reason)
 
     def _check_interactions(self, table: Table, run: FitRun) -> None:
         """Warn if an exact process of a few rows predicts far better than a sum over columns."""

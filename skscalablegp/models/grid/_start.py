@@ -6,16 +6,13 @@ from copy import copy
 
 import torch
 
-from ...core import FitRun, Run, StageSettings, Start, chosen_start
+from ...core import FitRun, StageSettings, Start, chosen_start
 from ...core.data import Table, random_rows
-from ...core.training import Monitor
 from ...kernels import SumOverColumns, TorchKernel
 from ._grid import Grid
 
 # Largest number of random rows that candidates are compared on.
 _ROWS = 2000
-# Share of a time budget that the comparison may take.
-_SHARE = 0.25
 
 
 def start_on_grid(
@@ -51,14 +48,5 @@ def start_on_grid(
         kernel.node = SumOverColumns(kernel.node, [axis.column for (axis,) in grid.components])
     some = table.rows(rows).centred(kernel).problem(kernel, torch.float64, run.device, keep=True)
     limit = None if settings.max_iter == "auto" else settings.max_iter
-    left = run.monitor.seconds_left
-    own = Run(
-        Monitor(max_seconds=None if left is None else _SHARE * left),
-        run.generator,
-        run.random_state,
-    )
     run.monitor.begin("starts")
-    start = chosen_start(some, own, limit)
-    if own.monitor.stopped == "interrupted":
-        run.monitor.end("interrupted")
-    return start
+    return chosen_start(some, run.silent("grid start"), limit)

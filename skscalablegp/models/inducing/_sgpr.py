@@ -359,7 +359,7 @@ class SGPRRegressor(TableRegressorBase):
         Z = self._points(problem, theta, m, run.generator)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
         few = problem_blocks(some)
-        run.reserve(
+        run.budget.reserve_for(
             lambda: collapsed_bound(problem.kernel, theta, Z, few), len(problem.X) / len(some.X)
         )
         if not self.optimize_inducing or self.optimizer is None:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ...core import FitRun, random_rows
 from ...core.data import Scaling, column_spread, far_rows
-from ...core.training import StopTraining, TrainingStep, train_steps
+from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
@@ -154,7 +154,8 @@ def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
     """Train on batches; the number of steps, and the reason for their end."""
     settings = stepper.settings
     run.monitor.begin("full", _CHECKS + 2, stepper.objective_name)
-    try:
+    # Without a score there is only the start, which is kept after a first interrupt.
+    with run.budget.may_end(not run.stopped) as ending:
         result = train_steps(
             stepper,
             max_steps=settings.max_iter,
@@ -163,11 +164,8 @@ def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
             epochs_per_step=settings.batch_size / len(stepper.rows),
             keep_best=False,
         )
-    except KeyboardInterrupt:
-        if run.stopped:
-            raise
-        # There is no score yet, so that the start is kept.
-        return 0, run.monitor.end("interrupted")
+    if ending.reason is not None:
+        return 0, ending.reason
     return result.n_steps, result.stop_reason
 
 
@@ -225,7 +223,7 @@ def absorb(
     passes = 1 if model.likelihood.conjugate else max_iter
     done, reason = 0, "max_iter"
     run.monitor.begin("new rows", passes, "lower bound a row")
-    try:
+    with run.budget.may_end(lambda reason: done or reason != "interrupted") as ending:
         while done < passes and reason == "max_iter":
             whitened = belief.whitened()
             value, total = -whitened.divergence_from(prior), None
@@ -247,10 +245,4 @@ def absorb(
                 reason = "converged"
             run.preview = partial(_show, belief)
             run.monitor.record_score(fit.theta.cpu().numpy(), value / len(rows), done)
-    except StopTraining as stop:
-        reason = run.monitor.end(str(stop))
-    except KeyboardInterrupt:
-        if not done:
-            raise
-        reason = run.monitor.end("interrupted")
-    return belief.whitened(), done, reason
+    return belief.whitened(), done, ending.reason or reason

@@ -26,7 +26,7 @@ from ...core import (
 )
 from ...core.data import Table, n_columns, random_rows
 from ...core.posteriors import ExactPosterior, Posterior
-from ...core.training import Monitor, TrainingResult
+from ...core.training import Budget, TrainingResult
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
@@ -37,9 +37,6 @@ from ._posterior import IterativePosterior
 
 # The reason for choices that training had to change.
 _ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
-# Share of the time budget that is reserved for the final solve, by whether all rows are trained.
-# The solve then goes on from those of training.
-_SOLVE_SHARE = {True: 0.3, False: 0.5}
 # Above this number of rows the factor of predictions is in float32, in half the time, if the bound
 # of the condition number times unit roundoff is at most the second number
 # (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
@@ -116,13 +113,13 @@ class SolvedGPRegressor(GPRegressorBase):
                 replace(plan, all_rows=True),
                 GradientState(),
                 run.generator,
-                Monitor(),
+                Budget(),
             )
             problem = table.problem(kernel, plan.sizes.dtype, run.device, plan.sizes.keep)
             exact = plan.sizes.posterior == "exact"
             if not exact:
-                share = _SOLVE_SHARE[plan.all_rows]
-                run.monitor.reserve(share * (self.max_seconds or 0.0))
+                # The final solve goes on from those of training on all rows.
+                run.budget.reserve("final solve" if plan.all_rows else "first solve")
             factor = FactorBudget(problem, run) if exact else None
             result = self._train(problem, plan, run)
             problem.workspace.release()
@@ -134,7 +131,7 @@ class SolvedGPRegressor(GPRegressorBase):
 
             def finish() -> tuple[FinalSolve | None, float]:
                 theta, state = result.theta, result.state
-                return self._finish(kernel, theta, plan, state, run.generator, run.monitor)
+                return self._finish(kernel, theta, plan, state, run.generator, run.budget)
 
             if factor is None:
                 final, jitter = run.finish("final solve", finish)
@@ -201,7 +198,7 @@ class SolvedGPRegressor(GPRegressorBase):
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
         """Report how training and the final solve ended."""
         if final is not None and final.interrupted:
-            run.monitor.end("interrupted")
+            run.budget.end("interrupted")
             run.reports(residuals=final.solution.residuals.cpu().numpy())
         elif final is not None:
             run.solved(final.solution)
@@ -218,7 +215,7 @@ class SolvedGPRegressor(GPRegressorBase):
         plan: Plan,
         state: GradientState,
         generator: torch.Generator,
-        monitor: Monitor,
+        budget: Budget,
     ) -> tuple[FinalSolve | None, float]:
         """Set the attributes that predictions need; returns the final solve and the jitter."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(theta))
@@ -232,8 +229,8 @@ class SolvedGPRegressor(GPRegressorBase):
         n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
         solves = plan.solves
         if plan.sizes.posterior == "neighbors":
-            solves = solves.of_the_mean(problem.operator(theta), plan.sizes.room, monitor)
-        final = final_solve(problem, theta, solves, n_samples, state, generator, monitor)
+            solves = solves.of_the_mean(problem.operator(theta), plan.sizes.room, budget)
+        final = final_solve(problem, theta, solves, n_samples, state, generator, budget)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
         self._keep_weights(final.weights, final.value, final.std_error)

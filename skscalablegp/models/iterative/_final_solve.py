@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ...core.training import Monitor
+from ...core.training import Budget
 from ...linalg.gradients import GPProblem, GradientState, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -66,7 +66,7 @@ def final_solve(
     n_samples: int,
     state: GradientState,
     generator: Generator,
-    monitor: Monitor,
+    budget: Budget,
 ) -> FinalSolve:
     """Solve for the targets and, if `n_samples` is positive, for posterior samples.
 
@@ -84,9 +84,9 @@ def final_solve(
         The last state of training. Its probes and solutions are used again if they fit.
     generator : torch.Generator
         Randomness of new probes and of the likelihood's estimate.
-    monitor : Monitor
-        Gives the rest of the time budget. The solve has that time, but at least a tenth of the
-        budget; when it is over, or after an interrupt, the current iterate is the result.
+    budget : Budget
+        The solve has the time of `Budget.for_result`; when it is over, or after an interrupt, the
+        current iterate is the result.
     """
     operator, estimator = problem.operator(theta), solves.pathwise(n_samples)
     t = problem.Y.shape[1]
@@ -99,27 +99,28 @@ def final_solve(
         B = torch.cat([B, estimator.right_hand_sides(problem, operator, probes)], 1)
     preconditioner = build_preconditioner(preconditioner_for(solves.solver), operator, generator)
     stopping = estimator.stopping(t)
-    if monitor.max_seconds is not None:
-        stopping = stopping | MaxSeconds(max(monitor.seconds_left, 0.1 * monitor.max_seconds))
-    solution, interrupted = _interruptible(operator, B, solves.solver, stopping, x0, preconditioner)
+    if (seconds := budget.for_result()) is not None:
+        stopping = stopping | MaxSeconds(seconds)
+    solution, interrupted = _interruptible(
+        operator, B, solves.solver, stopping, x0, preconditioner, budget
+    )
     solved, samples = solution.value.to(problem.X.dtype), None
     weights = solved[:, :t]
     if probes is not None:
         samples = PathwiseSamples(probes.features, probes.weights, solved[:, t:])
     value = error = float("nan")
-    try:
+    with budget.may_end() as ending:
         if len(problem.X) <= SOLVED_VARIANCE_ROWS:
             exact = problem.to(torch.float64)
             value, error = exact_marginal_likelihood(exact, theta, False).value, 0.0
-        elif not interrupted and monitor.seconds_left != 0:
+        elif not interrupted and budget.left != 0:
             if preconditioner.rank == 0:
                 chosen = preconditioner_for(solves.variances) or default_preconditioner()
                 preconditioner = build_preconditioner(chosen, operator, generator)
             value, error = _estimate_likelihood(
                 problem, operator, weights, preconditioner, generator
             )
-    except KeyboardInterrupt:
-        interrupted = True
+    interrupted = interrupted or ending.reason == "interrupted"
     return FinalSolve(solution, weights, samples, value, error, interrupted)
 
 
@@ -130,6 +131,7 @@ def _interruptible(
     stopping: Any,
     x0: Tensor | None,
     preconditioner: Preconditioner,
+    budget: Budget,
 ) -> tuple[Solution, bool]:
     """The solution, or the last iterate before an interrupt, and whether there was one."""
     states: list[SolverState] = []
@@ -137,7 +139,7 @@ def _interruptible(
     def keep(state: SolverState) -> None:
         states[:] = [state]
 
-    try:
+    with budget.may_end(lambda reason: states):
         return solve(
             operator,
             B,
@@ -147,9 +149,6 @@ def _interruptible(
             preconditioner=preconditioner,
             callback=keep,
         ), False
-    except KeyboardInterrupt:
-        if not states:
-            raise
     state = states[0]
     # The solver rescales columns of an extreme size.
     units = torch.where(state.b_norms > 0, B.double().norm(dim=0).cpu() / state.b_norms, 1.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core import FitRun
 from ...core.data import random_rows
-from ...core.training import Monitor, QuasiNewton, TrainingResult, train
+from ...core.training import QuasiNewton, TrainingResult, train
 from ...linalg.blocks import look_up
 from ...linalg.gradients import (
     ExactGradient,
@@ -83,29 +83,31 @@ def with_neighbourhoods(
         As in `cholesky_with_jitter`.
     run : FitRun
     """
-    double, monitor = problem.to(torch.float64), Monitor(max_seconds=run.monitor.seconds_left)
+    double, beside = problem.to(torch.float64), run.silent(1.0)
+    run.monitor.begin("neighbourhoods")
     try:
-        run.monitor.begin("neighbourhoods")
-        local = train(
-            double,
-            NeighbourhoodGradient(_neighbourhoods(problem, result.theta, run), max_jitter),
-            QuasiNewton(gain_tol=max(0.5, gain_per_row * len(problem.X))),
-            result.theta,
-            problem.kernel.bounds.numpy(),
-            max_iter=_STEPS,
-            monitor=monitor,
-            generator=run.generator,
-            metric=result.metric,
-        )
-        if monitor.stopped is not None:
-            return replace(result, stop_reason=run.monitor.end(monitor.stopped))
-        mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
-        sets = _neighbourhoods(problem, result.theta, run)
-        before, after = (
-            _density(double, theta, sets, max_jitter) for theta in (result.theta, mean)
-        )
-    except KeyboardInterrupt:
-        return replace(result, stop_reason=run.monitor.end("interrupted"))
+        with run.budget.may_end():
+            local = train(
+                double,
+                NeighbourhoodGradient(_neighbourhoods(problem, result.theta, run), max_jitter),
+                QuasiNewton(gain_tol=max(0.5, gain_per_row * len(problem.X))),
+                result.theta,
+                problem.kernel.bounds.numpy(),
+                max_iter=_STEPS,
+                monitor=beside.monitor,
+                generator=run.generator,
+                metric=result.metric,
+            )
+            if beside.budget.ended is not None:
+                run.budget.end(beside.budget.ended)
+            mean = (1 - _WEIGHT) * result.theta + _WEIGHT * local.theta
+            if not run.stopped:
+                sets = _neighbourhoods(problem, result.theta, run)
+                before, after = (
+                    _density(double, theta, sets, max_jitter) for theta in (result.theta, mean)
+                )
+        if run.budget.ended is not None:
+            return replace(result, stop_reason=run.budget.ended)
     except torch.linalg.LinAlgError:
         run.monitor.failures.append("neighbourhoods: no Cholesky factor")
         return result

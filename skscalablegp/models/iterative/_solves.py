@@ -11,7 +11,7 @@ import torch
 from sklearn.base import BaseEstimator, clone
 
 from ...core import FitRun, is_auto
-from ...core.training import Monitor
+from ...core.training import Budget
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
 from ...linalg.preconditioners import (
@@ -82,7 +82,7 @@ class Solves:
             solver_warm_start=self.warm_start,
         )
 
-    def of_the_mean(self, operator: KernelOperator, room: float, monitor: Monitor) -> Solves:
+    def of_the_mean(self, operator: KernelOperator, room: float, budget: Budget) -> Solves:
         """These solves for the targets alone.
 
         A product with few columns waits for memory, so that a larger preconditioner costs little
@@ -96,11 +96,11 @@ class Solves:
             if _same("preconditioner", given, default_preconditioner()):
                 fits = _SHARE_OF_ROOM * room / (_BYTES_OF_RANK * n)
                 rank = min(_MEAN_RANK, n // 10, fits)
-                if monitor.seconds_left is not None and rank > given.rank:
-                    begun = monitor.seconds
-                    given.build(operator, torch.Generator().manual_seed(0))
-                    took = max(monitor.seconds - begun, 1e-9)
-                    rank = min(rank, given.rank * math.sqrt(0.5 * monitor.seconds_left / took))
+                if budget.limit is not None and rank > given.rank:
+                    seed = torch.Generator().manual_seed(0)
+                    took = budget.timed(lambda: given.build(operator, seed))
+                    left = budget.share("preconditioner").left
+                    rank = min(rank, given.rank * math.sqrt(left / took))
                 rank = max(given.rank, int(rank))
                 solver.set_params(preconditioner=PivotedCholesky(rank, True, remainder=True))
         return replace(self, solver=solver, tol=min(self.tol, _MEAN_TOL))

@@ -382,7 +382,7 @@ class NNGPRegressor(GPRegressorBase):
         near = neighbours_of(problem, theta, rows, _MORE_NEIGHBORS if auto else self.n_neighbors_)
         found = {}
         for m in (_NEIGHBORS, _MORE_NEIGHBORS) if auto else (self.n_neighbors_,):
-            run.monitor.check_time()
+            run.budget.check()
             dtype = getattr(torch, self.dtype_)
             found[m] = scales.best(rows, near[:, :m], dtype, scaled, self.local_scale)
         if auto:

@@ -28,8 +28,6 @@ _CURVATURE_ROWS = 1000
 _PROCESS_STEPS = 30
 # Seconds after which Newton steps on the start's rows end if the fit was interrupted.
 _INTERRUPTED_SECONDS = 1.0
-# Share of the time budget for the last stage.
-_LAST_SHARE = 0.2
 # Kernel functions are chosen until the variance of every row, given these functions, is below this
 # share of the noise (or of one over the likelihood's curvature).
 _LEFT_OPEN = 1e-2
@@ -92,19 +90,19 @@ class QSGPMixin:
             seed = int(run.random_state.randint(2**31 - 1))
 
             def process(start: Start) -> ExactModel:
-                rows, begun = (start.X, start.Y, _PROCESS_STEPS, start.known), run.monitor.seconds
+                rows, begun = (start.X, start.Y, _PROCESS_STEPS, start.known), run.budget.seconds
 
                 def late() -> bool:
-                    spent = run.monitor.seconds - begun
-                    hasty = run.monitor.stopped == "interrupted" and spent > _INTERRUPTED_SECONDS
-                    return run.monitor.seconds_left == 0 or hasty
+                    spent = run.budget.seconds - begun
+                    hasty = run.budget.ended == "interrupted" and spent > _INTERRUPTED_SECONDS
+                    return run.budget.left == 0 or hasty
 
                 return exact_process(start.kernel, likelihood, *rows, late)
 
             # The error of random features is proportional to the signal's variance.
             largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
             start = first_rows(settings, likelihood, source, run, largest)
-            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
+            run.budget.reserve("weights")
             with run.stage("start", optional=True):
                 start = trained_start(
                     start,
@@ -168,7 +166,7 @@ class QSGPMixin:
         X = source.rows(slice(None))[0]
         tol = _LEFT_OPEN / site.curvature
         rows, left = pivots(
-            compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.monitor.check_time
+            compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.budget.check
         )
         why = "given these, every row's variance is below a hundredth of the noise"
         if left > tol:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import FeatureWeights, Posterior
-from ...core.training import StopTraining
 from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
@@ -285,13 +284,13 @@ def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
         X, Y = fit.source.rows(slice(None))
         full = full_map(functions, fit.d, site.noise, run.device)
         site = site.at(fit.source.known(slice(None)))
-        batch = full_batch(full, site, X, Y, past, run.monitor.check_time)
+        batch = full_batch(full, site, X, Y, past, run.budget.check)
     if batch is None:
-        return Trained(None, run.monitor.stopped, 0)
+        return Trained(None, run.budget.ended, 0)
     theta = compile_kernel(functions.kernel, fit.d).theta0.numpy()
     run.monitor.begin("full", most, objective=OBJECTIVE)
-    try:
-        run.monitor.check_time()
+    with run.budget.may_end() as ending:
+        run.budget.check()
         for q in newton_steps(batch, most):
             n_iter, model = n_iter + 1, believed(functions, batch, q, past)
             run.preview = lambda copy, step, now=model: copy._keep(now)
@@ -299,8 +298,4 @@ def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
             run.monitor.record_score(theta, bound / Y.numel(), float(n_iter))
         if n_iter == most and not site.gaussian:
             reason = "max_iter"
-    except StopTraining as stop:
-        reason = run.monitor.end(str(stop))
-    except KeyboardInterrupt:
-        reason = run.monitor.end("interrupted")
-    return Trained(model, reason, n_iter)
+    return Trained(model, ending.reason or reason, n_iter)

@@ -90,7 +90,7 @@ class Fit:
         """The whole basis in parts; checks the time after each."""
         for part in basis.parts(units):
             yield part
-            self.run.monitor.check_time()
+            self.run.budget.check()
 
     def check_range(self, K: Tensor) -> None:
         """Refuse a covariance (s, s) whose sum over all rows overflows in the steps' precision.
@@ -137,7 +137,7 @@ class Fit:
         """The optimiser of the variational parameters."""
         settings, steps = self.settings, self.plan.steps
         kind = SPARSE_OPTIMIZERS[settings.variational_optimizer]
-        return kind(settings.rate, settings.decay, steps, self.run.monitor.spent)
+        return kind(settings.rate, settings.decay, steps, self.run.budget.spent)
 
     def drive(
         self, stepper: Stepper, show: Callable[[Any, float], None] | None = None

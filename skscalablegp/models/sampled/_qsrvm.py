@@ -42,8 +42,6 @@ from ._steps import make_stepper
 # first reduced by steps, to the second number if there is no time for steps, or to the third one
 # after an interrupt.
 _EXACT, _EXACT_IN_HASTE, _EXACT_INTERRUPTED = 2048, 1024, 512
-# Share of the time budget for moments and weights.
-_LAST_SHARE = 0.2
 # Largest number of rounds of steps, and the steps of each.
 _ROUNDS, _ROUND_STEPS = 12, 40
 # Smallest gain of an update in a fold, in log evidence per row and target.
@@ -293,7 +291,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             # The dictionary is drawn first, so that it does not depend on the start's rows.
             chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
             start = first_rows(settings, Gaussian(), source, run, LARGEST_FEATURE_SIGNAL)
-            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
+            run.budget.reserve("weights")
             with run.stage("start", optional=True):
                 start = trained_start(
                     start,
@@ -307,11 +305,11 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
             hasty = _EXACT_IN_HASTE
-            if run.monitor.stopped == "interrupted":
+            if run.budget.ended == "interrupted":
                 hasty = _EXACT_INTERRUPTED
             few = dictionary.most_relevant(min(_EXACT, hasty) if run.stopped else _EXACT)
             stepper = run.finish("moments", lambda: self._stepper(few, source, run))
-            run.monitor.reserve(_LAST_SHARE * (self.max_seconds or 0.0))
+            run.budget.reserve("weights")
             run.preview = lambda model, step: model._keep(start.kernel, stepper)
             run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
             result = train_steps(
@@ -324,7 +322,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
             scale, kept = 1.0, stepper
             with run.stage("calibration", optional=True):
-                run.monitor.check_time()
+                run.budget.check()
                 scale, whole = self._checked(start.kernel, few, source, run)
                 if whole:
                     kept = AllRows.of(compile_kernel(start.kernel, X.shape[1]), source)
@@ -425,7 +423,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         return self.max_precision / dictionary.unit
 
     def _stepper(self, dictionary: Dictionary, source: RowSource, run: FitRun) -> RelevanceStepper:
-        return RelevanceStepper(dictionary, source, self._largest(dictionary), run.monitor)
+        return RelevanceStepper(dictionary, source, self._largest(dictionary), run.budget)
 
     def _checked(
         self, kernel: Any, dictionary: Dictionary, source: RowSource, run: FitRun
@@ -449,7 +447,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             score = np.inf
             for _ in range(self.max_iter):
                 stepper.step()
-                run.monitor.check_time()
+                run.budget.check()
                 last, score = score, stepper.score()
                 if score > last - _FOLD_TOL:
                     break

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ...core.data import RowSource
-from ...core.training import Monitor, Stepper
+from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
@@ -115,7 +115,7 @@ class Dictionary:
         """The functions at all but some rows."""
         return self._kept(np.flatnonzero(~np.isin(self.rows, rows)), self.precision)
 
-    def moments(self, source: RowSource, monitor: Monitor) -> Moments:
+    def moments(self, source: RowSource, budget: Budget) -> Moments:
         """The moments of the functions at the rows of a table; O(n m^2).
 
         When the time is up or an interrupt comes, the rows end with the current block.
@@ -128,10 +128,10 @@ class Dictionary:
                 with torch.no_grad():
                     yield self.kernel.cross(theta, X, points) / self.amplitude, Y
                 n += len(X)
-                if n < len(source) and monitor.seconds_left == 0:
-                    monitor.end("max_seconds")
+                if n < len(source) and budget.left == 0:
+                    budget.end("max_seconds")
                     return
-                if monitor.stopped == "interrupted":
+                if budget.ended == "interrupted":
                     return
 
         return Moments.of(blocks(), self.unit)
@@ -160,15 +160,15 @@ class RelevanceStepper(Stepper):
         The rows of the fit.
     largest : float
         Functions with a larger s are dropped.
-    monitor : Monitor
+    budget : Budget
         Its time budget limits the rows.
     """
 
     objective_name = "log evidence less half a nat a function, a row and target"
 
-    def __init__(self, dictionary: Dictionary, source: RowSource, largest: float, monitor: Monitor):
+    def __init__(self, dictionary: Dictionary, source: RowSource, largest: float, budget: Budget):
         self.dictionary, self.largest = dictionary, largest
-        self.moments = dictionary.moments(source, monitor)
+        self.moments = dictionary.moments(source, budget)
         self.noise = max(dictionary.noise, self.moments.floor)
         self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
         self.flops = 2.0 * len(dictionary) ** 3

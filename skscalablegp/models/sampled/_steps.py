@@ -29,7 +29,7 @@ def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
     with run.stage("support", optional=True):
         stepper = make_stepper(fit, basis, site, rng)
     if stepper is None:
-        return Trained(None, run.monitor.stopped, 0)
+        return Trained(None, run.budget.ended, 0)
     result = fit.drive(
         stepper, lambda model, score: model._keep(state_of(fit, stepper, functions, score))
     )
@@ -61,7 +61,7 @@ def make_stepper(
     else:
         gram = support_gram(support, basis, fit.parts, head)
     fit.check_range(gram)
-    fit.run.monitor.check_time()
+    fit.run.budget.check()
     flattening = Flattening.none(gram)
     if dual or settings.variational_optimizer == "preconditioned":
         X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))

@@ -1,7 +1,6 @@
 """Results of the final solve: likelihoods and samples."""
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +18,9 @@ from sklearn.gaussian_process.kernels import (
 from torch.distributions import MultivariateNormal
 
 from skscalablegp import IterativeGPRegressor, RRCGRegressor
+from skscalablegp._clock import clock
 from skscalablegp.core.posteriors import ExactPosterior
-from skscalablegp.core.training import Monitor, QuasiNewton, train
+from skscalablegp.core.training import Budget, Monitor, QuasiNewton, train
 from skscalablegp.gradients import PathwiseGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, GradientState
@@ -302,23 +302,24 @@ def test_the_preconditioner_of_the_mean_is_as_large_as_memory_and_time_allow(mon
         kernel.theta0
     )
 
-    def rank(room, monitor=None):
-        made = solves.of_the_mean(operator, room, monitor or Monitor())
+    def rank(room, budget=None):
+        made = solves.of_the_mean(operator, room, budget or Budget())
         return made.solver.preconditioner.rank
 
     assert rank(math.inf) == 1000 and rank(1e8) == 200
     assert 200 < rank(8e8) and 40 * 36_000 * rank(8e8) <= 8e8
     # A preconditioner of rank 200 takes a second; the time grows with the square of the rank.
-    monitor, built = Monitor(max_seconds=1e6), []
+    now, built = [0.0], []
 
     def build(self, operator, generator):
         built.append(self.rank)
-        monitor.started -= 1.0
+        now[0] += 1.0
 
     monkeypatch.setattr(PivotedCholesky, "build", build)
     for left, most in ((9.0, 400), (1e4, 1000), (0.5, 200)):
-        monitor.started = time.perf_counter() - 1e6 + 1 + left
-        assert rank(math.inf, monitor) == pytest.approx(most, rel=0.1) and built.pop() == 200
+        with clock(lambda: now[0]):
+            assert rank(math.inf, Budget(1 + left)) == pytest.approx(most, rel=0.1)
+        assert built.pop() == 200
 
 
 def test_nearest_neighbours_serve_few_rows_and_kernels_without_a_spectral_density():

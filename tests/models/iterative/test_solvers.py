@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
 
 from skscalablegp import IterativeGPRegressor
-from skscalablegp.core.training import Monitor, train
+from skscalablegp.core.training import Budget, Monitor, train
 from skscalablegp.gradients import ExactGradient, PathwiseGradient, StandardGradient
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, resolve_gradient
@@ -219,7 +219,7 @@ def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
     kernel = RBF([1.0, 1.0]) + WhiteKernel(0.1)
     gp = GPProblem(compile_kernel(kernel, 2), torch.tensor(X), torch.tensor(y[:, None]))
     estimator = {"standard": StandardGradient, "pathwise": PathwiseGradient}[gradient]
-    monitor = Monitor(max_seconds=seconds)
+    monitor = Monitor(budget=Budget(seconds))
     result = train(
         gp,
         estimator(**settings, n_probes=4),
@@ -231,7 +231,7 @@ def test_a_time_budget_ends_the_solve_under_way(gradient, seconds):
         generator=torch.Generator().manual_seed(0),
     )
     # The longest stretch without a look is a few products and a block's eigenvalue.
-    assert monitor.seconds < seconds + 0.5
+    assert monitor.budget.seconds < seconds + 0.5
     assert result.stop_reason == "max_seconds" and result.n_iter == 1
     assert monitor.solutions[-1].status is Status.MAX_SECONDS
     assert_allclose(result.theta, kernel.theta)

@@ -13,7 +13,7 @@ from skscalablegp import QSGPClassifier, QSGPRegressor, QSRVMRegressor
 from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
-from skscalablegp.core.training import Monitor
+from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.models.sampled import _qsrvm, _relevance
 from skscalablegp.models.sampled._fit import Fit
@@ -238,8 +238,8 @@ def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
     source = RowSource(X, y[:, None], unit, torch.float64)
     dictionary = _relevance.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10))
-    cut = dictionary.moments(source, Monitor(max_seconds=1e-9))
-    whole = dictionary.moments(source.subset(np.arange(50)), Monitor())
+    cut = dictionary.moments(source, Budget(1e-9))
+    whole = dictionary.moments(source.subset(np.arange(50)), Budget())
     assert cut.n == whole.n == 50
     assert_allclose(cut.gram, whole.gram)
     assert_allclose(cut.root.T @ cut.target, whole.root.T @ whole.target)
