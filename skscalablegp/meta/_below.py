@@ -262,8 +262,7 @@ def left_out_in_time(
         if run.budget.limit is not None and len(order) > _TIMED:
             budget, some = run.budget.share(share), np.sort(order[:_TIMED])
             took = budget.timed(lambda: member.left_out(X, y, noise, some))
-            cost = lambda k: k * took / _TIMED  # noqa: E731
-            order = order[: budget.affordable(cost, range(_TIMED, len(order) + 1))]
+            order = order[: max(_TIMED, int(budget.limit / took * _TIMED))]
         found = member.left_out(X, y, noise, np.sort(order))
     return found and (found[0], found[1], found[2] ** 2)
 

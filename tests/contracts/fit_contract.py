@@ -9,12 +9,13 @@ from copy import copy
 
 import numpy as np
 import pytest
-from contracts.cases import Contract, needs
+from contracts.cases import Contract, needs, once_a_class
 from contracts.estimator_contract import Row, assert_sane, table
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
+from skscalablegp._clock import clock
 from skscalablegp._compat import HAS_CALLBACKS
 from skscalablegp.core import STATUSES, FitRun
 
@@ -109,6 +110,17 @@ def raising(error):
     return act
 
 
+class Jump:
+    """A clock that stands still, and jumps far ahead after some readings."""
+
+    def __init__(self, last: int | None):
+        self.last, self.readings = last, 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return 0.0 if self.last is None or self.readings <= self.last else 1e9
+
+
 class FitContract(Contract):
     """The suite over the rows that reach an estimator's real path."""
 
@@ -176,6 +188,20 @@ class FitContract(Contract):
         assert model.fit_report_.status == "max_seconds"
         assert len(warned) == 1 and "max_seconds" in warned[0]
         assert_sane(row, model, X_new)
+
+    @once_a_class
+    def test_time_ends_it_between_any_two_steps(self, row):
+        """The clock stands still until one of its readings, from which on the time is spent."""
+        still = Jump(None)
+        with clock(still):
+            fit(row, max_seconds=1e6)
+        for last in np.unique(np.linspace(1, still.readings - 1, 6).astype(int)):
+            with clock(Jump(last)):
+                model, X_new, _ = fit(row, max_seconds=1e6)
+            late = np.asarray(model.history_["seconds"]) > 1e6
+            # A step that has begun is recorded, and one that replaces a rejected one.
+            assert late.sum() <= 2, f"{late.sum()} steps after reading {last}"
+            assert_sane(row, model, X_new)
 
     def test_an_interrupt_keeps_the_best(self, row):
         for stage in stages(row):

@@ -1,5 +1,6 @@
 """Time budgets: the part that is reserved for the computations after training."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -61,6 +62,89 @@ def test_training_leaves_what_is_reserved(clock):
     free = Budget()
     free.reserve(4.0)
     assert free.reserved == 0 and free.left is None and free.spent() == 0
+
+
+def test_a_share_is_a_part_of_what_is_left(clock):
+    whole = Budget(10.0)
+    clock.now += 2.0
+    part = whole.share(0.25)
+    assert part.limit == 2.0 and whole.share("held-out fits").limit == 0.35 * 8
+    clock.now += 2.0
+    assert part.left == 0.0 and not part.allows(0.0) and whole.left == 6.0
+    assert Budget().share(0.5).left is None and Budget().allows(1e9)
+
+
+def test_the_largest_size_that_can_be_afforded(clock):
+    budget = Budget(10.0)
+    sizes = range(2, 9)
+    assert [budget.affordable(lambda k, c=c: c * k, sizes) for c in (1.0, 2.0, 4.0, 9.0)] == [
+        *(8, 5, 2, 2)
+    ]
+    assert Budget().affordable(lambda k: 1e9 * k, sizes) == 8
+
+
+def test_an_interrupt_ends_a_share_and_the_whole_but_spent_time_only_the_share():
+    for reason, both in (("max_seconds", None), ("interrupted", "interrupted")):
+        whole = Budget(10.0)
+        part = whole.share(0.5)
+        assert part.end(reason) == reason
+        assert (part.ended, whole.ended) == (reason, both)
+    assert part.end("converged") == "converged" and Budget().end("converged") == "converged"
+    fresh = Budget()
+    fresh.end("converged")
+    assert fresh.ended is None
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (StopTraining("callback"), "callback"),
+        (StopTraining("diverged"), "diverged"),
+    ],
+)
+def test_all_that_ends_a_part_ends_it_the_same_way(error, reason):
+    budget = Budget()
+    with budget.may_end() as ending:
+        raise error
+    assert ending.reason == reason
+    assert budget.ended == (None if reason == "diverged" else reason)
+    for keep in (False, lambda told: told != reason):
+        with pytest.raises(type(error)), Budget().may_end(keep):
+            raise error
+
+
+def test_an_inner_fit_without_a_model_ends_a_part_only_under_a_limit():
+    with Budget(10.0).may_end(inner=True) as ending:
+        raise TimeoutError("no model")
+    assert ending.reason == "max_seconds"
+    for budget in (Budget(), Budget()):
+        with pytest.raises(TimeoutError), budget.may_end(inner=True):
+            raise TimeoutError("no model")
+    with pytest.raises(TimeoutError), Budget(10.0).may_end():
+        raise TimeoutError("of the network")
+
+
+def test_what_must_be_completed_is_started_again_once():
+    calls, budget = [], Budget()
+
+    def part():
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return "model"
+
+    assert budget.completed(part) == "model" and budget.ended == "interrupted"
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        budget.completed(part)
+
+
+def test_budgets_travel_to_other_processes_without_the_fit_around_them(clock):
+    part = Budget(10.0).share(0.5)
+    clock.now += 3.0
+    other = pickle.loads(pickle.dumps(part))
+    assert other.limit == 5.0 and other.left == 5.0
 
 
 def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):

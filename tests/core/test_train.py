@@ -259,7 +259,7 @@ def test_the_time_budget_ends_the_run():
     spent = Monitor(budget=Budget(0.0))
     assert run(Hill(), monitor=spent)[0].n_iter == 1  # one step is always made
     with pytest.raises(StopTraining):
-        spent.check_time()
+        spent.budget.check()
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run():
