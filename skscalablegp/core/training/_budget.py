@@ -1,0 +1,216 @@
+"""The time of a fit: its limit, the shares of its parts, and how it ends."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..._clock import now
+
+T = TypeVar("T")
+
+# If one of these ends a part of a fit, no further part begins.
+ENDINGS = ("interrupted", "callback", "max_seconds")
+
+# The part that gives the result has at least this share of the limit, even if no time is left.
+_LEAST_FOR_RESULT = 0.1
+
+# Shares of the time that is left. Parts that follow one another take theirs in turn.
+SHARES = {
+    # Reserved during training: for the weights of sampled models; for the solves behind
+    # predictions, which go on from those of training where all rows are trained.
+    "weights": 0.2,
+    "final solve": 0.3,
+    "first solve": 0.5,
+    # The comparison of starts before training on a grid.
+    "grid start": 0.25,
+    # A larger preconditioner for the solve of the targets.
+    "preconditioner": 0.5,
+    # Estimators over estimators: the fit of all rows before a noise model, the fits without
+    # held-out rows, and leave-one-out predictions in closed form.
+    "fit before noise": 0.5,
+    "held-out fits": 0.35,
+    "leave-one-out": 0.5,
+    # Predictions of held-out rows, after the fits of a stack.
+    "predictions": 0.1,
+    # A mean function: its cross-fitting; the process on its errors and the process alone; and
+    # the comparison of both.
+    "cross-fitting": 0.5,
+    "process on errors": 0.45,
+    "process alone": 0.8,
+    "comparison": 0.1,
+}
+
+
+class StopTraining(Exception):
+    """Raised inside an evaluation to end the optimiser; its message is the reason."""
+
+
+@dataclass
+class Ending:
+    """Why a part of a fit has ended early; `reason` is None if it has not."""
+
+    reason: str | None = None
+
+
+class Budget:
+    """The time that a fit may take, and what has ended it.
+
+    Parameters
+    ----------
+    limit : float or None
+        Seconds from now on; None sets no limit.
+    outer : Budget, optional
+        The budget of which this one is a share. An interrupt or a callback ends both.
+
+    Attributes
+    ----------
+    ended : str or None
+        Why no further part may begin: "max_seconds", "callback" or "interrupted".
+    reserved : float
+        Seconds that training leaves to the work after it.
+    """
+
+    def __init__(self, limit: float | None = None, outer: Budget | None = None):
+        self.limit, self.ended = limit, None
+        self._outer, self._begun, self.reserved = outer, now(), 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process there is no outer fit, and clocks do not agree.
+        return {"limit": self.limit, "ended": self.ended}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["limit"])
+        self.ended = state["ended"]
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the budget began."""
+        return now() - self._begun
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left without the reserved ones, at least 0; None without a limit."""
+        return None if self.limit is None else max(0.0, self.limit - self.reserved - self.seconds)
+
+    def spent(self) -> float:
+        """The share of the time, without the reserved one, that has passed; 0 without a limit."""
+        left = self.left
+        return 0.0 if left is None else self.seconds / max(self.seconds + left, 1e-9)
+
+    def allows(self, seconds: float) -> bool:
+        """Whether more than this time is left."""
+        left = self.left
+        return left is None or left > seconds
+
+    def check(self) -> None:
+        """Raise StopTraining if no time is left."""
+        if self.left == 0:
+            raise StopTraining("max_seconds")
+
+    def share(self, part: str | float) -> Budget:
+        """A budget of a part of what is left: a number, or a name in `SHARES`."""
+        share, left = SHARES[part] if isinstance(part, str) else part, self.left
+        return Budget(None if left is None else share * left, self)
+
+    def reserve(self, part: str | float) -> None:
+        """Keep time for the work after training: a share of the limit by name, or seconds.
+
+        At most half of the limit. What was reserved before is no longer.
+        """
+        if self.limit is not None:
+            seconds = SHARES[part] * self.limit if isinstance(part, str) else part
+            self.reserved = min(seconds, 0.5 * self.limit)
+
+    def for_result(self) -> float | None:
+        """Seconds for the part that gives the result: what is left, but at least a tenth of all."""
+        return None if self.limit is None else max(self.left, _LEAST_FOR_RESULT * self.limit)
+
+    def reserve_for(self, work: Callable[[], Any], times: float) -> None:
+        """Reserve the time of `times` calls of `work`, which is called once if there is a limit."""
+        if self.limit is not None:
+            self.reserve(times * self.timed(work))
+
+    def timed(self, work: Callable[[], Any]) -> float:
+        """Do some work; returns its seconds."""
+        begun = self.seconds
+        work()
+        return max(self.seconds - begun, 1e-9)
+
+    def affordable(self, cost: Callable[[int], float], sizes: Sequence[int]) -> int:
+        """The largest of increasing sizes whose cost in seconds is at most what is left.
+
+        Without a limit the largest one; the smallest one if there is no time for any.
+        """
+        left = self.left
+        if left is None:
+            return sizes[-1]
+        return sizes[max(0, bisect(sizes, left, key=cost) - 1)]
+
+    # ------------------------------------------------------------------ the end
+
+    def end(self, reason: str) -> str:
+        """Record why a part has ended, if no other may follow; returns the reason."""
+        if reason in ENDINGS:
+            self.ended = self.ended or reason
+        if reason in ("interrupted", "callback") and self._outer is not None:
+            self._outer.end(reason)
+        return reason
+
+    def completed(self, part: Callable[[], T]) -> T:
+        """The result of a part without which there is no model.
+
+        The first interrupt starts the part again, so that there is a model. A second one, or one
+        after training was interrupted, ends the fit.
+        """
+        try:
+            return part()
+        except KeyboardInterrupt:
+            if self.ended == "interrupted":
+                raise
+            self.end("interrupted")
+            return part()
+
+    @contextmanager
+    def may_end(
+        self,
+        keep: bool | Callable[[str], Any] = True,
+        inner: bool = False,
+    ) -> Iterator[Ending]:
+        """A part of a fit that time, a callback or an interrupt may end; the fit then goes on.
+
+        Parameters
+        ----------
+        keep : bool or callable, default=True
+            Whether there is something to go on with; if not, the exception is raised again. A
+            callable receives the reason, and decides at the end.
+        inner : bool, default=False
+            Whether the part fits another estimator, whose time is that of this budget: its
+            TimeoutError also ends the part.
+
+        Yields
+        ------
+        ending : Ending
+            With the reason, if the part has ended early.
+        """
+        ending = Ending()
+        try:
+            yield ending
+        except (StopTraining, KeyboardInterrupt, TimeoutError) as error:
+            reason = self._reason(error, inner)
+            if reason is None or not (keep(reason) if callable(keep) else keep):
+                raise
+            ending.reason = self.end(reason)
+
+    def _reason(self, error: BaseException, inner: bool) -> str | None:
+        """Why the part has ended; None if the error has nothing to do with this budget."""
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted"
+        if inner:
+            return None if self.limit is None and self.ended is None else "max_seconds"
+        return str(error) if isinstance(error, StopTraining) else None
