@@ -195,7 +195,7 @@ class FitContract(Contract):
         still = Jump(None)
         with clock(still):
             fit(row, max_seconds=1e6)
-        for last in np.unique(np.linspace(1, still.readings - 1, 6).astype(int)):
+        for last in np.unique(np.linspace(1, still.readings - 1, 4).astype(int)):
             with clock(Jump(last)):
                 model, X_new, _ = fit(row, max_seconds=1e6)
             late = np.asarray(model.history_["seconds"]) > 1e6
