@@ -7,24 +7,18 @@ always zero, and may return axes of length one for a part that is constant.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
-from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
 from ._frequencies import Draws, Frequencies, SpreadFrequencies, no_spectral_density
-from ._registry import Layout, register_kernel
 from ._slots import Slot
-
-if TYPE_CHECKING:
-    from ._stationary import Profile
 
 # Above this number of products, the expanded form costs more than the kernel itself.
 MAX_PRODUCTS = 64
@@ -57,7 +51,7 @@ class Node(ABC):
     label: str
     parts: tuple[Node, ...] = ()
     separable: bool = False
-    profile: Profile | None = None
+    profile: Any = None
     columns: tuple[int, ...] | None = None
     codes: bool = False
     compiled: bool = True
@@ -368,14 +362,3 @@ def _expanded(node: Node, factors: tuple[Node, ...]) -> list[Term]:
             return [Term((), (node,))]
         terms = [Term(a.constants + b.constants, a.leaves + b.leaves) for a in terms for b in parts]
     return terms
-
-
-def _build_power(kernel: sk.Exponentiation, layout: Layout) -> PowerNode:
-    if not 0 < kernel.exponent < math.inf:
-        raise ValueError(f"Exponentiation needs a finite exponent > 0, got {kernel.exponent}.")
-    return PowerNode(layout.build(kernel.kernel), kernel.exponent)
-
-
-register_kernel(sk.Sum, lambda k, layout: SumNode(layout.build(k.k1), layout.build(k.k2)))
-register_kernel(sk.Product, lambda k, layout: ProductNode(layout.build(k.k1), layout.build(k.k2)))
-register_kernel(sk.Exponentiation, _build_power)

@@ -10,7 +10,7 @@ from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
 from ._nodes import Node
-from ._registry import Layout
+from ._registry import Layout, register_kernel
 
 # The gradient of a diagonal is taken from those of square blocks with this number of rows.
 _BLOCK = 32
@@ -165,3 +165,6 @@ def numpy_kernel(kernel: sk.Kernel, layout: Layout) -> NumpyKernel:
             "its kernels."
         )
     return NumpyKernel(kernel, layout.entries(kernel.n_dims))
+
+
+register_kernel(sk.Kernel, numpy_kernel)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.gaussian_process import kernels as sk
 
+from ._nodes import Node
 from ._slots import Slot
-
-if TYPE_CHECKING:
-    from ._nodes import Node
 
 _BUILDERS: dict[type, tuple[Callable[[sk.Kernel, Layout], Node], str]] = {}
 
@@ -48,12 +45,9 @@ class Layout:
         TypeError
             If `any_kernel` is false, since a compiled form is then required.
         """
-        # Imported here, because that module imports this one.
-        from ._numpy import numpy_kernel
-
         if not self.any_kernel:
             raise TypeError(unsupported(what))
-        return numpy_kernel(kernel, self)
+        return _BUILDERS[sk.Kernel][0](kernel, self)
 
     def entries(self, n: int) -> slice:
         """The next n entries of theta."""
@@ -95,7 +89,8 @@ def register_kernel(
     Parameters
     ----------
     kernel_class : type
-        A subclass of scikit-learn's Kernel. Its own subclasses are not included.
+        A subclass of scikit-learn's Kernel. Its own subclasses are not included. Kernel itself
+        stands for all classes without a compiled form.
     builder : callable
         ``builder(kernel, layout) -> Node``. For a stationary kernel, the `build` of its `Profile`.
         Any other function takes the slots of the hyperparameters from ``layout.slots(kernel)``, and
@@ -108,7 +103,7 @@ def register_kernel(
 
 def unsupported(what: str) -> str:
     """The error message for a kernel without a compiled form; it lists those that have one."""
-    known = ", ".join(summary for _, summary in _BUILDERS.values())
+    known = ", ".join(summary for kind, (_, summary) in _BUILDERS.items() if kind is not sk.Kernel)
     return (
         f"The kernel {what} has no compiled form, which is needed here: use IterativeGPRegressor, "
         f"which takes any kernel, or one of {known}."
