@@ -1,6 +1,8 @@
 """Mistakes in interpolated models by products, and in variances of low rank."""
 
 PRODUCTS = "models/grid/_products.py"
+POSTERIOR = "models/grid/_product_posterior.py"
+CG = "linalg/solvers/_cg.py"
 LOW_RANK = "core/posteriors/_low_rank.py"
 KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
 LOVE = "tests/meta/test_love.py -k TestLOVE"
@@ -38,13 +40,34 @@ MUTANTS = [
     (
         "solves end early",
         PRODUCTS,
-        "_TOL, _MOST_PRODUCTS = 1e-8, 1000",
-        "_TOL, _MOST_PRODUCTS = 1e-2, 1000",
+        "_MOST_PRODUCTS = 1e-8, 1e-14, 1000",
+        "_MOST_PRODUCTS = 1e-2, 1e-14, 1000",
         KISS,
     ),
     (
-        "LOVE leaves the noise out",
+        "only the relative residual of a solve counts",
         PRODUCTS,
+        "goal = (largest / self.norms(B)).clamp(_FINEST, _TOL)",
+        "goal = torch.full(B.shape[1:], _TOL)",
+        KISS,
+    ),
+    (
+        "the direction's image in the inner product is not updated",
+        CG,
+        "state.dual_direction.mul_(beta).add_(state.dual_Z)",
+        "state.dual_direction.copy_(state.dual_Z)",
+        "tests/linalg/solvers/test_cg.py -k inner_product",
+    ),
+    (
+        "residuals are measured in another norm than the operator's",
+        CG,
+        "own = state.dual_Z is not None",
+        "own = False",
+        "tests/linalg/solvers/test_cg.py -k inner_product",
+    ),
+    (
+        "LOVE leaves the noise out",
+        POSTERIOR,
         "inner = (inner + inner.T) / 2\n    inner.diagonal().add_(1)",
         "inner = (inner + inner.T) / 2\n    inner.diagonal().add_(0)",
         LOVE,
@@ -52,9 +75,9 @@ MUTANTS = [
     ),
     (
         "samples of the prior",
-        PRODUCTS,
-        "return products.prior(V) - self.root @ (self.root.T @ V)",
-        "return products.prior(V)",
+        POSTERIOR,
+        "return operator.dual(V) - self.root @ (self.root.T @ V)",
+        "return operator.dual(V)",
         KISS,
     ),
     (

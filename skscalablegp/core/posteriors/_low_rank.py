@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
-from ...linalg.operators import KernelOperator, prior_values
+from ...linalg.operators import KernelOperator, SelfAdjointOperator, prior_values
 from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
 from ._weights import WeightForm
@@ -349,11 +349,12 @@ def whitened(operator: Any, basis: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]
     return torch.linalg.solve_triangular(L, basis.T, upper=False).T
 
 
-@dataclass(frozen=True, eq=False)
-class _Diagonal:
+class _Diagonal(SelfAdjointOperator):
     """A diagonal matrix with its product, which is all that Lanczos needs."""
 
-    values: Float[Tensor, " q"]
+    def __init__(self, values: Float[Tensor, " q"]):
+        super().__init__(len(values), values.dtype, values.device)
+        self.values = values
 
     def matmul(self, V: Float[Tensor, "q s"]) -> Float[Tensor, "q s"]:
         return self.values[:, None] * V

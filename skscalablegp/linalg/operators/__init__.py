@@ -1,6 +1,6 @@
 """Operators for H = K + noise: products, rows, blocks and gradients in the hyperparameters."""
 
-from ._base import LinearOperator, slope
+from ._base import LinearOperator, SelfAdjointOperator, column_dots, column_norms, slope
 from ._bound import bind
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._prior import prior_values

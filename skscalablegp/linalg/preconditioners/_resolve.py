@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Generator
 
 from ..._named import named
-from ..operators import LinearOperator
+from ..operators import SelfAdjointOperator
 from ._base import IdentityPreconditioner, Preconditioner, PreconditionerConfig
 from ._nystrom import Nystrom
 from ._pivoted_cholesky import PivotedCholesky
@@ -35,7 +35,7 @@ def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditio
 
 
 def build_preconditioner(
-    preconditioner, operator: LinearOperator, generator: Generator | None = None
+    preconditioner, operator: SelfAdjointOperator, generator: Generator | None = None
 ) -> Preconditioner:
     """Build the preconditioner of an operator from a name or settings; None is the identity."""
     config = resolve_preconditioner(preconditioner)

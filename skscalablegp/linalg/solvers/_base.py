@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..._named import NamedSettings
-from ..operators import LinearOperator
+from ..operators import SelfAdjointOperator, column_norms
 from ..preconditioners import Preconditioner, resolve_preconditioner
 
 
@@ -108,7 +108,7 @@ class Solver(NamedSettings, ABC):
     @abstractmethod
     def init(
         self,
-        operator: LinearOperator,
+        operator: SelfAdjointOperator,
         B: Float[Tensor, "n s"],
         x0: Float[Tensor, "n s"] | None = None,
         preconditioner: Preconditioner | None = None,
@@ -116,48 +116,44 @@ class Solver(NamedSettings, ABC):
         """The state before the first step."""
 
     @abstractmethod
-    def step(self, operator: LinearOperator, state: SolverState) -> SolverState:
+    def step(self, operator: SelfAdjointOperator, state: SolverState) -> SolverState:
         """Do one iteration in place."""
 
     def starts_over(self, state: SolverState) -> bool:
         """Whether zero is a better start than that of this state."""
         return False
 
-    def settle(self, operator: LinearOperator, state: SolverState) -> None:
+    def settle(self, operator: SelfAdjointOperator, state: SolverState) -> None:
         """Choose the solution of a solve that ends before it has reached its tolerance."""
 
     def needs_check(self, state: SolverState) -> bool:
         """Whether ``residual_norms`` must be recomputed before success is declared."""
         return not state.exact
 
-    def check(self, operator: LinearOperator, state: SolverState) -> SolverState:
+    def check(self, operator: SelfAdjointOperator, state: SolverState) -> SolverState:
         """Compute the true residuals for the state, at the cost of one epoch."""
         state.residual_norms = relative_norms(true_residual(operator, state), state.b_norms)
         state.exact = True
         return state
 
 
-def start(
-    B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
-) -> tuple[Float[Tensor, "n s"], Float[Tensor, " s"]]:
-    """A new first guess, zero in columns where B is zero or x0 is not finite; the norms of B."""
-    b_norms = column_norms(B)
+def first_guess(B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None) -> Float[Tensor, "n s"]:
+    """A new first guess, zero in columns where B is zero or x0 is not finite."""
+    x = torch.zeros_like(B)
     if x0 is None:
-        return torch.zeros_like(B), b_norms.cpu()
-    x0 = x0.to(dtype=B.dtype, device=B.device)
-    usable = (b_norms > 0) & x0.isfinite().all(0)
-    x = torch.where(usable, x0, torch.zeros_like(B))
-    return x, b_norms.cpu()
+        return x
+    x0 = x0.to(x)
+    return torch.where((B != 0).any(0) & x0.isfinite().all(0), x0, x)
 
 
 def begin(
-    operator: LinearOperator, B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
+    operator: SelfAdjointOperator, B: Float[Tensor, "n s"], x0: Float[Tensor, "n s"] | None
 ) -> dict:
     """The fields of an `UpdatedState` before the first step; a warm start costs one epoch."""
-    x, b_norms = start(B, x0)
+    x, b_norms = first_guess(B, x0), operator.norms(B).cpu()
     R = B.clone() if x0 is None else operator.matmul(x).neg_().add_(B)
     R = R.to(operator.dtype)
-    norms = relative_norms(R, b_norms)
+    norms = divide_norms(b_norms if x0 is None else operator.norms(R).cpu(), b_norms)
     return {
         "B": B,
         "x": x,
@@ -171,7 +167,7 @@ def begin(
 
 
 def replace_residual(
-    operator: LinearOperator, state: UpdatedState
+    operator: SelfAdjointOperator, state: UpdatedState
 ) -> tuple[Float[Tensor, " s"], Bool[Tensor, " s"]]:
     """Replace the updated residual by B - H x, and judge the effect of rounding; one epoch.
 
@@ -183,8 +179,8 @@ def replace_residual(
         Whether the updated residual had drifted far from it.
     """
     R = true_residual(operator, state)
-    both = torch.stack([column_norms(R), column_norms(state.R.sub_(R))]).cpu()
-    norms, apart = (_relative(lengths, state.b_norms) for lengths in both)
+    both = torch.stack([operator.norms(R), operator.norms(state.R.sub_(R))]).cpu()
+    norms, apart = (divide_norms(lengths, state.b_norms) for lengths in both)
     drifted = apart > 0.1 * norms
     held_up = drifted & (norms > 0.9 * state.best_norms)
     state.R.copy_(R)
@@ -222,29 +218,18 @@ def _rounding(dtype: torch.dtype) -> float:
     return 0.1 * torch.finfo(dtype).eps
 
 
-def column_norms(V: Float[Tensor, "n s"]) -> Float[Tensor, " s"]:
-    """The norm of every column, summed in float64."""
-    return torch.linalg.vector_norm(V, dim=0, dtype=torch.float64)
-
-
 def relative_norms(R: Float[Tensor, "n s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
     """|r| / |b| for every column on the CPU, 0 where b is 0."""
-    return _relative(column_norms(R).cpu(), b_norms)
+    return divide_norms(column_norms(R).cpu(), b_norms)
 
 
-def _relative(lengths: Float[Tensor, " s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
+def divide_norms(lengths: Float[Tensor, " s"], b_norms: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
+    """Lengths divided by the norms of the right-hand sides, 0 where these are 0."""
     lengths, b = lengths.numpy(), b_norms.numpy()
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.divide(lengths, b, out=np.zeros_like(b), where=b != 0))
 
 
-def column_dots(
-    left: Float[Tensor, "n s"], right: Float[Tensor, "n s"], out: Float[Tensor, "n s"] | None = None
-) -> Float[Tensor, " s"]:
-    """left[:, c]' right[:, c] for every column c, summed in float64; `out` is scratch space."""
-    return torch.mul(left, right, out=out).sum(0, dtype=torch.float64)
-
-
-def true_residual(operator: LinearOperator, state: SolverState) -> Float[Tensor, "n s"]:
+def true_residual(operator: SelfAdjointOperator, state: SolverState) -> Float[Tensor, "n s"]:
     """B - H x as a new tensor in the precision of x, one epoch."""
     return operator.matmul(state.x).neg_().add_(state.B)

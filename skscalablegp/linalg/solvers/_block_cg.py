@@ -52,11 +52,11 @@ class BlockCG(CG):
         alpha = torch.cholesky_solve((D.mT @ state.R).double(), factor).to(D.dtype)
         state.x += D @ alpha
         state.R.addmm_(HD, alpha, alpha=-1)
-        self._judge(operator, state)
+        self._count(operator, state)
         Z = state.preconditioner.solve(state.R)
         beta = torch.cholesky_solve((HD.mT @ Z).double(), factor).to(D.dtype)
         state.direction = _orthonormal(Z.addmm_(D, beta, alpha=-1))
-        state.intact = True
+        self._judge(state)
         return state
 
     def check(self, operator: LinearOperator, state: CGState) -> CGState:

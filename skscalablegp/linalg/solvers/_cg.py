@@ -5,29 +5,61 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer
-from ..operators import LinearOperator
+from ..operators import SelfAdjointOperator, column_dots, column_norms
 from ..preconditioners import Preconditioner, build_preconditioner
-from ._base import (
-    Column,
-    Solver,
-    UpdatedState,
-    begin,
-    column_dots,
-    column_norms,
-    record,
-    relative_norms,
-    replace_residual,
-)
+from ._base import Column, Solver, UpdatedState, begin, divide_norms, record, replace_residual
 
 # A column has stagnated when its residual has not fallen by a tenth for 4 n steps, or for 250 if n
 # is small. In exact arithmetic n steps solve any system, but rounding delays convergence: with a
 # condition number of 1e6 float64 residuals rest for almost 2 n steps before they fall again.
 _PATIENT_STEPS, _PATIENT_ROUNDS, _A_TENTH = 250, 4, 0.9
+
+
+@dataclass(eq=False)
+class ColumnWatch:
+    """When true residuals are due, and which columns no longer improve; on the CPU.
+
+    Attributes
+    ----------
+    interval : int or None
+        Number of steps between two true residuals; None for never.
+    patience : float
+        Number of steps without a fall by a tenth after which a column has stagnated.
+    lowest, since_lower : Tensor of shape (s,)
+        The residual after the last fall by a tenth, and the number of steps since then. These are
+        true residuals if they are computed regularly, and updated ones otherwise.
+    since_true : int
+        Number of steps since the residual was last computed as B - H x.
+    """
+
+    interval: int | None
+    patience: float
+    lowest: Float[Tensor, " s"]
+    since_lower: Int[Tensor, " s"]
+    since_true: int = 0
+
+    def count(self) -> bool:
+        """Count a step; whether a true residual is due after it."""
+        self.since_true += 1
+        self.since_lower = self.since_lower + 1
+        return self.interval is not None and self.since_true >= self.interval
+
+    def stuck(self, norms: Float[Tensor, " s"], true: bool) -> Bool[Tensor, " s"]:
+        """The columns whose residuals have not fallen by a tenth for too long."""
+        if true or self.interval is None:
+            lower = norms < _A_TENTH * self.lowest
+            self.lowest = torch.where(lower, norms, self.lowest)
+            self.since_lower = torch.where(lower, 0, self.since_lower)
+        return self.since_lower > self.patience
+
+    def shrink(self, width: int) -> None:
+        """Drop the columns from `width` on."""
+        self.lowest, self.since_lower = self.lowest[:width], self.since_lower[:width]
 
 
 @dataclass(eq=False)
@@ -44,32 +76,29 @@ class CGState(UpdatedState):
         The coefficient of the last direction in ``d_k = z_k + beta d_{k-1}``, 0 at first.
     Z : Tensor of shape (n, s)
         The preconditioned residual.
+    dual_Z, dual_direction : Tensor of shape (n, s) or None
+        M Z and M times the direction, if the operator has an inner product of its own.
     rz, rz_previous : Tensor of shape (s,)
-        R' Z now and one step ago.
+        R' M Z now and one step ago.
     restart : Tensor of shape (s,)
         Columns whose next direction is Z alone; on the CPU.
-    lowest, since_lower : Tensor of shape (s,)
-        The residual after the last fall by a tenth, and the number of steps since then. These are
-        true residuals if the solver computes them regularly, and updated ones otherwise.
-    patience : float
-        Number of steps without such a fall after which a column has stagnated.
-    since_refresh : int
-        Number of steps since the residual was last computed as B - H x.
+    trace : float
+        The trace of H, which bounds the effect of rounding.
+    watch : ColumnWatch
     """
 
     preconditioner: Preconditioner = None
     trace: float = 0.0
     Z: Tensor = None
     direction: Tensor = None
+    dual_Z: Tensor | None = None
+    dual_direction: Tensor | None = None
     gamma: Tensor = None
     beta: Tensor = None
     rz: Tensor = None
     rz_previous: Tensor = None
     restart: Tensor = None
-    lowest: Tensor = None
-    since_lower: Tensor = None
-    patience: float = float("inf")
-    since_refresh: int = 0
+    watch: ColumnWatch = None
 
 
 class CG(Solver):
@@ -109,7 +138,7 @@ class CG(Solver):
         keep_settings(self, locals())
 
     def init(self, operator, B, x0=None, preconditioner=None) -> CGState:
-        self._interval(operator.dtype)  # Wrong settings fail before the work starts.
+        interval = self._interval(operator.dtype)  # Wrong settings fail before the work starts.
         if self.residual_dtype not in ("same", "float64"):
             raise ValueError(
                 f"residual_dtype must be 'same' or 'float64'; got {self.residual_dtype!r}."
@@ -119,62 +148,65 @@ class CG(Solver):
         chosen = self.preconditioner if preconditioner is None else preconditioner
         built = build_preconditioner(chosen, operator)
         fields = begin(operator, B, x0)
-        norms = fields["residual_norms"]
+        norms, R = fields["residual_norms"], fields["R"]
+        # A sequence of plain increments is not judged.
+        plain = self.residual_refresh is None
+        patience = float("inf") if plain else max(_PATIENT_ROUNDS * len(B), _PATIENT_STEPS)
         zeros = torch.zeros_like(norms, device=B.device)
         state = CGState(
             **fields,
             preconditioner=built,
-            trace=float(operator.diag().sum(dtype=torch.float64)),
-            direction=torch.zeros_like(fields["R"]),
+            trace=0.0 if plain else float(operator.diag().sum(dtype=torch.float64)),
+            direction=torch.zeros_like(R),
             gamma=zeros,
             rz_previous=zeros,
             restart=norms < 0,
-            lowest=norms,
-            since_lower=torch.zeros_like(norms, dtype=torch.long),
-            # A sequence of plain increments is not judged.
-            patience=float("inf")
-            if self.residual_refresh is None
-            else max(_PATIENT_ROUNDS * len(B), _PATIENT_STEPS),
+            watch=ColumnWatch(interval, patience, norms, torch.zeros_like(norms, dtype=torch.long)),
             stats={"n_refreshes": 0, "preconditioner_rank": built.rank},
         )
-        return _prepare(state)
+        _precondition(operator, state)
+        if state.dual_Z is not None:
+            state.dual_direction = torch.zeros_like(R)
+        return state
 
-    def step(self, operator: LinearOperator, state: CGState) -> CGState:
+    def step(self, operator: SelfAdjointOperator, state: CGState) -> CGState:
+        """One step of the recurrence for all columns (Lin et al. 2024, algorithm 1)."""
         if not state.intact:
             state.rz_previous = torch.zeros_like(state.rz_previous)
-            _prepare(_refresh(operator, state))
+            self.check(operator, state)
         state.intact = False
-        D = state.direction
-        D.mul_(state.beta.to(D.dtype)).add_(state.Z)
-        HD = operator.matmul(D)
-        curvature = column_dots(D, HD)
-        moving = (state.columns == Column.ACTIVE) | (state.columns == Column.STAGNATED)
-        moving = moving.to(D.device, non_blocking=True)
-        sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
-        _retire(state, HD, moving & ~sound)
+        beta = state.beta.to(state.direction.dtype)
+        D = state.direction.mul_(beta).add_(state.Z)
+        MD = D if state.dual_Z is None else state.dual_direction.mul_(beta).add_(state.dual_Z)
+        HD = operator.image(D, MD)
+        curvature = column_dots(MD, HD)
+        moving = _moving(state, curvature, HD)
         # r'd equals r'z up to rounding and refreshes, but with r'd no step increases the error.
-        slope = column_dots(state.R, D)
-        gamma = torch.where(moving & sound, slope / curvature, 0.0)
-        step = gamma.to(D.dtype)
-        state.x.addcmul_(D, step)
-        state.R.addcmul_(HD, step, value=-1)
-        state.gamma = gamma
+        state.gamma = torch.where(moving, column_dots(state.R, MD) / curvature, 0.0)
+        gamma = state.gamma.to(D.dtype)
+        state.x.addcmul_(D, gamma)
+        state.R.addcmul_(HD, gamma, value=-1)
         state.rz_previous = state.rz
-        self._judge(operator, state)
-        return _prepare(state, HD)
+        self._count(operator, state)
+        _precondition(operator, state, HD)
+        self._judge(state)
+        return state
 
-    def _judge(self, operator: LinearOperator, state: CGState) -> None:
-        """Count a step and judge its residual, which is computed afresh at regular intervals."""
+    def _count(self, operator: SelfAdjointOperator, state: CGState) -> None:
+        """Count a step, and compute the residual afresh if that is due."""
         state.iteration += 1
-        state.since_refresh += 1
-        state.since_lower += 1
-        interval = self._interval(state.R.dtype)
-        if interval is not None and state.since_refresh >= interval:
+        if state.watch.count():
             _refresh(operator, state)
-            return
-        norms = relative_norms(state.R, state.b_norms)
-        record(state, norms, _stuck(state, norms, looked=interval is None))
-        state.restart = torch.zeros_like(state.columns, dtype=torch.bool)
+
+    def _judge(self, state: CGState) -> None:
+        """Judge the updated residual of a step; a true one has been judged."""
+        if state.watch.since_true > 0:
+            # Without a preconditioner R' M Z is the square in the operator's inner product.
+            own = state.dual_Z is not None
+            norms = state.rz.clamp_min(0).sqrt() if own else column_norms(state.R)
+            norms = divide_norms(norms.cpu(), state.b_norms)
+            record(state, norms, state.watch.stuck(norms, true=False))
+        state.intact = True
 
     def needs_check(self, state: CGState) -> bool:
         if state.exact or self.residual_refresh is None:
@@ -182,13 +214,15 @@ class CG(Solver):
         if self.residual_refresh != "auto" or state.R.dtype != torch.float64:
             return True
         # The drift is at most eps |H| |x| a step, and |H| is at most the trace of H.
-        drift = state.since_refresh * torch.finfo(state.x.dtype).eps * state.trace
+        drift = state.watch.since_true * torch.finfo(state.x.dtype).eps * state.trace
         bound = drift * column_norms(state.x).cpu()
         return bool((bound > 0.1 * state.residual_norms * state.b_norms).any())
 
-    def check(self, operator: LinearOperator, state: CGState) -> CGState:
+    def check(self, operator: SelfAdjointOperator, state: CGState) -> CGState:
         state.intact = False
-        return _prepare(_refresh(operator, state))
+        _precondition(operator, _refresh(operator, state))
+        state.intact = True
+        return state
 
     def _interval(self, dtype: torch.dtype) -> int | None:
         """Steps between two true residuals, None for never."""
@@ -200,42 +234,46 @@ class CG(Solver):
         return every
 
 
-def _prepare(state: CGState, scratch: Float[Tensor, "n s"] | None = None) -> CGState:
+def _precondition(
+    operator: SelfAdjointOperator, state: CGState, scratch: Float[Tensor, "n s"] | None = None
+) -> None:
     """Compute the parts of the next direction, Z = P^-1 R and beta = r'z / (r'z one step ago)."""
     state.Z = state.preconditioner.solve(state.R)
-    state.rz = column_dots(state.R, state.Z, scratch)
+    dual = operator.dual(state.Z)
+    state.dual_Z = None if dual is state.Z else dual
+    state.rz = column_dots(state.R, dual, scratch)
     restart = state.restart.to(state.rz.device, non_blocking=True)
     keep = (state.rz_previous > 0) & ~restart & (state.gamma != 0)
     state.beta = torch.where(keep, state.rz / state.rz_previous, 0.0)
-    state.intact = True
-    return state
+    state.restart = torch.zeros_like(state.restart)
 
 
-def _refresh(operator: LinearOperator, state: CGState) -> CGState:
+def _refresh(operator: SelfAdjointOperator, state: CGState) -> CGState:
     """Replace the updated residual by B - H x, at the cost of one epoch.
 
     Columns in which the two agree keep their directions (van der Vorst and Ye, 2000); the others
     start again from Z.
     """
     norms, state.restart = replace_residual(operator, state)
-    record(state, norms, _stuck(state, norms, looked=True), exact=True)
-    state.since_refresh = 0
+    record(state, norms, state.watch.stuck(norms, true=True), exact=True)
+    state.watch.since_true = 0
     state.stats["n_refreshes"] += 1
     return state
 
 
-def _stuck(state: CGState, norms: Float[Tensor, " s"], looked: bool) -> Bool[Tensor, " s"]:
-    """The columns whose residuals have not fallen by a tenth for too long."""
-    if looked:
-        lower = norms < _A_TENTH * state.lowest
-        state.lowest = torch.where(lower, norms, state.lowest)
-        state.since_lower = torch.where(lower, 0, state.since_lower)
-    return state.since_lower > state.patience
+def _moving(
+    state: CGState, curvature: Float[Tensor, " s"], HD: Float[Tensor, "n s"]
+) -> Bool[Tensor, " s"]:
+    """The columns that take a step.
 
-
-def _retire(state: CGState, HD: Float[Tensor, "n s"], broken: Bool[Tensor, " s"]) -> None:
-    """Set broken columns to zero, so that a product of zero and infinity never reaches x."""
+    Those that break are set to zero, so that a product of zero and infinity never reaches x.
+    """
+    moving = (state.columns == Column.ACTIVE) | (state.columns == Column.STAGNATED)
+    moving = moving.to(HD.device, non_blocking=True)
+    sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
+    broken = moving & ~sound
     if bool(broken.any()):
         state.columns = torch.where(broken.cpu(), Column.BROKEN, state.columns)
         for block in (state.direction, state.R, HD):
             block.masked_fill_(broken, 0.0)
+    return moving & sound

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..._validation import check_number
 from ..blocks import cholesky_, cholesky_solve
-from ..operators import LinearOperator
-from ._base import Column, Solver, SolverState, give_up, relative_norms, start, true_residual
+from ..operators import LinearOperator, column_norms
+from ._base import Column, Solver, SolverState, give_up, relative_norms, true_residual
 
 
 @dataclass(eq=False)
@@ -57,10 +57,10 @@ class Cholesky(Solver):
 
     def init(self, operator, B, x0=None, preconditioner=None) -> CholeskyState:
         check_number("max_jitter", self.max_jitter, example=1e-3)
-        x, b_norms = start(B, None)
+        b_norms = column_norms(B).cpu()
         norms = relative_norms(B, b_norms)
         columns = torch.where(norms == 0, Column.SETTLED, Column.ACTIVE)
-        return CholeskyState(B, x, b_norms, norms, columns, R=B)
+        return CholeskyState(B, torch.zeros_like(B), b_norms, norms, columns, R=B)
 
     def step(self, operator: LinearOperator, state: CholeskyState) -> CholeskyState:
         state.iteration += 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..._validation import check_integer
-from ..operators import LinearOperator
+from ..operators import LinearOperator, SelfAdjointOperator, column_dots
 from ..preconditioners import IdentityPreconditioner, Preconditioner
-from ._base import column_dots
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +18,8 @@ class Lanczos:
     """Q_c' H Q_c = T_c for every start vector c, with orthonormal columns of Q_c.
 
     With a preconditioner, T belongs to P^-1/2 H P^-1/2, and the basis holds P^1/2 Q, which is
-    orthonormal in the inner product of P^-1.
+    orthonormal in the inner product of P^-1. For an operator with its own inner product the basis
+    is orthonormal in that one.
 
     Attributes
     ----------
@@ -44,21 +43,25 @@ class Lanczos:
 
 
 def lanczos(
-    operator: Any, V: Float[Tensor, "n s"], n_steps: int, *, preconditioner: Any = None
+    operator: SelfAdjointOperator,
+    V: Float[Tensor, "n s"],
+    n_steps: int,
+    *,
+    preconditioner: Preconditioner | None = None,
 ) -> Lanczos:
     """Tridiagonalise H from every column of V, with one product a step for all columns.
 
     Parameters
     ----------
-    operator : LinearOperator
-        H. Any object with ``matmul`` and ``shape`` is accepted.
+    operator : SelfAdjointOperator
+        H.
     V : Tensor of shape (n, s)
         Start vectors.
     n_steps : int
         The number of steps k, at most n.
     preconditioner : Preconditioner, optional
-        Tridiagonalise P^-1/2 H P^-1/2 from P^-1/2 V instead. No square root is computed, and only
-        the method ``solve`` is called.
+        Tridiagonalise P^-1/2 H P^-1/2 from P^-1/2 V instead. No square root is computed. An
+        operator with an inner product of its own takes no preconditioner.
 
     Notes
     -----
@@ -67,13 +70,13 @@ def lanczos(
     """
     n, s = V.shape
     k = min(check_integer("n_steps", n_steps, example=30), n)
-    P = IdentityPreconditioner(n) if preconditioner is None else preconditioner
+    paired = operator.dual if preconditioner is None else preconditioner.solve
     eps = torch.finfo(V.dtype).eps
     diagonal = torch.ones(s, k, dtype=torch.float64, device=V.device)
     off = torch.zeros(s, k, dtype=torch.float64, device=V.device)
     basis = V.new_zeros(s, k, n)
-    dual = basis if preconditioner is None else basis.clone()
-    W, Z = V, P.solve(V)
+    W, Z = V, paired(V)
+    dual = basis if Z is W else basis.clone()
     beta = column_dots(W, Z).clamp_min(0).sqrt()
     alive, previous = beta > 0, torch.zeros_like(V)
     largest = torch.zeros_like(beta)
@@ -81,7 +84,7 @@ def lanczos(
         scale = torch.where(alive, 1 / beta, 0.0).to(V.dtype)
         W, Z = W * scale, Z * scale
         basis[:, j], dual[:, j] = W.mT, Z.mT
-        image = operator.matmul(Z)
+        image = operator.image(W, Z)
         alpha = column_dots(Z, image)
         diagonal[:, j] = torch.where(alive, alpha, 1.0)
         if j + 1 == k:
@@ -91,7 +94,7 @@ def lanczos(
             image.addcmul_(previous, off[:, j - 1].to(V.dtype), value=-1)
         _orthogonalize(image, basis[:, : j + 1], dual[:, : j + 1])
         previous, W = W, image
-        Z = P.solve(W)
+        Z = paired(W)
         beta = column_dots(W, Z).clamp_min(0).sqrt()
         largest = torch.maximum(largest, alpha.abs())
         alive = alive & (beta > 10 * eps * largest)

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from ..._clock import now
 from ..blocks import watched
-from ..operators import LinearOperator
+from ..operators import SelfAdjointOperator, column_norms
 from ..parallel import one_thread
 from ..preconditioners import Preconditioner
-from ._base import Column, Solver, SolverState, column_norms, start
+from ._base import Column, Solver, SolverState, first_guess
 from ._solution import Solution, Status
 from ._stopping import Progress, StoppingRule
 
 
 def solve(
-    operator: LinearOperator,
+    operator: SelfAdjointOperator,
     B: Float[Tensor, "n s"],
     solver: Solver,
     *,
@@ -35,7 +35,7 @@ def solve(
 
     Parameters
     ----------
-    operator : LinearOperator
+    operator : SelfAdjointOperator
         H. Budgets refer to the epochs that the operator counts.
     B : Tensor of shape (n, s)
         Right-hand sides.
@@ -75,7 +75,8 @@ def solve(
         B, x0 = B / units, None if x0 is None else x0.to(B) / units
     # Other operations than products are small, and the time is checked between steps. A direct
     # solver has one long step, which needs all threads and must notice the end of a time budget.
-    with one_thread(not solver.direct), nullcontext() if solver.direct else watched(None):
+    small = not (solver.direct or operator.threaded)
+    with one_thread(small), nullcontext() if solver.direct else watched(None):
         state = solver.init(operator, B, x0, preconditioner)
         if x0 is not None and solver.starts_over(state):
             x0 = None
@@ -136,7 +137,7 @@ def _no_worse_than(
     if not bool(worse.any()):
         return residuals
     at = worse.to(state.x.device)
-    state.x[:, at] = start(state.B, x0)[0][:, at]
+    state.x[:, at] = first_guess(state.B, x0)[:, at]
     return torch.where(worse, first, residuals)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -55,20 +56,20 @@ class RelativeResidual(StoppingRule):
 
     Parameters
     ----------
-    tol : float
-        The largest relative residual that counts as success.
+    tol : float or Tensor
+        The largest relative residual that counts as success, also one for each of the columns.
     columns : slice, int or sequence of int, default=slice(None)
         The right-hand sides that count. If there are none, the rule always holds.
     reduce : {"max", "mean"}, default="max"
         Whether the largest or the mean residual of the columns is compared with `tol`.
     """
 
-    tol: float
+    tol: float | Tensor
     columns: slice | int | Sequence[int] = field(default_factory=lambda: slice(None))
     reduce: str = "max"
 
     def __post_init__(self):
-        if not (isinstance(self.tol, Real) and self.tol >= 0):
+        if not (isinstance(self.tol, Real | Tensor) and bool(torch.as_tensor(self.tol >= 0).all())):
             raise ValueError(f"tol must be at least 0, for example 0.01; got {self.tol!r}.")
         if self.reduce not in ("max", "mean"):
             raise ValueError(f"reduce must be 'max' or 'mean'; got {self.reduce!r}.")
@@ -76,10 +77,9 @@ class RelativeResidual(StoppingRule):
     def check(self, progress: Progress) -> Status | None:
         columns = self.columns if isinstance(self.columns, slice | int) else list(self.columns)
         chosen = progress.residual_norms[columns].reshape(-1)
-        if len(chosen) == 0:
-            return Status.CONVERGED
-        value = chosen.max() if self.reduce == "max" else chosen.mean()
-        return Status.CONVERGED if float(value) <= self.tol else None
+        if self.reduce == "mean" and len(chosen) > 0:
+            chosen = chosen.mean()
+        return Status.CONVERGED if bool((chosen <= self.tol).all()) else None
 
 
 @dataclass(frozen=True)

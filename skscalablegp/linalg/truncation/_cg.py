@@ -206,3 +206,4 @@ def _shrink(state: CGState, width: int) -> None:
         value = getattr(state, name)
         if isinstance(value, Tensor):
             setattr(state, name, value[..., :width].contiguous())
+    state.watch.shrink(width)

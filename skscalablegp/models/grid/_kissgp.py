@@ -54,13 +54,8 @@ from ._objective import (
 )
 from ._plan import grid_default_kernel, plan_grid
 from ._posterior import GridPosterior
-from ._products import (
-    ProductEvaluation,
-    ProductGradient,
-    ProductPosterior,
-    RowProbes,
-    evaluate_products,
-)
+from ._product_posterior import ProductPosterior
+from ._products import ProductEvaluation, ProductGradient, RowProbes, evaluate_products
 from ._start import start_on_grid
 
 

@@ -9,6 +9,7 @@ from oracles import normal
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from skscalablegp import IterativeGPRegressor
+from skscalablegp.linalg.operators import column_norms
 from skscalablegp.linalg.solvers import (
     SOLVERS,
     Column,
@@ -17,7 +18,7 @@ from skscalablegp.linalg.solvers import (
     preconditioner_for,
     resolve_solver,
 )
-from skscalablegp.linalg.solvers._base import relative_norms, start, true_residual
+from skscalablegp.linalg.solvers._base import first_guess, relative_norms, true_residual
 from skscalablegp.preconditioners import Nystrom, PivotedCholesky
 from skscalablegp.solvers import AP, CG, Cholesky
 
@@ -32,7 +33,7 @@ class Richardson(Solver):
     """x + 2 R / (largest + smallest eigenvalue)."""
 
     def init(self, operator, B, x0=None, preconditioner=None):
-        x, b_norms = start(B, x0)
+        x, b_norms = first_guess(B, x0), column_norms(B)
         columns = torch.zeros_like(b_norms, dtype=torch.long)
         state = RichardsonState(B, x, b_norms, b_norms, columns)
         H = operator.to_dense().double()

@@ -4,7 +4,8 @@ import pytest
 import torch
 from oracles import DenseOperator, Problem, kernel_problem, normal, spectrum_problem
 
-from skscalablegp.linalg.solvers import Column, resolve_solver
+from skscalablegp.linalg.operators import SelfAdjointOperator
+from skscalablegp.linalg.solvers import Column, lanczos, resolve_solver
 from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.solvers import (
     CG,
@@ -55,6 +56,51 @@ def test_directions_are_conjugate_and_columns_independent():
     assert float((cosines - torch.eye(6, dtype=torch.float64)).abs().max()) < 1e-8
     alone = solve(operator, problem.B[:, 2:3], solver, stopping=MaxIterations(6))
     torch.testing.assert_close(alone.value, state.x[:, 2:3])
+
+
+class WithPrior(SelfAdjointOperator):
+    """I + G K, which is self-adjoint in the inner product of K."""
+
+    def __init__(self, G, K):
+        super().__init__(len(G), G.dtype, G.device)
+        self.G, self.K, self.n_products = G, K, 0
+
+    def dual(self, V):
+        self.n_products += 1
+        return self.K @ V
+
+    def norms(self, V):
+        return (V * (self.K @ V)).sum(0).sqrt()
+
+    def image(self, V, dual):
+        return V + self.G @ dual
+
+    def matmul(self, V):
+        return self.image(V, self.dual(V))
+
+
+def test_an_operator_may_have_its_own_inner_product():
+    G, K = spectrum_problem(1e2).H, spectrum_problem(1e3, seed=5).H
+    operator, B = WithPrior(20 * G, K), normal(40, 3)
+    A = torch.eye(40, dtype=torch.float64) + 20 * G @ K
+    plain = CG(residual_refresh=None)
+    tol = torch.tensor([1e-3, 1e-6, 1e-10], dtype=torch.float64)
+    solution = solve(operator, B, plain, stopping=RelativeResidual(tol) | MaxIterations(200))
+    assert solution.converged and solution.n_iter < 60
+    # One product with K a step.
+    assert operator.n_products <= solution.n_iter + 2
+    torch.testing.assert_close(solution.value, torch.linalg.solve(A, B), rtol=1e-5, atol=1e-5)
+    residuals = operator.norms(B - A @ solution.value) / operator.norms(B)
+    torch.testing.assert_close(solution.residuals, residuals, rtol=1e-3, atol=1e-12)
+    warm = solve(operator, B, plain, stopping=MaxIterations(0), x0=solution.value)
+    torch.testing.assert_close(warm.residuals, residuals, rtol=1e-6, atol=1e-14)
+    # From K^1/2 b Lanczos tridiagonalises I + K^1/2 G K^1/2.
+    values, vectors = torch.linalg.eigh(K)
+    root = (vectors * values.sqrt()) @ vectors.T
+    symmetric = DenseOperator(torch.eye(40, dtype=torch.float64) + 20 * root @ G @ root)
+    expected, made = lanczos(symmetric, root @ B, 9), lanczos(operator, B, 9)
+    torch.testing.assert_close(made.matrix(), expected.matrix())
+    torch.testing.assert_close(made.basis @ root, expected.basis)
 
 
 def test_epochs_are_products_plus_preconditioner_rows():

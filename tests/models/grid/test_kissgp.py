@@ -441,9 +441,9 @@ class TestProducts:
         """
         import torch
 
-        from skscalablegp.models.grid._products import ProductPosterior
+        from skscalablegp.models.grid._product_posterior import ProductPosterior
 
-        monkeypatch.setattr("skscalablegp.models.grid._products._SAMPLE_RANK", first)
+        monkeypatch.setattr("skscalablegp.models.grid._product_posterior._SAMPLE_RANK", first)
         X, y, _ = table(1)
         kernel = C(1.0) * RBF(0.05) + W(0.01)
         model = KISSGPRegressor(kernel, optimizer=None, grid_size=300, solver="cg").fit(X, y)
