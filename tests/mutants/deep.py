@@ -3,6 +3,8 @@
 GRADIENTS = "tests/models/deep/test_batch_gradients.py"
 STEPS = "tests/models/deep/test_dkl.py -k own_batches"
 MINIMAX = "models/deep/_minimax.py"
+WHITE = "tests/models/deep/test_white_noise.py"
+NOISE = "models/deep/_noise.py"
 SCGD = "models/deep/_compositional.py"
 STEPPER = "models/deep/_stepper.py"
 
@@ -43,7 +45,7 @@ MUTANTS = [
         "one batch for both parts, in the step",
         STEPPER,
         "others = next(self._others)",
-        "others = chosen",
+        "others = index",
         STEPS,
         True,
     ),
@@ -76,5 +78,19 @@ MUTANTS = [
         "torch.exp(log_noise) * trace / n",
         "torch.exp(log_noise) * trace",
         GRADIENTS,
+    ),
+    (
+        "a constant that multiplies fixed noise does not see it",
+        STEPPER,
+        "log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)",
+        "log_noise = self.log_noise",
+        f"{WHITE} -k follows_from",
+    ),
+    (
+        "fixed noise is counted twice",
+        NOISE,
+        "(noise - fixed) / now",
+        "noise / now",
+        f"{WHITE} -k posterior_is",
     ),
 ]

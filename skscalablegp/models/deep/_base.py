@@ -39,23 +39,16 @@ from ...features import (
     network_to_numpy,
     weigh_inputs,
 )
-from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel
+from ...kernels import NoSpectralDensity, compile_kernel
 from ...linalg.gradients import GPProblem
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
-from ._plan import FEWEST_SPLIT, LARGE_TABLE, OF_TRAINING, Plan, batch_optimizer, make_plan
-from ._stepper import WeightSpaceStepper, cosine
+from ._noise import LARGEST_NOISE, with_white_noise
+from ._plan import MOST_SCORES, DeepPlan, is_default
+from ._plan import plan as make_plan
+from ._stepper import TrainingRows, WeightSpaceStepper, cosine
 from ._stream import KEPT_ROWS, sampled
 
-# Layers of feature_extractor="auto" on tables that are not small.
-_LAYERS = (128, 128)
-# Largest number of scores in one training, and per epoch. Each score is an exact pass over the
-# rows, and all scores together must not cost more than the steps.
-_SCORES, _SCORES_PER_EPOCH = 20, 4
-# Up to this number of rows "auto" is the exact process: networks that were trained on 2,200 rows of
-# pol for ten seconds had a negative log density of 1.6 to 4.1 on a fold where the exact process has
-# -.88.
-_EXACT_ROWS = 3000
 # Largest table, in entries, that is stored as tensors.
 _RESIDENT_NUMBERS = 2**24
 # The default is compared with the exact process of some rows if held-out rows keep at least this
@@ -63,8 +56,12 @@ _RESIDENT_NUMBERS = 2**24
 _WELL_EXPLAINED = 0.1
 # Training has diverged if the log likelihood per row has fallen by this many nats.
 _LOSS = 0.05
-# Upper bound of the noise variance, in units of the normalised target.
-_LARGEST_NOISE = 1e3
+# The default kernel.
+_LINEAR = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
+# First noise variance of a kernel without a WhiteKernel, in units of the normalised target.
+_FIRST_NOISE = 0.1
+# Parameters of the features, which a stream keeps.
+_OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "min_noise")
 
 
 class DeepKernelRegressorBase(MinibatchGPRegressorBase):
@@ -113,32 +110,28 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         """
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
-            if self._is_small(len(X), run):
+            plan = make_plan(self, len(X))
+            run.follow(plan)
+            if plan.exact:
                 self._fit_rows(X, Y, noise_variance, run)
                 return self
-            plan = make_plan(self, len(X), run)
-            source = self._new_source(X, Y, noise_variance, plan.dtype, run)
-            features = self._new_features(source, run, run.generator)
-            kernel = self._compiled(features.network.n_features)
-            train, held_out = self._split(source, run)
-            tensors = self._first_tensors(features, train, plan, run, run.generator)
+            source = self._new_source(X, Y, noise_variance, plan.precision, run)
+            features = self._new_features(source, plan, run, run.generator)
+            rows = self._split(source, plan, run)
+            tensors = self._first_tensors(features, rows.source, plan, run, run.generator)
             run.begin(X, Y)
-            steps = plan.max_epochs * plan.steps_per_epoch(len(train))
-            stepper = self._stepper(
+            steps = plan.max_epochs.value * plan.steps_per_epoch(len(rows.source))
+            stepper = WeightSpaceStepper(
                 features,
                 tensors,
-                self._first_noise,
-                train,
+                rows,
                 plan,
-                run,
-                run.generator,
+                self._rule(plan.batch_size.value, features.n_features, run),
+                self._batches(rows.source, plan.batch_size.value, run.generator),
                 schedule=cosine(steps, run.budget.spent),
-                held_out=held_out,
             )
-            final = {"kernel": kernel, "rows": source, "n": len(source)}
-            scores = min(_SCORES, _SCORES_PER_EPOCH * plan.max_epochs)
-            self._learn(stepper, final, steps, scores, plan, run)
-            if self._is_default and held_out is not None:
+            self._learn(stepper, steps, source, run)
+            if is_default(self) and rows.held_out is not None:
                 self._check_roughness(stepper.unexplained(), source, run)
             kept = np.arange(len(X))
             if len(X) > KEPT_ROWS:
@@ -187,42 +180,33 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             if seen and self._tensors is None:
                 X, Y, noise_variance = self._joined(X, Y, noise_variance)
                 seen = 0
-            plan = make_plan(self, len(X), run)
+            plan = make_plan(self, len(X), stream=True)
+            run.follow(plan)
             random_state, generator = self._seeds(seen, run)
             if not seen:
-                source = self._new_source(X, Y, noise_variance, plan.dtype, run)
-                features = self._new_features(source, run, generator)
-                kernel = self._compiled(features.network.n_features)
+                source = self._new_source(X, Y, noise_variance, plan.precision, run)
+                features = self._new_features(source, plan, run, generator)
                 tensors = self._first_tensors(features, source, plan, run, generator)
-                noise = self._first_noise
             else:
-                source = self._source(
-                    X, Y, noise_variance, self._scaling, plan.dtype, run, reset=False
-                )
-                features, tensors = self._trained(plan.dtype)
-                kernel = compile_kernel(self.kernel_, features.network.n_features)
-                noise = self.noise_variance_
-                run.ignores(
-                    ("kernel", "feature_extractor", "activation", "n_components"),
-                    "the first chunk has set the features",
-                )
+                source = self._source(X, Y, noise_variance, self._scaling, plan.precision, run)
+                features, tensors = self._trained(plan.precision)
+                run.ignores(_OF_FEATURES, "the first chunk has set the features")
                 run.ignores("normalize_y", "the first chunk has set the units")
-            rows = X, Y, _noise_of(source)
-            kept = sampled(self._kept if seen else None, rows, seen, random_state)
+            kept = sampled(
+                self._kept if seen else None, (X, Y, _noise_of(source)), seen, random_state
+            )
             noises = kept[2] if kept[2].any() else None
             sample = replace(source, X=kept[0], Y=kept[1], noise=noises, _resident=None)
-            n = seen + len(X)
-            run.ignores(
-                ("max_epochs", "early_stopping", "validation_fraction", "tol", "n_iter_no_change"),
-                "partial_fit takes one pass over its rows",
-            )
             run.begin(X, Y, seen)
-            stepper = self._stepper(
-                features, tensors, noise, source, plan, run, generator, scored_rows=sample, n=n
+            stepper = WeightSpaceStepper(
+                features,
+                tensors,
+                TrainingRows(source, sample, seen + len(X)),
+                plan,
+                self._rule(plan.batch_size.value, features.n_features, run),
+                self._batches(source, plan.batch_size.value, generator),
             )
-            final = {"kernel": kernel, "rows": sample, "n": n}
-            steps = plan.steps_per_epoch(len(X))
-            self._learn(stepper, final, steps, _SCORES, plan, run, keep_best=False)
+            self._learn(stepper, plan.steps_per_epoch(len(X)), sample, run, stream=True)
             self._kept = kept
         return self
 
@@ -237,24 +221,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     # ------------------------------------------------------------------ without a network
 
-    @property
-    def _is_default(self) -> bool:
-        """Whether the user left the model to "auto"."""
-        open_ = isinstance(self.feature_extractor, str) and self.feature_extractor == "auto"
-        return open_ and self.kernel is None and self.optimizer is not None
-
-    def _is_small(self, n: int, run: FitRun) -> bool:
-        """Whether "auto" means no network; if so, reports the parameters without effect."""
-        if not self._is_default or n > _EXACT_ROWS:
-            return False
-        batch_optimizer(self.optimizer)
-        run.chose("feature_extractor", None, f"{n} rows: the exact process on the columns")
-        run.ignores(
-            (*OF_TRAINING, "optimizer", "activation", "n_components"), "there is no network"
-        )
-        run.computes_in_float64("the exact process of few rows is cheap")
-        return True
-
     def _fit_rows(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, run: FitRun) -> None:
         """Fit the exact process of all rows instead of a deep kernel."""
         source = self._new_source(X, Y, noise_variance, torch.float64, run)
@@ -262,9 +228,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         kernel = data_scaled_kernel(rows.cpu().numpy(), targets.cpu().numpy())
         low, white = self.min_noise**2, kernel.k2.noise_level
         kernel.set_params(
-            k2__noise_level=max(low, white), k2__noise_level_bounds=(low, _LARGEST_NOISE)
+            k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
         problem = _exact_problem(kernel, source)
+        self.dtype_ = "float64"
         run.check_memory(24 * len(X) ** 2, f"An exact fit of {len(X)} rows", "use fewer rows")
         run.begin(X, Y)
 
@@ -315,11 +282,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     # ------------------------------------------------------------------ parts of a fit
 
-    @property
-    def _first_noise(self) -> float:
-        """A tenth of the target's variance, or more if min_noise asks for it."""
-        return max(0.1, self.min_noise**2)
-
     def _new_source(
         self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, dtype: torch.dtype, run: FitRun
     ) -> RowSource:
@@ -333,7 +295,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             # Noise in units of y needs the same divisor for all targets.
             y_scale = np.full_like(y_scale, np.sqrt(np.mean(np.square(y_scale))))
         scaling = Scaling(*column_moments(X, robust=True), y_mean, y_scale)
-        return self._source(X, Y, noise_variance, scaling, dtype, run, reset=True)
+        return self._source(X, Y, noise_variance, scaling, dtype, run, new=True)
 
     def _source(
         self,
@@ -343,25 +305,30 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         scaling: Scaling,
         dtype: torch.dtype,
         run: FitRun,
-        reset: bool,
+        new: bool = False,
     ) -> RowSource:
-        known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset)
+        """Rows in the units of a scaling, which is `new` or that of the first rows."""
+        known = self._known_noise(noise_variance, len(X), scaling, Gaussian(), reset=new)
         noise = known if known.any() else None
         return _resident(RowSource(X, Y, scaling, dtype, run.device, noise))
 
     def _new_features(
-        self, source: RowSource, run: FitRun, generator: torch.Generator
+        self, source: RowSource, plan: DeepPlan, run: FitRun, generator: torch.Generator
     ) -> DeepFeatures:
-        layers = self.feature_extractor
-        if isinstance(layers, str) and layers == "auto":
-            layers = run.chose("feature_extractor", _LAYERS, f"{len(source)} rows")
+        layers, count = plan.feature_extractor.value, self.n_components
         network = make_network(source.X.shape[1], layers, self.activation)
         if callable(layers) or not network.n_trainable:
             run.ignores("activation", "feature_extractor gives no layer sizes")
-        count = self.n_components
-        kernel = self._compiled(network.n_features)
+        kernel = self._kernel_of_features() or _LINEAR
+        least = self.min_noise**2
+        noisy = with_white_noise(kernel, network.n_features, max(_FIRST_NOISE, least), least)
+        own_noise = noisy.kernel == kernel
+        if own_noise:
+            run.ignores("min_noise", "the WhiteKernel has bounds of its own")
         try:
-            features = make_deep_features(network, kernel, count, generator, _ranges(source))
+            features = make_deep_features(
+                network, noisy, not own_noise, count, generator, _ranges(source)
+            )
         except NoSpectralDensity as error:
             raise NoSpectralDensity(
                 f"{error.cause}, so that the kernel has no finite features: use sums or products "
@@ -384,39 +351,21 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self,
         features: DeepFeatures,
         source: RowSource,
-        plan: Plan,
+        plan: DeepPlan,
         run: FitRun,
         generator: torch.Generator,
     ) -> list[torch.Tensor]:
         """Initial tensors, whose layers begin with the columns that simple models use."""
-        tensors, weights = features.initial(generator, plan.dtype), None
-        if plan.optimizer is not None and features.network.n_trainable:
+        tensors, weights = features.initial(generator, plan.precision), None
+        if plan.new_optimizer is not None and features.network.n_trainable:
             size, left = source.X.shape, run.budget.left
             weights = input_weights(lambda rows: source.rows(rows.numpy()), *size, left)
         return weigh_inputs(features.network, tensors, weights)
 
-    def _compiled(self, q: int) -> TorchKernel:
-        kernel = self._kernel_of_features()
-        if kernel is None:
-            kernel = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
-        compiled = compile_kernel(kernel, q)
-        if bool((compiled.noise(compiled.theta0, torch.zeros(1, q)) > 0).any()):
-            raise ValueError(
-                f"kernel has a WhiteKernel, but {type(self).__name__} learns the noise outside the "
-                "kernel (noise_variance_, bounded below by min_noise): leave the WhiteKernel out."
-            )
-        return compiled
-
-    def _split(self, source: RowSource, run: FitRun) -> tuple[RowSource, RowSource | None]:
+    def _split(self, source: RowSource, plan: DeepPlan, run: FitRun) -> TrainingRows:
         """Training and held-out rows; no copies unless rows are held out."""
-        wanted = self.early_stopping
-        if isinstance(wanted, str):
-            wanted = FEWEST_SPLIT <= len(source) <= LARGE_TABLE
-            why = f"{len(source)} rows; rows are held out from {FEWEST_SPLIT} to {LARGE_TABLE:,}"
-            run.chose("early_stopping", wanted, why)
-        if not wanted:
-            run.ignores("validation_fraction", "no rows are held out")
-            return source, None
+        if not plan.early_stopping.value:
+            return TrainingRows(source, source, len(source))
         count = max(1, round(self.validation_fraction * len(source)))
         if count >= len(source):
             raise ValueError(
@@ -424,73 +373,48 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 f"{len(source)}: use early_stopping=False."
             )
         order = run.random_state.permutation(len(source))
-        train = _resident(source.subset(np.sort(order[count:])))
-        return train, _resident(source.subset(np.sort(order[:count])))
-
-    def _stepper(
-        self,
-        features: DeepFeatures,
-        tensors: list[torch.Tensor],
-        noise: float,
-        source: RowSource,
-        plan: Plan,
-        run: FitRun,
-        generator: torch.Generator,
-        **more: Any,
-    ) -> WeightSpaceStepper:
-        return WeightSpaceStepper(
-            features,
-            tensors,
-            noise,
-            (self.min_noise**2, _LARGEST_NOISE),
-            source,
-            self._rule(plan.batch_size, features.n_features, run),
-            plan.optimizer,
-            plan.learning_rate,
-            self._batches(source, plan.batch_size, generator),
-            plan.batch_size,
-            settles=self.exact_passes,
-            **more,
+        train, held_out = (
+            _resident(source.subset(np.sort(part))) for part in (order[count:], order[:count])
         )
+        return TrainingRows(train, train, len(train), held_out)
 
     def _learn(
         self,
         stepper: WeightSpaceStepper,
-        final: dict[str, Any],
         steps: int,
-        scores: int,
-        plan: Plan,
+        rows: RowSource,
         run: FitRun,
-        keep_best: bool = True,
+        stream: bool = False,
     ) -> None:
-        """Train, and finish by the exact pass that `final` describes."""
-        run.preview = lambda model, step: model._keep(stepper, **final)
-        steps = 0 if plan.optimizer is None else steps
-        every = max(1, math.ceil(steps / scores))
+        """Train, and finish by an exact pass over `rows`, which stand for all rows so far."""
+        plan, n = stepper.plan, self.n_samples_seen_
+        run.preview = lambda model, step: model._keep(stepper, rows, n)
+        steps = 0 if plan.new_optimizer is None else steps
+        every = max(1, math.ceil(steps / (MOST_SCORES if stream else plan.n_scores)))
         run.monitor.begin("batches", math.ceil(steps / every) + 1, stepper.objective_name)
         result = train_steps(
             stepper,
             max_steps=steps,
             check_every=every,
             monitor=run.monitor,
-            n_iter_no_change=self.n_iter_no_change if keep_best else None,
+            n_iter_no_change=None if stream else self.n_iter_no_change,
             tol=self.tol,
-            epochs_per_step=plan.batch_size / len(stepper.source),
-            keep_best=keep_best,
+            epochs_per_step=plan.batch_size.value / len(stepper.rows.source),
+            keep_best=not stream,
         )
         if not math.isfinite(result.score):
             raise ValueError(
                 "No parameters have a finite likelihood, not even the initial ones. Look for "
                 "extreme values in the columns and the target, or use dtype='float64'."
             )
-        run.reports(jitter=run.finish("posterior", lambda: self._keep(stepper, **final)))
+        run.reports(jitter=run.finish("posterior", lambda: self._keep(stepper, rows, n)))
         run.reports(
-            epochs=result.n_steps / plan.steps_per_epoch(len(stepper.source)),
+            epochs=result.n_steps / plan.steps_per_epoch(len(stepper.rows.source)),
             slope_bias=stepper.slope_bias,
-            summary=f"{stepper.features.n_features} features, batches of {plan.batch_size}, "
-            f"learning rate {plan.learning_rate:g}, {plan.dtype_name} on {run.device}",
+            summary=f"{stepper.features.n_features} features, batches of {plan.batch_size.value}, "
+            f"learning rate {plan.learning_rate.value:g}, {plan.dtype.value} on {run.device}",
         )
-        if plan.optimizer is None:
+        if plan.new_optimizer is None:
             return
         reason, values = result.stop_reason, stepper.likelihoods
         if result.score == -run.monitor.steps[0].objective and values[-1] < values[0] - _LOSS:
@@ -500,13 +424,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             reason = "diverged"
         run.ended(reason, n_iter=result.n_steps, planned=True, limit="max_epochs")
 
-    def _keep(
-        self, stepper: WeightSpaceStepper, kernel: TorchKernel, rows: RowSource, n: int
-    ) -> float:
+    def _keep(self, stepper: WeightSpaceStepper, rows: RowSource, n: int) -> float:
         """Store the arrays that predictions need, from an exact pass; returns the jitter."""
         settled, features = stepper.finish(rows, n), stepper.features
-        weights = settled.evaluation.posterior(settled.noise)
-        self.kernel_ = kernel.to_sklearn(settled.tensors[features.theta_at].cpu())
+        weights, theta = settled.evaluation.posterior(settled.noise), features.theta_at
+        self.kernel_ = features.kernel_at(settled.tensors[theta])
         self.noise_variance_ = settled.noise
         self.coef_ = weights.mean.cpu().numpy()
         self.coef_precision_cholesky_ = weights.factor.cpu().numpy()
@@ -514,9 +436,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         self._features = to_numpy(features)
         # In the precision of training. The last pass only converts them.
         self._tensors = network_to_numpy(stepper.tensors)
-        self._tensors[features.theta_at] = settled.tensors[features.theta_at].cpu().numpy().copy()
+        self._tensors[theta] = settled.tensors[theta].cpu().numpy().copy()
         self._keep_scaling(rows.scaling)
-        self.dtype_ = str(stepper.source.dtype).removeprefix("torch.")
+        self.dtype_ = stepper.plan.dtype.value
         return settled.evaluation.jitter
 
     # ------------------------------------------------------------------ after training

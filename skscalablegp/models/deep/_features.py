@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
+from sklearn.gaussian_process.kernels import Kernel
 from torch import Generator, Tensor
 
 from ...features import Network, PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel
+from ._noise import WhiteNoise
 
 # Spread of the inputs of a stationary kernel, in length scales. Results with 3 and 5 are alike, and
 # 1 is worse on three of four data sets.
 _SPREAD = 3.0
 # Margin around the rows' range within which columns enter a network, as a share of the range.
 _MARGIN = 0.1
+# Largest change of the kernel's own constant in one exact pass, as a logarithm.
+_LARGEST_CHANGE = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +46,10 @@ class DeepFeatures:
     kernel_features : PriorFeatures
         Exact for products of constants and DotProduct, random Fourier features for stationary
         kernels.
-    theta0, bounds : tuple
-        Start of theta, and its bounds as pairs.
+    kernel : TorchKernel
+        The kernel of z with white noise, which contributes no features.
+    adds_noise : bool
+        Whether the white noise, the last term of the kernel, is not the user's.
     box : tuple of tuple of float, or None
         The lowest and the highest value of each column of a network's inputs; None if no network is
         trained.
@@ -49,8 +57,8 @@ class DeepFeatures:
 
     network: Network
     kernel_features: PriorFeatures
-    theta0: tuple[float, ...]
-    bounds: tuple[tuple[float, float], ...]
+    kernel: TorchKernel
+    adds_noise: bool
     box: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
@@ -86,8 +94,29 @@ class DeepFeatures:
     def initial(self, generator: Generator, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """Starting values of all tensors, on the CPU."""
         tensors = self.network.initial(generator, dtype)
-        tensors.insert(self.theta_at, torch.tensor(self.theta0, dtype=torch.float64))
+        tensors.insert(self.theta_at, self.kernel.theta0)
         return tensors
+
+    @cached_property
+    def white(self) -> WhiteNoise:
+        return WhiteNoise(self.kernel)
+
+    def kernel_at(self, theta: Float64[Tensor, " p"]) -> Kernel:
+        """The user's kernel, or the default one without noise, at theta."""
+        trained = self.kernel.to_sklearn(theta)
+        return trained.k1 if self.adds_noise else trained
+
+    def amplitude_bounds(self, theta: Float64[Tensor, " p"]) -> tuple[float, float]:
+        """The smallest and the largest factor that the kernel's own constant may still take."""
+        at = self.amplitude_at
+        if at is None or self.white.tied:
+            return 1.0, 1.0
+        now, (low, high) = float(theta.detach()[at]), self.kernel.bounds[at].tolist()
+        # A change by several orders of magnitude would only undo the balance found by training, but
+        # a constant outside its bounds must reach them at any distance.
+        nearest = min(max(0.0, low - now), high - now)
+        least, most = nearest - _LARGEST_CHANGE, nearest + _LARGEST_CHANGE
+        return math.exp(max(low - now, least)), math.exp(min(high - now, most))
 
     def embed(self, tensors: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
         """z, the inputs of the kernel."""
@@ -112,6 +141,7 @@ class DeepFeatures:
 def make_deep_features(
     network: Network,
     kernel: TorchKernel,
+    adds_noise: bool,
     n_components: int,
     generator: Generator,
     ranges: tuple[Float[Tensor, " d"], Float[Tensor, " d"]],
@@ -122,7 +152,9 @@ def make_deep_features(
     ----------
     network : Network
     kernel : TorchKernel
-        Compiled for the network's columns, without white noise.
+        Compiled for the network's columns, with white noise.
+    adds_noise : bool
+        As in `DeepFeatures`.
     n_components : int
         Random features, half sines and half cosines, of all products with a stationary factor.
     generator : Generator
@@ -136,10 +168,9 @@ def make_deep_features(
     """
     pairs = frequencies_per_product(kernel, n_components)
     features = sample_prior_features(kernel, network.n_features, pairs, generator)
-    bounds = tuple((float(low), float(high)) for low, high in kernel.bounds)
     box = None
     if network.n_trainable:
         low, high = ranges
         margin = _MARGIN * (high - low)
         box = tuple((low - margin).tolist()), tuple((high + margin).tolist())
-    return DeepFeatures(network, features, tuple(kernel.theta0.tolist()), bounds, box)
+    return DeepFeatures(network, features, kernel, adds_noise, box)

@@ -32,10 +32,11 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
-        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
-        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
-        * DotProduct()``, the linear kernel.
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
+        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
+        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
+        units of the normalised target, or is learned beside a kernel without one. None is
+        ``ConstantKernel() * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -53,7 +54,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10.
+        below 10. A WhiteKernel has bounds of its own.
     batch_size : int or "auto", default="auto"
         Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
@@ -124,7 +125,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        The noise variance s2, in normalised units.
+        The noise variance s2, in normalised units; that of a WhiteKernel if the kernel has one.
     coef_ : ndarray of shape (m, t) or None
         Posterior mean of the weights of the m features; None if "auto" uses no network. The last
         feature of a network is zero at the training rows and gives rows far from them the target's
@@ -139,8 +140,8 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     n_samples_seen_ : int
         Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
-        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
-        its name, residual, epochs and seconds of each score.
+        stage, iteration, theta (log hyperparameters, the noise variance included), objective (minus
+        the score) and its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
         How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
         and seconds by stage.
@@ -233,10 +234,11 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
-        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
-        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
-        * DotProduct()``, the linear kernel.
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
+        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
+        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
+        units of the normalised target, or is learned beside a kernel without one. None is
+        ``ConstantKernel() * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -254,7 +256,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10.
+        below 10. A WhiteKernel has bounds of its own.
     batch_size : int or "auto", default="auto"
         Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
@@ -330,7 +332,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        The noise variance s2, in normalised units.
+        The noise variance s2, in normalised units; that of a WhiteKernel if the kernel has one.
     coef_ : ndarray of shape (m, t) or None
         Posterior mean of the weights of the m features; None if "auto" uses no network. The last
         feature of a network is zero at the training rows and gives rows far from them the target's
@@ -345,8 +347,8 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     n_samples_seen_ : int
         Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
-        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
-        its name, residual, epochs and seconds of each score.
+        stage, iteration, theta (log hyperparameters, the noise variance included), objective (minus
+        the score) and its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
         How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
         and seconds by stage.
@@ -443,10 +445,11 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     kernel : kernel instance, default=None
         Covariance function as a scikit-learn kernel, whose bounds (including "fixed") are
         respected. Its inputs are the network's outputs divided by the square root of their number
-        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start). It
-        contains no WhiteKernel. Products of constants and DotProduct are exact; stationary kernels
-        (RBF, Matern, RationalQuadratic) become random Fourier features. None is ``ConstantKernel()
-        * DotProduct()``, the linear kernel.
+        (times 3 for stationary kernels, so that a length scale of 1 is a suitable start).
+        Products of constants and DotProduct are exact; stationary kernels (RBF, Matern,
+        RationalQuadratic) become random Fourier features. The noise is that of a WhiteKernel, in
+        units of the normalised target, or is learned beside a kernel without one. None is
+        ``ConstantKernel() * DotProduct()``, the linear kernel.
     feature_extractor : "auto", int, array-like, callable, torch.nn.Module or None, default="auto"
         Network between the rows and the kernel: layer sizes, a torch module, or a callable that
         returns a module for a given number of columns. "auto" is two layers of 128. For up to 3,000
@@ -464,7 +467,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         DotProduct and constants are added to this number, and a kernel of these alone ignores it.
     min_noise : float, default=0.01
         Lower bound of the noise standard deviation, in units of the normalised target. It must be
-        below 10.
+        below 10. A WhiteKernel has bounds of its own.
     batch_size : int or "auto", default="auto"
         Number of rows in a training step. "auto" is 64 for up to 100,000 rows and 256 for more.
     max_epochs : int or "auto", default="auto"
@@ -532,7 +535,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     kernel_ : kernel instance
         The trained scikit-learn kernel on the network's outputs.
     noise_variance_ : float
-        The noise variance s2, in normalised units.
+        The noise variance s2, in normalised units; that of a WhiteKernel if the kernel has one.
     coef_ : ndarray of shape (m, t) or None
         Posterior mean of the weights of the m features; None if "auto" uses no network. The last
         feature of a network is zero at the training rows and gives rows far from them the target's
@@ -547,8 +550,8 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     n_samples_seen_ : int
         Number of rows of `fit` and of later calls of `partial_fit`.
     history_ : dict of lists
-        stage, iteration, theta (log hyperparameters, then log s2), objective (minus the score) and
-        its name, residual, epochs and seconds of each score.
+        stage, iteration, theta (log hyperparameters, the noise variance included), objective (minus
+        the score) and its name, residual, epochs and seconds of each score.
     fit_report_ : FitReport
         How the fit ended, the choices for "auto" with their reasons, ignored parameters, epochs,
         and seconds by stage.
