@@ -73,8 +73,9 @@ def trained(X, y, name, optimizer, max_iter):
         trace.append((time.process_time() - begun, step.objective))
 
     run = Run(Monitor([keep]), torch.Generator().manual_seed(0), np.random.RandomState(0))
-    settings = StageSettings(optimizer, max_iter, compares_starts=name == "default")
-    fit_hyperparameters(rows, ExactGradient(), theta, settings, run)
+    settings = StageSettings(optimizer, max_iter)
+    compare = name == "default"
+    fit_hyperparameters(rows, ExactGradient(), theta, settings, run, compare_starts=compare)
     return trace
 
 

@@ -14,8 +14,6 @@ from ._report import STATUSES, FitReport
 from ._run import FitRun, Run, warn_once
 from ._signal import input_weights
 from ._stages import (
-    GAIN_PER_ROW,
-    StageSettings,
     best_of,
     fit_hyperparameters,
     report_training,
@@ -33,5 +31,13 @@ from ._subset import (
     exact_start,
     rows_to_check,
     warn_if_rough,
+)
+from ._training_plan import (
+    GAIN_PER_ROW,
+    StageSettings,
+    Subsets,
+    TrainingPlan,
+    nothing_to_train,
+    plan_training,
 )
 from .data import random_rows

@@ -13,7 +13,8 @@ import torch
 from ..linalg.blocks import cholesky_
 from ..linalg.gradients import ExactGradient, GPProblem
 from ._run import FitRun
-from ._stages import StageSettings, train_or_report
+from ._stages import train_or_report
+from ._training_plan import StageSettings, Subsets
 from .data import Table
 
 # With default settings, approximate models fit the exact process up to this number of rows. That
@@ -69,7 +70,8 @@ def train_exactly(
     """
     n = len(problem.X)
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
-    settings = replace(settings, subset_size=start_rows(n, problem.X.shape[1]), exact_steps=_STEPS)
+    subsets = Subsets.of(start_rows(n, problem.X.shape[1]))
+    settings = replace(settings, subsets=subsets, exact_steps=_STEPS)
     result = train_or_report(problem, ExactGradient(), settings, run)
     theta = torch.as_tensor(result.theta)
     jitter = run.finish("factor", lambda: keep(run.estimator, theta))

@@ -52,6 +52,8 @@ tol
     Smallest improvement of a score that counts as progress.
 subset_size
     Number of rows in the exact fit from which training starts.
+train_on
+    Rows on which the hyperparameters are trained.
 batch_size
     Number of rows in a training step.
 warm_start
@@ -292,6 +294,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "n_iter_no_change": [_COUNT, None],
     "tol": [_NOT_NEGATIVE],
     "subset_size": [_COUNT, _AUTO, None],
+    "train_on": [StrOptions({"auto", "subsets", "all"})],
     "batch_size": [_COUNT, _AUTO],
     "warm_start": ["boolean"],
     "early_stopping": ["boolean", _AUTO],

@@ -19,7 +19,7 @@ from ._exact import train_exactly
 from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
-from ._stages import StageSettings
+from ._training_plan import StageSettings
 from .data import Table, known_noise, n_columns
 from .posteriors import ExactPosterior
 

@@ -17,8 +17,9 @@ from ..linalg.gradients import ExactGradient, GPProblem
 from ._exact import SMALL_TABLE
 from ._leave_one_out import left_out
 from ._run import FitRun, Run
-from ._stages import StageSettings, fit_hyperparameters
+from ._stages import fit_hyperparameters
 from ._starts import Start, choose_start
+from ._training_plan import StageSettings, Subsets
 from .data import random_rows
 from .training import QuasiNewton, TrainingResult
 
@@ -72,12 +73,12 @@ def exact_start(
         QuasiNewton(final_gain=gain),
         max_iter,
         n_restarts=n_restarts,
-        subset_size=subset_size,
-        name="start",
-        compares_starts=theta is None,
+        subsets=Subsets.of(subset_size),
     )
-    theta = problem.kernel.theta0.numpy() if theta is None else theta
-    return fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
+    begin = problem.kernel.theta0.numpy() if theta is None else theta
+    return fit_hyperparameters(
+        problem, ExactGradient(), begin, settings, run, name="start", compare_starts=theta is None
+    )
 
 
 def chosen_start(problem: GPProblem, run: Run, max_iter: int | None = None) -> Start:
@@ -90,7 +91,7 @@ def compared_start(problem: GPProblem, settings: StageSettings, run: FitRun) -> 
     """`chosen_start` for models that train on all rows from there, with these settings."""
     if settings.follows_scikit_learn:
         return TrainingResult.untrained(problem.kernel.theta0.numpy())
-    start = chosen_start(problem, run, None if settings.max_iter == "auto" else settings.max_iter)
+    start = chosen_start(problem, run, settings.most_steps)
     run.reports(start=start.describe())
     return TrainingResult.untrained(start.theta)
 

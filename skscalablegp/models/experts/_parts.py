@@ -104,10 +104,11 @@ def train_expert(
     callbacks: Sequence[Callable[[TrainingStep], bool]] = (),
 ) -> TrainedExpert:
     """Train the hyperparameters of one part, from a starting point."""
-    problem, settings = table.problem(), replace(settings, compares_starts=False)
+    problem = table.problem()
     monitor = Monitor(callbacks, budget)
     run = Run(monitor, torch.Generator().manual_seed(seed), np.random.RandomState(seed))
-    result = fit_hyperparameters(problem, ExactGradient(), theta, settings, run)
+    exact = ExactGradient()
+    result = fit_hyperparameters(problem, exact, theta, settings, run, compare_starts=False)
     value = result.value - problem.kernel.log_prior(result.theta)[0]
     return TrainedExpert(result.theta, value, result.n_iter, result.stop_reason, monitor.steps)
 

@@ -19,8 +19,9 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
+    Subsets,
     fit_hyperparameters,
-    report_training,
+    plan_training,
     rows_to_check,
     start_rows,
     train_or_report,
@@ -362,9 +363,8 @@ class PoERegressor(GPRegressorBase):
         size = max(len(part) for part in parts)
         start = len(parts) > 1 and self.share_hyperparameters
         alone = start_rows(size, d) if len(parts) == 1 else None
-        return StageSettings.of(
-            self, self.n_restarts_optimizer, subset_size=size if start else alone, exact_rows=size
-        )
+        subsets = Subsets.of(size if start else alone, size)
+        return StageSettings.of(self, self.n_restarts_optimizer, subsets=subsets)
 
     def _train(
         self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
@@ -378,7 +378,7 @@ class PoERegressor(GPRegressorBase):
             )
         trains = self.optimizer is not None and problem.kernel.n_params > 0
         if trains and len(parts) > 1 and not self.share_hyperparameters:
-            report_training(settings, True, len(problem.X), run)
+            run.follow(plan_training(settings, True, len(problem.X)))
             return self._train_separately(problem, parts, settings, run)
         result = train_or_report(problem, ExpertsGradient(parts, self.n_jobs), settings, run)
         prior = problem.kernel.log_prior(result.theta)[0]

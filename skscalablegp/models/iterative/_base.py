@@ -14,14 +14,15 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from ..._compat import fit_context
 from ...core import (
+    Choice,
     FactorBudget,
     FitRun,
     GPRegressorBase,
-    StageSettings,
-    report_training,
+    Machine,
+    TrainingPlan,
+    fit_hyperparameters,
     to_numpy,
     to_torch,
-    train_or_report,
     well_conditioned,
 )
 from ...core.data import Table, n_columns, random_rows
@@ -32,11 +33,10 @@ from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
 from ._final_solve import FinalSolve, final_solve
 from ._neighbourhoods import with_neighbourhoods
-from ._plan import EXACT_TRAINING_ROWS, NEAREST, Plan, numpy_cost
+from ._plan import EXACT_TRAINING_ROWS, NEAREST, IterativePlan, numpy_cost
 from ._posterior import IterativePosterior
+from ._solves import solver_name
 
-# The reason for choices that training had to change.
-_ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
 # Above this number of rows the factor of predictions is in float32, in half the time, if the bound
 # of the condition number times unit roundoff is at most the second number
 # (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
@@ -69,7 +69,7 @@ class SolvedGPRegressor(GPRegressorBase):
         return super()._default_kernel(table)
 
     @abstractmethod
-    def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
+    def _plan(self, n: int, d: int, machine: Machine, **of_kernel: Any) -> IterativePlan:
         """Resolve every parameter for n rows, and refuse settings that cannot be used."""
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -102,30 +102,30 @@ class SolvedGPRegressor(GPRegressorBase):
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             table, n = table.centred(kernel), len(table.X)
-            plan = self._plan(kernel, n, run)
-            planned = str(plan.sizes.dtype).removeprefix("torch.")
+            spectral = has_spectral_density(kernel, self.posterior)
+            of_kernel = {"n_params": kernel.n_params, "spectral": spectral}
+            plan = self._plan(n, kernel.n_features, run.machine, **of_kernel)
+            run.follow(plan)
             run.begin(table.X, table.y)
             self._keep_table(table)
             self._keep_plan(plan, run)
             run.preview = lambda model, step: model._finish(
                 kernel,
                 step.theta,
-                replace(plan, all_rows=True),
+                replace(plan, train_on=Choice("all", "steps have no scale of their own")),
                 GradientState(),
                 run.generator,
                 Budget(),
             )
-            problem = table.problem(kernel, plan.sizes.dtype, run.device, plan.sizes.keep)
-            exact = plan.sizes.posterior == "exact"
+            problem = table.problem(kernel, plan.torch_dtype, run.device, plan.keep)
+            exact = plan.posterior.value == "exact"
             if not exact:
                 # The final solve goes on from those of training on all rows.
                 run.budget.reserve("final solve" if plan.all_rows else "first solve")
             factor = FactorBudget(problem, run) if exact else None
-            result = self._train(problem, plan, run)
+            result, plan = self._train(problem, plan, run)
             problem.workspace.release()
             if result.exact and plan.all_rows:
-                if not plan.gradient.exact:
-                    self._report_factorised(plan, n, run)
                 plan = plan.factorised(result.dtype)
                 self._keep_plan(plan, run)
 
@@ -139,61 +139,40 @@ class SolvedGPRegressor(GPRegressorBase):
                 final, jitter = factor.finish("final solve", table, self._keep_table, finish)
             if result.dtype == torch.float64:
                 self.dtype_ = "float64"
-            if self.dtype == "auto" and self.dtype_ != planned:
-                run.chose("dtype", self.dtype_, _ILL_CONDITIONED)
+            run.follow(plan.in_precision(self.dtype_))
             self._report(result, final, run)
-            summary = plan.describe(n, self.dtype_, run.device) + numpy_cost(kernel, n)
+            summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, n)
             run.reports(jitter=jitter, summary=summary, **result.state.extra)
         return self
 
-    def _report_factorised(self, plan: Plan, n: int, run: FitRun) -> None:
-        """Report the choices of a fit that switched from solves to factorisations."""
-        report_training(self._stage_settings(plan), True, n, run)
-        for name, value in (("solver", "cholesky"), ("gradient", "exact")):
-            run.chose(name, value, _ILL_CONDITIONED)
-        if plan.sizes.posterior == "exact":
-            settings = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs")
-            run.ignores(
-                (*settings, "solver_warm_start"), "training and predictions factorise the matrix"
-            )
-
-    def _keep_plan(self, plan: Plan, run: FitRun) -> None:
+    def _keep_plan(self, plan: IterativePlan, run: FitRun) -> None:
         """Keep the settings that predictions need."""
         self.device_ = str(run.device)
-        self.dtype_ = str(plan.sizes.dtype).removeprefix("torch.")
-        self.solver_, self.posterior_ = plan.solver, plan.sizes.posterior
+        self.dtype_, self.posterior_ = plan.dtype.value, plan.posterior.value
+        self.solver_ = solver_name(plan.solves.solver)
         self._solves = plan.solves
         self._predicts_in = "float32" if self.dtype == "float32" else "float64"
 
     # ------------------------------------------------------------------ training
 
-    def _stage_settings(self, plan: Plan) -> StageSettings:
-        sizes = plan.sizes
-        return StageSettings.of(
-            self,
-            plan.n_restarts,
-            max_epochs=self.training_max_epochs,
-            subset_size=sizes.subset_size,
-            n_subsets=sizes.n_subsets,
-            exact_rows=sizes.exact_subset_rows,
-            adapt_dtype=self.dtype == "auto",
-            as_scikit_learn=self.kernel is not None,
-            factor_if_ill_conditioned=sizes.factor_if_ill_conditioned,
-            all_rows=plan.all_rows,
-            gain_per_row=plan.gain_per_row,
-            natural=True,
+    def _train(
+        self, problem: GPProblem, plan: IterativePlan, run: FitRun
+    ) -> tuple[TrainingResult, IterativePlan]:
+        """Train the hyperparameters, if there are any, and revise the plan where that fails."""
+        theta, stages = problem.kernel.theta0.numpy(), plan.stages
+        if not isinstance(plan.training, TrainingPlan):
+            return TrainingResult.untrained(theta, problem.X.dtype), plan
+        result = fit_hyperparameters(problem, plan.estimator, theta, stages, run)
+        local = plan.posterior.value == "neighbors" and not plan.all_rows
+        if not (local and result.planned and result.n_iter) or run.stopped:
+            return result, plan
+        result, why = with_neighbourhoods(
+            problem, result, stages.gain_per_row, self._max_jitter(), run
         )
-
-    def _train(self, problem: GPProblem, plan: Plan, run: FitRun) -> TrainingResult:
-        """Train the hyperparameters, or keep them if there is nothing to train."""
-        unused = ("training_max_epochs", "subset_size", "gradient")
-        settings = self._stage_settings(plan)
-        result = train_or_report(problem, plan.gradient, settings, run, unused)
-        local = plan.sizes.posterior == "neighbors" and not plan.all_rows
-        if local and result.planned and result.n_iter and not run.stopped:
-            gain, max_jitter = plan.gain_per_row, self._max_jitter()
-            return with_neighbourhoods(problem, result, gain, max_jitter, run)
-        return result
+        if why:
+            training = replace(plan.training, max_iter=Choice(0, why))
+            plan = replace(plan, training=training)
+        return result, plan
 
     def _report(self, result: TrainingResult, final: FinalSolve | None, run: FitRun) -> None:
         """Report how training and the final solve ended."""
@@ -212,7 +191,7 @@ class SolvedGPRegressor(GPRegressorBase):
         self,
         kernel: TorchKernel,
         theta: np.ndarray,
-        plan: Plan,
+        plan: IterativePlan,
         state: GradientState,
         generator: torch.Generator,
         budget: Budget,
@@ -222,14 +201,14 @@ class SolvedGPRegressor(GPRegressorBase):
         # exp(theta) was rounded: this is the theta from which the posterior would be built again.
         theta = torch.tensor(self.kernel_.theta)
         self._pathwise = None
-        if plan.sizes.posterior == "exact":
+        if plan.posterior.value == "exact":
             return None, self._factorise(kernel, theta, plan, generator)
         problem = self._well_conditioned(theta, plan)
         self.dtype_ = str(problem.X.dtype).removeprefix("torch.")
-        n_samples = plan.n_samples if plan.sizes.posterior == "pathwise" else 0
+        n_samples = plan.n_samples if plan.posterior.value == "pathwise" else 0
         solves = plan.solves
-        if plan.sizes.posterior == "neighbors":
-            solves = solves.of_the_mean(problem.operator(theta), plan.sizes.room, budget)
+        if plan.posterior.value == "neighbors":
+            solves = solves.of_the_mean(problem.operator(theta), plan.room, budget)
         final = final_solve(problem, theta, solves, n_samples, state, generator, budget)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
@@ -257,7 +236,10 @@ class SolvedGPRegressor(GPRegressorBase):
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT
         rows = random_rows(len(problem.X), many, generator)
         X, Y, noise = problem.X[rows], problem.Y[rows], posterior.noise(problem.X[rows])
-        mean, variance = posterior.leave_one_out(rows, X, Y, noise)
+        left_out = posterior.leave_one_out(rows, X, Y, noise)
+        if left_out is None:  # Only further solves would predict rows without themselves.
+            return 1.0
+        mean, variance = left_out
         scale = float(((Y - mean).square() / variance[:, None]).mean())
         if not 0 < scale < math.inf:
             return 1.0
@@ -291,7 +273,11 @@ class SolvedGPRegressor(GPRegressorBase):
         return scale
 
     def _factorise(
-        self, kernel: TorchKernel, theta: torch.Tensor, plan: Plan, generator: torch.Generator
+        self,
+        kernel: TorchKernel,
+        theta: torch.Tensor,
+        plan: IterativePlan,
+        generator: torch.Generator,
     ) -> float:
         if self.dtype == "auto" and len(self.X_train_) > _PRECISE_ROWS:
             single = self._trained_problem(torch.float32)
@@ -310,14 +296,13 @@ class SolvedGPRegressor(GPRegressorBase):
         self._remember(posterior)
         return jitter
 
-    def _well_conditioned(self, theta: torch.Tensor, plan: Plan) -> GPProblem:
+    def _well_conditioned(self, theta: torch.Tensor, plan: IterativePlan) -> GPProblem:
         """All rows in the precision they need; training may have seen a subset only."""
-        sizes = plan.sizes
-        problem = self._trained_problem(sizes.dtype, sizes.keep)
+        problem = self._trained_problem(plan.torch_dtype, plan.keep)
         if self.dtype != "auto":
             return problem
         problem = well_conditioned(problem, theta.numpy())
-        if problem.X.dtype != sizes.dtype and 8 * len(problem.X) ** 2 > sizes.room:
+        if problem.X.dtype != plan.torch_dtype and 8 * len(problem.X) ** 2 > plan.room:
             problem = self._trained_problem(problem.X.dtype)
         return problem
 

@@ -6,7 +6,6 @@ Two thirds of this file document and list the parameters.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,37 +13,14 @@ import torch
 from sklearn.utils import Tags
 
 from ..._validation import validated
-from ...core import FitRun, GPPredictionBase, is_auto
+from ...core import GPPredictionBase, Machine, is_auto
 from ...core.data import Table, n_columns
 from ...core.posteriors import ExactPosterior
-from ...core.training import resolve_optimizer
-from ...kernels import TorchKernel, compile_kernel, default_kernel
-from ...linalg.gradients import (
-    ExactGradient,
-    GradientEstimator,
-    resolve_gradient,
-)
-from ...linalg.solvers import resolve_solver
-from ._base import SolvedGPRegressor, has_spectral_density
-from ._plan import (
-    ENOUGH_SAMPLES,
-    FLOAT64_ROWS,
-    GAIN_PER_ROW,
-    SMALL_GAIN,
-    Plan,
-    Sizes,
-    decide_sizes,
-)
-from ._solves import (
-    Solves,
-    for_variances,
-    max_jitter,
-    named_preconditioner,
-    named_solver,
-    preconditioned,
-    solver_name,
-    with_gradient,
-)
+from ...kernels import compile_kernel, default_kernel
+from ...linalg.gradients import ExactGradient, resolve_gradient
+from ._base import SolvedGPRegressor
+from ._plan import IterativePlan, plan
+from ._solves import named_preconditioner, named_solver
 
 
 class IterativeGPRegressor(SolvedGPRegressor):
@@ -55,9 +31,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
     on nested subsets of up to 6,000 rows (above 20,000 rows: also on neighbourhoods), one
     factorisation (above 20,000 rows: one linear solve) with all rows, and a scale of the kernel
     from rows left out. Training on all rows of such tables
-    takes gradients from preconditioned conjugate gradients, which need no factorisation: any choice
-    of a solver, gradient, optimizer or number of steps asks for it. Before a fit, predictions are
-    those of the prior.
+    takes gradients from preconditioned conjugate gradients, which need no factorisation:
+    ``train_on="all"`` or any choice of a solver, gradient or optimizer asks for it. Before a fit,
+    predictions are those of the prior.
 
     Parameters
     ----------
@@ -135,8 +111,9 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. The limit applies to training on all rows. "auto" is 100,
-        and 25 after a start on a subset (200 and 50 for natural gradients, 100 and 30 for Adam).
+        Maximum number of training steps. The limit applies to training on all rows, or to each
+        subset where these alone are trained. "auto" is 100, and 25 after a start on a subset (200
+        and 50 for natural gradients, 100 and 30 for Adam).
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
@@ -151,6 +128,12 @@ class IterativeGPRegressor(SolvedGPRegressor):
         subsets determine the hyperparameters (8,000 to 50,000 rows on a CPU), there are three of
         667, 2,000 and 6,000 rows, above 20,000 rows the last two. For smaller tables it is None,
         which starts at the hyperparameters of the kernel.
+    train_on : {"auto", "subsets", "all"}, default="auto"
+        Rows on which the hyperparameters are trained. "all" starts with the subsets and goes on
+        with all rows. "subsets" ends with the subsets, and rows left out give the scale of the
+        kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver, gradient,
+        optimizer or subset_size is given. Tables too small for subsets are trained on all rows in
+        any case.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it
@@ -267,6 +250,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         n_iter_no_change: Any = 5,
         training_max_epochs: Any = "auto",
         subset_size: Any = "auto",
+        train_on: Any = "auto",
         posterior: Any = "auto",
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -324,157 +308,5 @@ class IterativeGPRegressor(SolvedGPRegressor):
             solver_warm_start=self.solver_warm_start,
         )
 
-    def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
-        by_name = isinstance(self.gradient, str)
-        if self.gradient != "auto":
-            resolve_gradient(self.gradient)
-        defaults = type(self)().get_params(deep=False)
-        given = with_gradient(self.get_params(deep=False), defaults, self.gradient, run)
-        spectral = has_spectral_density(kernel, self.posterior)
-        sizes = decide_sizes(
-            n,
-            kernel.n_features,
-            run,
-            solver=self.solver,
-            posterior=self.posterior,
-            subset_size=self.subset_size if self.optimizer is not None else None,
-            exact=self._factorises(),
-            has_spectral_density=spectral,
-            dtype=self.dtype,
-        )
-        if not by_name:
-            sizes = replace(sizes, factor_if_ill_conditioned=False)
-        n_probes = given["n_probes"]
-        if is_auto(n_probes):
-            n_probes = ENOUGH_SAMPLES if sizes.posterior == "pathwise" else 32
-        auto = not sizes.exact and self._all_auto()
-        nested = sizes.subset_size is not None and sizes.n_subsets == 1
-        all_rows = not (auto and nested and sizes.posterior in ("exact", "neighbors"))
-        # Without steps on all rows, a factorisation for predictions leaves nothing to solve.
-        direct = sizes.exact or (not all_rows and sizes.posterior == "exact")
-        solves = self._solves_of(given, direct, n, run)
-        if all_rows:
-            gradient = self._gradient_of(solves, sizes, kernel, n, n_probes, spectral, run)
-        else:
-            gradient = ExactGradient(solves.max_jitter)
-            unused = ("gradient", "n_probes", "solver_warm_start")
-            if self.n_restarts_optimizer:
-                unused = (*unused, "n_restarts_optimizer")
-            run.ignores(unused, f"{n:,} rows: subsets give the hyperparameters")
-        if sizes.posterior == "pathwise":
-            run.chose("n_probes", n_probes, "variances are computed from them")
-        elif all_rows and not gradient.exact:
-            run.chose("n_probes", n_probes, "only gradients are computed from them")
-        self._say_what_is_ignored(solves, sizes, gradient, run)
-        return Plan(
-            sizes,
-            gradient,
-            solves,
-            n_probes if by_name else max(n_probes, ENOUGH_SAMPLES),
-            self.n_restarts_optimizer,
-            all_rows=all_rows,
-            gain_per_row=GAIN_PER_ROW if auto else SMALL_GAIN,
-        )
-
-    def _all_auto(self) -> bool:
-        """Whether every parameter that concerns training on all rows is "auto"."""
-        given = (self.optimizer, self.max_iter, self.training_max_epochs, self.subset_size)
-        return all(map(is_auto, (*given, self.gradient, self.solver)))
-
-    def _factorises(self) -> bool | None:
-        """Whether training steps factorise H; None if that depends on the number of rows."""
-        auto = is_auto(self.solver)
-        direct = not auto and resolve_solver(self.solver).direct
-        exact = self.gradient == "exact"
-        if not isinstance(self.gradient, str):
-            exact = self.gradient.exact
-            if not exact:
-                return False
-        if exact and not (auto or direct):
-            raise ValueError(
-                f"gradient={self.gradient!r} needs a factorisation, which solver={self.solver!r} "
-                "does not give: use solver='cholesky', or gradient='pathwise'."
-            )
-        if (
-            self.optimizer not in (None, "auto")
-            and resolve_optimizer(self.optimizer, informed=True).exact_only
-        ):
-            exact = exact or auto
-        return exact or (None if auto else direct)
-
-    def _solves_of(self, given: dict[str, Any], direct: bool, n: int, run: FitRun) -> Solves:
-        solver, preconditioner = given["solver"], given["preconditioner"]
-        if is_auto(solver):
-            # It takes half the epochs of "cg", and .67 (pol) and .76 (elevators) of its time.
-            solver = "cholesky" if direct else "block_cg"
-            why = "a factorisation does not fit, or costs more than solves"
-            if direct:
-                why = "a factorisation is cheaper than solves"
-            if self._factorises():
-                why = "the gradient or the optimizer needs a factorisation"
-            run.chose("solver", solver, f"{n:,} rows: {why}")
-        made = preconditioned(solver, preconditioner)
-        if made.takes_preconditioner:
-            run.chose("preconditioner", made.preconditioner, "that of the solver")
-        return Solves(
-            made,
-            for_variances(given["solver"], preconditioner),
-            given["solver_tol"],
-            given["solver_max_epochs"],
-            given["solver_warm_start"],
-            max_jitter(self.solver, self.gradient),
-        )
-
-    def _gradient_of(
-        self,
-        solves: Solves,
-        sizes: Sizes,
-        kernel: TorchKernel,
-        n: int,
-        n_probes: int,
-        spectral: bool,
-        run: FitRun,
-    ) -> GradientEstimator:
-        choice = self.gradient
-        if not isinstance(choice, str):
-            return choice
-        if choice == "exact" or (choice == "auto" and sizes.exact):
-            run.chose("gradient", "exact", "every step factorises")
-            return ExactGradient(solves.max_jitter)
-        settings = {
-            "solver": solves.solver,
-            "n_probes": n_probes,
-            "solver_tol": solves.tol,
-            "solver_max_epochs": solves.max_epochs,
-            "solver_warm_start": solves.warm_start,
-        }
-        if choice == "standard":
-            return resolve_gradient("standard", **settings)
-        few, prior = n <= FLOAT64_ROWS, "fourier" if spectral else "exact"
-        if choice == "auto" and sizes.posterior != "pathwise":
-            if solves.solver.takes_preconditioner or not few:
-                why = "the preconditioner gives good probes, and predictions need no samples"
-                run.chose("gradient", "standard", why)
-                return resolve_gradient("standard", **settings, probes="preconditioned")
-            prior = "exact"
-        if not spectral and 3 * 8 * n**2 > sizes.room:
-            raise ValueError(
-                f"gradient='pathwise' needs prior samples, and {kernel.kernel} has no spectral "
-                f"density to draw them from; exact ones for {n} rows do not fit "
-                "in memory. Use gradient='standard'."
-            )
-        run.chose("gradient", "pathwise", "its linear systems are easier to solve")
-        return resolve_gradient("pathwise", **settings, prior=prior)
-
-    def _say_what_is_ignored(
-        self, solves: Solves, sizes: Sizes, gradient: GradientEstimator, run: FitRun
-    ) -> None:
-        if gradient.exact and sizes.posterior == "exact":
-            names = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs")
-            run.ignores(
-                (*names, "solver_warm_start"), "training and predictions factorise the matrix"
-            )
-        elif sizes.posterior == "exact" and not solves.solver.takes_preconditioner:
-            run.ignores("preconditioner", f"{solver_name(solves.solver)!r} takes none")
-        elif gradient.exact and sizes.posterior == "solve":
-            run.ignores(("n_probes", "solver_warm_start"), "training factorises the matrix")
+    def _plan(self, n: int, d: int, machine: Machine, **of_kernel: Any) -> IterativePlan:
+        return plan(self, n, d, machine, **of_kernel)

@@ -60,7 +60,7 @@ class NeighbourhoodGradient(GradientEstimator):
 
 def with_neighbourhoods(
     problem: GPProblem, result: TrainingResult, gain_per_row: float, max_jitter: float, run: FitRun
-) -> TrainingResult:
+) -> tuple[TrainingResult, str]:
     """A weighted mean of these log hyperparameters and those of neighbourhoods, if it is better.
 
     Random rows of a large table are far from each other, and teach nothing about distances at which
@@ -82,6 +82,12 @@ def with_neighbourhoods(
     max_jitter : float
         As in `cholesky_with_jitter`.
     run : FitRun
+
+    Returns
+    -------
+    result : TrainingResult
+    why : str
+        What was compared, in words; empty if that was not possible.
     """
     double, beside = problem.to(torch.float64), run.silent(1.0)
     run.monitor.begin("neighbourhoods")
@@ -107,19 +113,17 @@ def with_neighbourhoods(
                     _density(double, theta, sets, max_jitter) for theta in (result.theta, mean)
                 )
         if run.budget.ended is not None:
-            return replace(result, stop_reason=run.budget.ended)
+            return replace(result, stop_reason=run.budget.ended), ""
     except torch.linalg.LinAlgError:
         run.monitor.failures.append("neighbourhoods: no Cholesky factor")
-        return result
+        return result, ""
     better = after > before
     means = "their mean with those of neighbourhoods" if better else "not averaged with others"
-    run.chose(
-        "max_iter",
-        0,
+    why = (
         f"subsets give the hyperparameters, {means}: rows given their neighbours have a log "
-        f"density of {before:.3f} with those of the subset, and of {after:.3f} with the mean",
+        f"density of {before:.3f} with those of the subset, and of {after:.3f} with the mean"
     )
-    return replace(result, theta=mean, metric=None) if better else result
+    return (replace(result, theta=mean, metric=None) if better else result), why
 
 
 def _neighbourhoods(problem: GPProblem, theta: np.ndarray, run: FitRun) -> Int[Tensor, "s k"]:

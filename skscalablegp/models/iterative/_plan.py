@@ -1,4 +1,4 @@
-"""Values of "auto", which depend only on the table's size, so that refits are identical."""
+"""The plans of models that are trained by linear solves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from typing import Any
 
 import torch
 
-from ..._validation import available_memory, format_bytes, resolve_dtype
+from ..._validation import format_bytes, resolve_dtype
 from ...core import GAIN_PER_ROW as SMALL_GAIN
-from ...core import FitRun, rows_for
+from ...core import (
+    Choice,
+    Machine,
+    MemoryNeed,
+    Plan,
+    StageSettings,
+    Subsets,
+    ignore,
+    is_auto,
+    nothing_to_train,
+    plan_training,
+    resolve,
+    rows_for,
+)
+from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
-from ...linalg.gradients import ExactGradient, GradientEstimator
+from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
 from ...linalg.operators import tile_size
-from ...linalg.solvers import Cholesky
-from ._solves import Solves, solver_name
+from ...linalg.solvers import resolve_solver
+from ._solves import (
+    Solves,
+    for_variances,
+    max_jitter,
+    parameters_of_solves,
+    preconditioned,
+    solver_name,
+)
 
 # Rows up to which a factorisation with its inverse is faster than the solves of a stochastic step,
 # as measured by benchmarks/crossover.py.
@@ -44,101 +65,454 @@ GAIN_PER_ROW = 1e-3
 ENOUGH_SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Settings that depend on the number of rows and on memory.
-
-    Attributes
-    ----------
-    exact : bool
-        Whether training steps factorise H.
-    dtype : torch.dtype
-        Of the products while training.
-    keep : bool
-        Whether H is kept between the products of one step.
-    subset_size : int or None
-        Rows of the initialising fit.
-    n_subsets : int
-        Neighbourhoods to average over; 1 is nested random subsets.
-    exact_subset_rows : int
-        Largest of the nested subsets.
-    factor_if_ill_conditioned : bool
-        Whether "auto" may turn to Cholesky when the subsets show that float32 will not do.
-    posterior : {"exact", "neighbors", "pathwise", "solve"}
-        How variances are computed.
-    room : float
-        Bytes that all matrices together may take.
-    """
-
-    exact: bool
-    dtype: torch.dtype
-    keep: bool
-    subset_size: int | None
-    n_subsets: int
-    exact_subset_rows: int
-    factor_if_ill_conditioned: bool
-    posterior: str
-    room: float
+# Vectors of n numbers that solves, probes and a preconditioner hold.
+_VECTORS = 400
+# The reason for choices that training had to change, and for what they leave without effect.
+_ILL_CONDITIONED = "the kernel matrix is too badly conditioned for float32"
+FACTORISED = "training and predictions factorise the matrix"
+_OF_SOLVES = ("preconditioner", "n_probes", "solver_tol", "solver_max_epochs", "solver_warm_start")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class IterativePlan(Plan):
     """How one fit is carried out.
 
     Attributes
     ----------
-    sizes : Sizes
-    gradient : GradientEstimator
+    dtype, posterior, solver, preconditioner, gradient, n_probes : Choice
+        Of the parameters. The precision is that of the products while training; None stands for
+        parameters that this fit does not use.
+    train_on : Choice
+        "all", or "subsets", which then give the hyperparameters, and rows left out the scale of
+        the kernel.
+    n : int
+        Number of rows.
+    stages : StageSettings
+        Settings of training, with its subsets.
+    training : Plan
+        The plan of training on all rows, or of a fit that trains nothing.
+    estimator : GradientEstimator
         Of training on all rows.
     solves : Solves
         Of the final solve, and of predictions.
     n_samples : int
-        Of a pathwise posterior.
-    n_restarts : int
-        Further starts of the optimiser.
-    all_rows : bool
-        Whether all rows are trained. Otherwise the subsets give the hyperparameters, and rows left
-        out the scale of the kernel.
-    gain_per_row : float
-        Predicted gain, in nats per row, that is worth another training step.
+        Number of samples of a pathwise posterior.
+    keep : bool
+        Whether H is kept between the products of one step.
+    room : float
+        Bytes that all matrices together may take.
     """
 
-    sizes: Sizes
-    gradient: GradientEstimator
+    dtype: Choice
+    posterior: Choice
+    solver: Choice
+    preconditioner: Choice | None = None
+    gradient: Choice | None = None
+    n_probes: Choice | None = None
+    train_on: Choice = Choice("all", "the model is trained on all rows")
+    n: int
+    stages: StageSettings
     solves: Solves
-    n_samples: int
-    n_restarts: int = 0
-    all_rows: bool = True
-    gain_per_row: float = SMALL_GAIN
-
-    def factorised(self, dtype: torch.dtype) -> Plan:
-        """The plan after subsets have shown that the systems need a factorisation."""
-        return replace(
-            self,
-            sizes=replace(self.sizes, exact=True, dtype=dtype),
-            gradient=ExactGradient(self.solves.max_jitter),
-            solves=replace(self.solves, solver=Cholesky(self.solves.max_jitter)),
-        )
+    keep: bool
+    room: float
+    training: Plan = Plan()
+    estimator: GradientEstimator = ExactGradient()
+    n_samples: int = ENOUGH_SAMPLES
 
     @property
-    def solver(self) -> str:
-        """The name of the method that solves the systems of all rows."""
-        return solver_name(self.solves.solver)
+    def all_rows(self) -> bool:
+        """Whether all rows are trained."""
+        return self.train_on.value == "all"
 
-    def describe(self, n: int, dtype: str, device: torch.device) -> str:
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The precision as torch names it."""
+        return getattr(torch, self.dtype.value)
+
+    def in_precision(self, dtype: str) -> IterativePlan:
+        """The plan after training or the final solve have needed this precision."""
+        if dtype == self.dtype.value:
+            return self
+        return replace(self, dtype=Choice(dtype, _ILL_CONDITIONED))
+
+    def factorised(self, dtype: torch.dtype) -> IterativePlan:
+        """The plan after subsets have shown that the systems need a factorisation."""
+        plan = self.in_precision(str(dtype).removeprefix("torch."))
+        if self.estimator.exact:
+            return replace(plan, solves=self.solves.factorised())
+        ignored = dict(self.ignored)
+        if self.posterior.value == "exact":
+            ignored |= ignore(*_OF_SOLVES, because=FACTORISED)
+        return replace(
+            plan,
+            solver=Choice("cholesky", _ILL_CONDITIONED),
+            gradient=Choice("exact", _ILL_CONDITIONED),
+            training=plan_training(self.stages, True, self.n),
+            estimator=ExactGradient(self.solves.max_jitter),
+            solves=self.solves.factorised(),
+            ignored=ignored,
+        )
+
+    def describe(self, dtype: str, device: torch.device) -> str:
         """A summary in one sentence."""
-        sizes = self.sizes
-        way = "Cholesky" if self.solver == "cholesky" else f"{self.solver} solves"
-        kept = "kept" if sizes.keep else "tiled"
+        name = solver_name(self.solves.solver)
+        way = "Cholesky" if name == "cholesky" else f"{name} solves"
+        kept = "kept" if self.keep else "tiled"
+        size = format_bytes(self.n**2 * getattr(torch, dtype).itemsize)
         return (
-            f"{way} in {dtype} on {device} "
-            f"({kept} products, H is {format_bytes(n * n * getattr(torch, dtype).itemsize)}), "
-            f"{sizes.posterior} posterior"
+            f"{way} in {dtype} on {device} ({kept} products, H is {size}), "
+            f"{self.posterior.value} posterior"
         )
 
 
-# Vectors of n numbers that solves, probes and a preconditioner hold.
-_VECTORS = 400
+def plan(
+    params: Any, n: int, d: int, machine: Machine, *, n_params: int = 1, spectral: bool = True
+) -> IterativePlan:
+    """The plan of an `IterativeGPRegressor` for n rows of d columns.
+
+    Parameters
+    ----------
+    params : IterativeGPRegressor
+        Only its parameters are read.
+    n, d : int
+    machine : Machine
+    n_params : int, default=1
+        Number of free hyperparameters.
+    spectral : bool, default=True
+        Whether the kernel has a spectral density.
+
+    Raises
+    ------
+    ValueError
+        For settings that are unknown or contradict each other.
+    """
+    if not is_auto(params.gradient):
+        resolve_gradient(params.gradient)
+    given, ignored = parameters_of_solves(params)
+    dtype, factorises = plan_dtype(params, n), _factorises(params)
+    exact = fits_exactly(n, dtype, machine) if factorises is None else factorises
+    posterior = plan_posterior(params, n, machine, exact, is_auto(params.solver), spectral)
+    subsets = plan_subsets(params, n, d, machine)
+    train_on = _plan_train_on(params, exact, subsets, posterior)
+    alone = train_on.value == "subsets"
+    # Without steps on all rows, a factorisation for predictions leaves nothing to solve.
+    direct = exact or (alone and posterior.value == "exact")
+    solver = _plan_solver(given["solver"], direct, bool(factorises), n)
+    solves = Solves(
+        preconditioned(solver.value, given["preconditioner"]),
+        for_variances(given["solver"], given["preconditioner"]),
+        given["solver_tol"],
+        given["solver_max_epochs"],
+        given["solver_warm_start"],
+        max_jitter(params.solver, params.gradient),
+    )
+    start = IterativePlan(
+        dtype=dtype,
+        posterior=posterior,
+        solver=solver,
+        preconditioner=_that_of(solves),
+        train_on=train_on,
+        n=n,
+        stages=_plan_stages(
+            params, n, machine, exact, replace(subsets, only=alone) if subsets else None
+        ),
+        solves=solves,
+        keep=keeps_matrix(n, dtype, machine, exact),
+        room=memory_room(machine),
+        ignored=ignored,
+        needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
+    )
+    return with_training(
+        _with_gradient(start, params, given["n_probes"], exact, spectral), n_params
+    )
+
+
+def with_training(plan: IterativePlan, n_params: int) -> IterativePlan:
+    """The plan with that of training on all rows, or of a fit that trains nothing."""
+    unused = ("training_max_epochs", "subset_size", "gradient", "train_on")
+    training = nothing_to_train(plan.stages.optimizer, n_params, unused)
+    return replace(
+        plan, training=training or plan_training(plan.stages, plan.estimator.exact, plan.n)
+    )
+
+
+# ---------------------------------------------------------------------- parts of both models
+
+
+def memory_room(machine: Machine) -> float:
+    """Bytes for all matrices together."""
+    return float("inf") if machine.memory is None else machine.memory
+
+
+def plan_dtype(params: Any, n: int) -> Choice:
+    """The precision of products while training."""
+    dtype = resolve_dtype(params.dtype, n, threshold=FLOAT64_ROWS)
+    why = f"up to {FLOAT64_ROWS:,} rows double precision costs little"
+    if n > FLOAT64_ROWS:
+        why = "float64 only if float32 could not factorise the kernel matrix"
+    return Choice(str(dtype).removeprefix("torch."), f"{n:,} rows: {why}")
+
+
+def _matrix(n: int, dtype: Choice) -> int:
+    """Bytes of the kernel matrix in training."""
+    return n * n * getattr(torch, dtype.value).itemsize
+
+
+def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
+    """Whether steps that factorise fit into memory and cost less than solves."""
+    fits = 3 * _matrix(n, dtype) <= 0.8 * memory_room(machine)
+    return fits and n <= EXACT_TRAINING_ROWS[machine.device.type]
+
+
+def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
+    """Whether H is kept between the products of one step."""
+    return exact or _matrix(n, dtype) <= 0.5 * memory_room(machine)
+
+
+def plan_posterior(
+    params: Any, n: int, machine: Machine, exact: bool, auto: bool, spectral: bool
+) -> Choice:
+    """How variances are computed; `auto` is whether the solver is."""
+    sampled = ("pathwise", "samples need memory that is linear in the rows")
+    near = ("neighbors", "a row's nearest neighbours nearly determine its variance")
+    solved = ("solve", "few enough for a solve per prediction")
+    fits = 16 * n * n <= 0.8 * memory_room(machine)
+    if not spectral:
+        sampled = solved = ("solve", "the kernel has no spectral density to sample from")
+    if not exact and not auto:
+        value, why = sampled if n > SOLVED_VARIANCE_ROWS else solved
+    elif exact or (fits and n <= EXACT_POSTERIOR_ROWS[machine.device.type]):
+        value, why = "exact", "one factorisation fits into memory and serves all predictions"
+    elif spectral and n <= CENTROID_ROWS and machine.device.type == "cpu":
+        value, why = near
+    else:
+        value, why = sampled
+    return resolve(params.posterior, value, f"{n:,} rows: {why}")
+
+
+def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | None:
+    """The exact fits with which training begins."""
+    size, count = params.subset_size, 1 if n <= CENTROID_ROWS else 10
+    if size is None or params.optimizer is None:
+        return None
+    if not is_auto(size):
+        return None if size >= n else Subsets(int(size), int(size), count)
+    # On smaller tables the start would cost as much as it saves.
+    if n <= 1.5 * SUBSET_ROWS:
+        return None
+    largest = min(EXACT_SUBSET_ROWS, int(min(n, (memory_room(machine) / 48) ** 0.5)))
+    if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
+        return Subsets(rows_for(d, FIRST_SUBSET_ROWS), largest)
+    return Subsets(SUBSET_ROWS, largest, count)
+
+
+def memory_needs(
+    n: int,
+    machine: Machine,
+    dtype: Choice,
+    exact: bool,
+    posterior: Choice,
+    subsets: Subsets | None,
+) -> tuple[MemoryNeed, ...]:
+    """The memory of each part of a fit, with a setting that needs less."""
+    tile, needs = min(n, tile_size(machine.device)), []
+    if exact:
+        needs.append(
+            MemoryNeed(
+                3 * _matrix(n, dtype),
+                f"Exact training on {n} rows (three {n} x {n} matrices)",
+                "use solver='cg', which multiplies without storing the matrix, or fewer rows",
+            )
+        )
+    if posterior.value == "exact":
+        needs.append(
+            MemoryNeed(
+                16 * n * n,
+                f"An exact posterior for {n} rows (a float64 factor and its matrix)",
+                "use posterior='pathwise', whose memory is linear in the rows",
+            )
+        )
+    tiles = f"({_VECTORS} vectors and three {tile} x {tile} tiles)"
+    needs.append(
+        MemoryNeed(
+            8 * (_VECTORS * n + 3 * tile * tile),
+            f"Training on {n} rows in tiles {tiles}",
+            "use fewer rows, or SVGPRegressor, which reads them in batches",
+        )
+    )
+    if subsets is not None:
+        size = subsets.size
+        needs.append(
+            MemoryNeed(
+                24 * size * size,
+                f"The exact start on subset_size={size} rows (three {size} x {size} matrices)",
+                "use a smaller subset_size",
+            )
+        )
+    return tuple(needs)
+
+
+# ---------------------------------------------------------------------- IterativeGPRegressor
+
+
+def _factorises(params: Any) -> bool | None:
+    """Whether training steps factorise H; None if that depends on the number of rows."""
+    gradient, auto = params.gradient, is_auto(params.solver)
+    direct = not auto and resolve_solver(params.solver).direct
+    exact = gradient == "exact" if isinstance(gradient, str) else gradient.exact
+    if not (exact or isinstance(gradient, str)):
+        return False
+    if exact and not (auto or direct):
+        raise ValueError(
+            f"gradient={gradient!r} needs a factorisation, which solver={params.solver!r} "
+            "does not give: use solver='cholesky', or gradient='pathwise'."
+        )
+    chosen = params.optimizer is not None and not is_auto(params.optimizer)
+    if chosen and resolve_optimizer(params.optimizer, informed=True).exact_only:
+        exact = exact or auto
+    return exact or (None if auto else direct)
+
+
+def _asks_for_all_rows(params: Any) -> bool:
+    """Whether a setting other than a limit is about training on all rows."""
+    settings = (params.optimizer, params.subset_size, params.gradient, params.solver)
+    return params.train_on == "all" or not all(map(is_auto, settings))
+
+
+def _plan_train_on(params: Any, exact: bool, subsets: Subsets | None, posterior: Choice) -> Choice:
+    """Whether all rows are trained, or subsets alone give the hyperparameters."""
+    if params.train_on == "subsets" and subsets is None and params.subset_size is None:
+        raise ValueError("train_on='subsets' contradicts subset_size=None: give a number of rows.")
+    if subsets is None:
+        return Choice("all", "there are no subsets")
+    if not is_auto(params.train_on):
+        return Choice(params.train_on, "as given")
+    if exact or _asks_for_all_rows(params):
+        why = "every step factorises" if exact else "the settings are those of steps on all rows"
+        return Choice("all", why)
+    if subsets.count > 1 or posterior.value not in ("exact", "neighbors"):
+        return Choice("all", "neither subsets nor rows left out would give the scale")
+    return Choice("subsets", "a step on all rows takes seconds to minutes")
+
+
+def _plan_stages(
+    params: Any, n: int, machine: Machine, exact: bool, subsets: Subsets | None
+) -> StageSettings:
+    factorised = (
+        not exact
+        and is_auto(params.solver)
+        and isinstance(params.gradient, str)
+        and n <= EXACT_FALLBACK_ROWS[machine.device.type]
+        and 24 * n * n <= 0.8 * memory_room(machine)
+    )
+    alone = subsets is not None and subsets.only
+    rough = not exact and (alone or not _asks_for_all_rows(params))
+    return StageSettings.of(
+        params,
+        params.n_restarts_optimizer,
+        max_epochs=params.training_max_epochs,
+        subsets=subsets,
+        precision="given" if params.dtype != "auto" else "factorised" if factorised else "adapted",
+        as_scikit_learn=params.kernel is not None,
+        gain_per_row=GAIN_PER_ROW if rough else SMALL_GAIN,
+        natural=True,
+    )
+
+
+def _plan_solver(given: Any, direct: bool, needed: bool, n: int) -> Choice:
+    # "block_cg" takes half the epochs of "cg", and .67 (pol) and .76 (elevators) of its time.
+    why = "a factorisation does not fit, or costs more than solves"
+    if direct:
+        why = "a factorisation is cheaper than solves"
+    if needed:
+        why = "the gradient or the optimizer needs a factorisation"
+    return resolve(given, "cholesky" if direct else "block_cg", f"{n:,} rows: {why}")
+
+
+def _that_of(solves: Solves) -> Choice | None:
+    if not solves.solver.takes_preconditioner:
+        return None
+    return Choice(solves.solver.preconditioner, "that of the solver")
+
+
+def _with_gradient(
+    plan: IterativePlan, params: Any, n_probes: Any, exact: bool, spectral: bool
+) -> IterativePlan:
+    """The plan with the gradient's estimator, its probes, and what they leave without effect."""
+    sampled, by_name = plan.posterior.value == "pathwise", isinstance(params.gradient, str)
+    if is_auto(n_probes):
+        n_probes = ENOUGH_SAMPLES if sampled else 32
+    gradient, estimator = None, ExactGradient(plan.solves.max_jitter)
+    if plan.all_rows:
+        gradient, estimator = _plan_gradient(plan, params, n_probes, exact, spectral)
+    probes = None
+    if sampled:
+        probes = Choice(n_probes, "variances are computed from them")
+    elif not estimator.exact:
+        probes = Choice(n_probes, "only gradients are computed from them")
+    return replace(
+        plan,
+        gradient=gradient,
+        estimator=estimator,
+        n_probes=probes,
+        n_samples=n_probes if by_name else max(n_probes, ENOUGH_SAMPLES),
+        ignored={**plan.ignored, **_without_effect(plan, params, estimator)},
+    )
+
+
+def _plan_gradient(
+    plan: IterativePlan, params: Any, n_probes: int, exact: bool, spectral: bool
+) -> tuple[Choice, GradientEstimator]:
+    choice, solves, n = params.gradient, plan.solves, plan.n
+    if not isinstance(choice, str):
+        return Choice(choice, "as given"), choice
+    if choice == "exact" or (choice == "auto" and exact):
+        return Choice("exact", "every step factorises"), ExactGradient(solves.max_jitter)
+    settings = {
+        "solver": solves.solver,
+        "n_probes": n_probes,
+        "solver_tol": solves.tol,
+        "solver_max_epochs": solves.max_epochs,
+        "solver_warm_start": solves.warm_start,
+    }
+    if choice == "standard":
+        return Choice(choice, "as given"), resolve_gradient(choice, **settings)
+    prior = "fourier" if spectral else "exact"
+    if choice == "auto" and plan.posterior.value != "pathwise":
+        if solves.solver.takes_preconditioner or n > FLOAT64_ROWS:
+            why = "the preconditioner gives good probes, and predictions need no samples"
+            made = resolve_gradient("standard", **settings, probes="preconditioned")
+            return Choice("standard", why), made
+        prior = "exact"
+    if not spectral and 3 * 8 * n**2 > plan.room:
+        raise ValueError(
+            f"gradient='pathwise' needs prior samples, and {params.kernel} has no spectral density "
+            f"to draw them from; exact ones for {n} rows do not fit in memory. Use "
+            "gradient='standard'."
+        )
+    why = "its linear systems are easier to solve"
+    return Choice("pathwise", why), resolve_gradient("pathwise", **settings, prior=prior)
+
+
+def _without_effect(
+    plan: IterativePlan, params: Any, estimator: GradientEstimator
+) -> dict[str, str]:
+    ignored, rows, posterior = {}, f"{plan.n:,} rows", plan.posterior.value
+    if not plan.all_rows:
+        names = ["gradient", "solver_warm_start"]
+        names += ["n_probes"] if posterior != "pathwise" else []
+        names += ["n_restarts_optimizer"] if params.n_restarts_optimizer else []
+        ignored |= ignore(*names, because=f"{rows}: subsets give the hyperparameters")
+    elif params.train_on == "subsets":
+        ignored |= ignore("train_on", because=f"{rows}: too few for subsets")
+    if estimator.exact and posterior == "exact":
+        ignored |= ignore(*_OF_SOLVES, because=FACTORISED)
+    elif posterior == "exact" and not plan.solves.solver.takes_preconditioner:
+        name = solver_name(plan.solves.solver)
+        ignored |= ignore("preconditioner", because=f"{name!r} takes none")
+    elif estimator.exact and posterior == "solve":
+        ignored |= ignore("n_probes", "solver_warm_start", because="training factorises the matrix")
+    return ignored
 
 
 def numpy_cost(kernel: TorchKernel, n: int) -> str:
@@ -149,131 +523,3 @@ def numpy_cost(kernel: TorchKernel, n: int) -> str:
         f"; {' and '.join(kernel.numpy_code)} by its own NumPy code, which computes about "
         f"{n * n:,} entries for each evaluation of H and up to twice as many for each gradient"
     )
-
-
-def decide_sizes(
-    n: int,
-    d: int,
-    run: FitRun,
-    *,
-    solver: Any,
-    posterior: str,
-    subset_size: Any,
-    exact: bool | None,
-    has_spectral_density: bool,
-    dtype: str,
-) -> Sizes:
-    """Resolve the settings that depend on the number of rows; refuse work that does not fit.
-
-    Parameters
-    ----------
-    n, d : int
-        Rows and columns.
-    run : FitRun
-        Gives device and memory, and records every choice.
-    solver, posterior, subset_size, dtype
-        Of the estimator.
-    exact : bool or None
-        Whether training factorises the matrix; None if that is to be decided.
-    has_spectral_density : bool
-        Of the kernel.
-
-    Raises
-    ------
-    MemoryError
-        If the chosen method needs more memory than there is; names the need, the limit and a
-        setting that fits.
-    """
-    device, room, rows = run.device, _memory_room(run), f"{n:,} rows"
-    small = f"up to {FLOAT64_ROWS:,} rows double precision costs little"
-    if n > FLOAT64_ROWS:
-        small = "float64 only if float32 could not factorise the kernel matrix"
-    in_dtype = resolve_dtype(dtype, n, threshold=FLOAT64_ROWS)
-    run.chose("dtype", str(in_dtype).removeprefix("torch."), f"{rows}: {small}")
-    bytes_train = n * n * in_dtype.itemsize
-    if exact is None:
-        exact = 3 * bytes_train <= 0.8 * room and n <= EXACT_TRAINING_ROWS[device.type]
-    if exact:
-        run.check_memory(
-            3 * bytes_train,
-            f"Exact training on {n} rows (three {n} x {n} matrices)",
-            "use solver='cg', which multiplies without storing the matrix, or fewer rows",
-        )
-    auto = isinstance(solver, str) and solver == "auto"
-    if posterior == "auto":
-        posterior, why = _auto_posterior(
-            n, auto, exact, has_spectral_density, device, fits=16 * n * n <= 0.8 * room
-        )
-        run.chose("posterior", posterior, f"{rows}: {why}")
-    if posterior == "exact":
-        run.check_memory(
-            16 * n * n,
-            f"An exact posterior for {n} rows (a float64 factor and its matrix)",
-            "use posterior='pathwise', whose memory is linear in the rows",
-        )
-    size, n_subsets = _subset(n, d, subset_size)
-    tile, largest = min(n, tile_size(device)), int(min(n, (room / 48) ** 0.5))
-    run.check_memory(
-        8 * (_VECTORS * n + 3 * tile * tile),
-        f"Training on {n} rows in tiles ({_VECTORS} vectors and three {tile} x {tile} tiles)",
-        "use fewer rows, or SVGPRegressor, which reads them in batches",
-    )
-    if size is not None:
-        run.check_memory(
-            24 * size * size,
-            f"The exact start on subset_size={size} rows (three {size} x {size} matrices)",
-            "use a smaller subset_size",
-        )
-    return Sizes(
-        exact=exact,
-        dtype=in_dtype,
-        keep=exact or bytes_train <= 0.5 * room,
-        subset_size=size,
-        n_subsets=n_subsets,
-        factor_if_ill_conditioned=(
-            not exact
-            and auto
-            and n <= EXACT_FALLBACK_ROWS[device.type]
-            and 24 * n * n <= 0.8 * room
-        ),
-        exact_subset_rows=min(EXACT_SUBSET_ROWS, largest) if subset_size == "auto" else size or 0,
-        posterior=posterior,
-        room=room,
-    )
-
-
-def _memory_room(run: FitRun) -> float:
-    """Bytes for all matrices together."""
-    free = run.memory_budget
-    if free is None:
-        free = available_memory(run.device)
-    return float("inf") if free is None else float(free)
-
-
-def _auto_posterior(
-    n: int, auto: bool, exact: bool, spectral: bool, device: torch.device, fits: bool
-) -> tuple[str, str]:
-    sampled = ("pathwise", "samples need memory that is linear in the rows")
-    near = ("neighbors", "a row's nearest neighbours nearly determine its variance")
-    solved = ("solve", "few enough for a solve per prediction")
-    if not spectral:
-        sampled = solved = ("solve", "the kernel has no spectral density to sample from")
-    if not exact and not auto:
-        return sampled if n > SOLVED_VARIANCE_ROWS else solved
-    if exact or (fits and n <= EXACT_POSTERIOR_ROWS[device.type]):
-        return "exact", "one factorisation fits into memory and serves all predictions"
-    return near if spectral and n <= CENTROID_ROWS and device.type == "cpu" else sampled
-
-
-def _subset(n: int, d: int, subset_size: Any) -> tuple[int | None, int]:
-    if subset_size is None:
-        return None, 0
-    if subset_size == "auto":
-        # On smaller tables the start would cost as much as it saves.
-        if n <= 1.5 * SUBSET_ROWS:
-            return None, 0
-        if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
-            return rows_for(d, FIRST_SUBSET_ROWS), 1
-        return SUBSET_ROWS, 1 if n <= CENTROID_ROWS else 10
-    size = int(subset_size)
-    return (None, 0) if size >= n else (size, 1 if n <= CENTROID_ROWS else 10)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sklearn.base import clone
 
-from ...core import SMALL_TABLE, FitRun, StageSettings, is_auto
+from ...core import SMALL_TABLE, Choice, Machine, StageSettings, ignore, is_auto, resolve
 from ...core.training import check_noisy_optimizer
-from ...kernels import TorchKernel
-from ...linalg.gradients import ExactGradient, TruncatedGradient
+from ...linalg.gradients import TruncatedGradient
 from ...linalg.solvers import Cholesky
 from ...linalg.truncation import resolve_truncation
-from ._base import SolvedGPRegressor, has_spectral_density
-from ._plan import ENOUGH_SAMPLES, FLOAT64_ROWS, Plan, Sizes, decide_sizes
-from ._solves import Solves, for_variances, named_preconditioner, preconditioned
+from ._base import SolvedGPRegressor
+from ._plan import (
+    ENOUGH_SAMPLES,
+    FACTORISED,
+    FLOAT64_ROWS,
+    IterativePlan,
+    fits_exactly,
+    keeps_matrix,
+    memory_needs,
+    memory_room,
+    plan_dtype,
+    plan_posterior,
+    plan_subsets,
+    with_training,
+)
+from ._solves import Solves, for_variances, named_preconditioner, preconditioned, solver_name
 
 # In training the preconditioner's rank is n divided by this number, and 200 at most.
 _ROWS_A_RANK = 40
@@ -245,93 +257,115 @@ class RRCGRegressor(SolvedGPRegressor):
         "preconditioner": named_preconditioner,
     }
 
-    def _stage_settings(self, plan: Plan) -> StageSettings:
-        settings = super()._stage_settings(plan)
-        noisy = is_auto(self.optimizer) and not plan.gradient.exact
-        return replace(settings, optimizer="natural") if noisy else settings
+    def _plan(self, n: int, d: int, machine: Machine, **of_kernel: Any) -> TruncatedPlan:
+        return plan(self, n, d, machine, **of_kernel)
 
-    def _plan(self, kernel: TorchKernel, n: int, run: FitRun) -> Plan:
-        check_noisy_optimizer(
-            self.optimizer, type(self).__name__, ("natural", "adam"), informed=True
-        )
-        resolve_truncation(_law(self.truncation), more=("auto",))
-        # Twenty iterations and the products of a gradient cost more than a small factorisation.
-        may_be_exact = (
-            is_auto(self.truncation)
-            and is_auto(self.optimizer)
-            and self.posterior in ("auto", "exact")
-            and n <= SMALL_TABLE
-        )
-        sizes = decide_sizes(
-            n,
-            kernel.n_features,
-            run,
-            solver="auto",
-            posterior=self.posterior,
-            subset_size=self.subset_size if self.optimizer is not None else None,
-            exact=None if may_be_exact else False,
-            has_spectral_density=has_spectral_density(kernel, self.posterior),
-            dtype=self.dtype,
-        )
-        # On larger tables training never factorises the matrix, even if it is badly conditioned.
-        sizes = replace(sizes, factor_if_ill_conditioned=False)
-        if sizes.exact:
-            return self._exact_plan(sizes, n, run)
-        if is_auto(self.truncation):
-            run.chose("truncation", "exponential", f"{n:,} rows")
-        solver = preconditioned("cg", self.preconditioner)
-        in_training, why = solver.preconditioner, "the default of solver='cg'"
-        if is_auto(self.preconditioner):
-            in_training = preconditioner_of_training(in_training, n)
-            if in_training.rank < solver.preconditioner.rank:
-                why = "in training; a larger rank would leave nothing to truncate"
-            run.chose("preconditioner", in_training, why)
-        orthogonal = n <= FLOAT64_ROWS if is_auto(self.reorthogonalize) else self.reorthogonalize
-        run.chose("reorthogonalize", orthogonal, f"{n:,} rows: by its cost")
-        gradient = TruncatedGradient(
-            _law(self.truncation),
-            preconditioner=in_training,
-            n_probes=self.n_probes,
-            probes=self.probes,
-            n_draws=self.n_draws,
-            reorthogonalize=orthogonal,
-        )
-        gradient.bound(n)
-        if sizes.posterior == "exact":
-            run.ignores(
-                ("solver_tol", "solver_max_epochs"),
-                "predictions factorise the matrix, training has no tolerance",
-            )
-        return Plan(
-            sizes,
-            gradient,
-            Solves(
-                solver,
-                for_variances("auto", self.preconditioner),
-                self.solver_tol,
-                self.solver_max_epochs,
-            ),
-            # Training leaves no solved probes, so that the accuracy of variances decides.
-            max(self.n_probes, ENOUGH_SAMPLES),
-        )
 
-    def _exact_plan(self, sizes: Sizes, n: int, run: FitRun) -> Plan:
-        """The plan of a table so small that nothing is truncated."""
-        run.chose("truncation", None, f"{n:,} rows: exact gradients cost less")
-        run.ignores(
-            (
-                *("preconditioner", "n_probes", "probes", "n_draws", "reorthogonalize"),
-                *("solver_tol", "solver_max_epochs"),
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPlan(IterativePlan):
+    """The plan of a fit whose series may be truncated; see `IterativePlan` for the other fields.
+
+    Attributes
+    ----------
+    truncation, reorthogonalize : Choice
+        Of the parameters. None stands for no truncation.
+    """
+
+    truncation: Choice
+    reorthogonalize: Choice | None = None
+
+
+def plan(
+    params: Any, n: int, d: int, machine: Machine, *, n_params: int = 1, spectral: bool = True
+) -> TruncatedPlan:
+    """The plan of an `RRCGRegressor`; see that of ``_plan.py`` for the parameters."""
+    check_noisy_optimizer(
+        params.optimizer, type(params).__name__, ("natural", "adam"), informed=True
+    )
+    resolve_truncation(_law(params.truncation), more=("auto",))
+    # Twenty iterations and the products of a gradient cost more than a small factorisation.
+    automatic = is_auto(params.truncation) and is_auto(params.optimizer)
+    small = automatic and params.posterior in ("auto", "exact") and n <= SMALL_TABLE
+    dtype = plan_dtype(params, n)
+    exact = small and fits_exactly(n, dtype, machine)
+    posterior = plan_posterior(params, n, machine, exact, True, spectral)
+    subsets = plan_subsets(params, n, d, machine)
+    law = Choice(None, f"{n:,} rows: exact gradients cost less")
+    if not exact:
+        law = resolve(params.truncation, "exponential", f"{n:,} rows")
+    noisy = is_auto(params.optimizer) and not exact
+    solver = Cholesky() if exact else preconditioned("cg", params.preconditioner)
+    start = TruncatedPlan(
+        dtype=dtype,
+        posterior=posterior,
+        solver=Choice(solver_name(solver), "the only one"),
+        truncation=law,
+        n=n,
+        stages=replace(
+            StageSettings.of(
+                params,
+                max_epochs=params.training_max_epochs,
+                subsets=subsets,
+                # Training never factorises the matrix, even if it is badly conditioned.
+                precision="adapted" if is_auto(params.dtype) else "given",
+                as_scikit_learn=params.kernel is not None,
+                natural=True,
             ),
-            "training and predictions factorise the matrix",
-        )
-        solves = Solves(
-            Cholesky(),
-            for_variances("auto", self.preconditioner),
-            self.solver_tol,
-            self.solver_max_epochs,
-        )
-        return Plan(sizes, ExactGradient(), solves, 0)
+            **({"optimizer": "natural"} if noisy else {}),
+        ),
+        solves=Solves(
+            solver,
+            for_variances("auto", params.preconditioner),
+            params.solver_tol,
+            params.solver_max_epochs,
+        ),
+        keep=keeps_matrix(n, dtype, machine, exact),
+        room=memory_room(machine),
+        needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
+        ignored=_without_effect(exact, posterior),
+    )
+    return with_training(start if exact else _with_truncation(start, params), n_params)
+
+
+def _with_truncation(plan: TruncatedPlan, params: Any) -> TruncatedPlan:
+    """The plan with a gradient whose series are truncated."""
+    chosen, why = plan.solves.solver.preconditioner, "the default of solver='cg'"
+    if is_auto(params.preconditioner):
+        smaller = preconditioner_of_training(chosen, plan.n)
+        if smaller.rank < chosen.rank:
+            why = "in training; a larger rank would leave nothing to truncate"
+        chosen = smaller
+    orthogonal = resolve(
+        params.reorthogonalize, plan.n <= FLOAT64_ROWS, f"{plan.n:,} rows: by its cost"
+    )
+    gradient = TruncatedGradient(
+        _law(params.truncation),
+        preconditioner=chosen,
+        n_probes=params.n_probes,
+        probes=params.probes,
+        n_draws=params.n_draws,
+        reorthogonalize=orthogonal.value,
+    )
+    gradient.bound(plan.n)
+    return replace(
+        plan,
+        preconditioner=Choice(chosen, why),
+        reorthogonalize=orthogonal,
+        estimator=gradient,
+        # Training leaves no solved probes, so that the accuracy of variances decides.
+        n_samples=max(params.n_probes, ENOUGH_SAMPLES),
+    )
+
+
+def _without_effect(exact: bool, posterior: Choice) -> dict[str, str]:
+    of_truncation = ("preconditioner", "n_probes", "probes", "n_draws", "reorthogonalize")
+    of_solves = ("solver_tol", "solver_max_epochs")
+    if exact:
+        return ignore(*of_truncation, *of_solves, because=FACTORISED)
+    if posterior.value == "exact":
+        why = "predictions factorise the matrix, training has no tolerance"
+        return ignore(*of_solves, because=why)
+    return {}
 
 
 def _law(truncation: Any) -> Any:

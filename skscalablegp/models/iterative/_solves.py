@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from sklearn.base import BaseEstimator, clone
 
-from ...core import FitRun, is_auto
+from ...core import ignore, is_auto
 from ...core.training import Budget
 from ...linalg.gradients import PathwiseGradient
 from ...linalg.operators import KernelOperator
@@ -20,6 +20,7 @@ from ...linalg.preconditioners import (
     resolve_preconditioner,
 )
 from ...linalg.solvers import (
+    Cholesky,
     MaxEpochs,
     RelativeResidual,
     Solver,
@@ -81,6 +82,10 @@ class Solves:
             solver_max_epochs=self.max_epochs,
             solver_warm_start=self.warm_start,
         )
+
+    def factorised(self) -> Solves:
+        """These solves by a factorisation."""
+        return replace(self, solver=Cholesky(self.max_jitter))
 
     def of_the_mean(self, operator: KernelOperator, room: float, budget: Budget) -> Solves:
         """These solves for the targets alone.
@@ -183,41 +188,42 @@ def solver_name(solver: Solver) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(solver).__name__).lower()
 
 
-def with_gradient(params: dict, defaults: dict, gradient: Any, run: FitRun) -> dict[str, Any]:
+def parameters_of_solves(params: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """The estimator's parameters of linear solves, overridden by those of a gradient object.
 
     Parameters
     ----------
-    params, defaults : dict
-        Of the estimator.
-    gradient : str or GradientEstimator
-    run : FitRun
-        Records the parameters that the object overrides.
+    params : IterativeGPRegressor
+
+    Returns
+    -------
+    given : dict
+    ignored : dict
+        The parameters that the object overrides, with the reason.
 
     Raises
     ------
     ValueError
         If a parameter is set to another value than the object's.
     """
-    merged = {name: params[name] for name in _OF_GRADIENTS}
-    if isinstance(gradient, str):
-        return merged
-    own = gradient.get_params(deep=False)
+    given, ignored = {name: getattr(params, name) for name in _OF_GRADIENTS}, {}
+    if isinstance(params.gradient, str):
+        return given, ignored
+    own = params.gradient.get_params(deep=False)
     if "solver" in own:
         own["preconditioner"] = preconditioner_for(own["solver"], own["preconditioner"])
     if "solver" not in own or not resolve_solver(own["solver"]).takes_preconditioner:
         # The solves behind predictions have the estimator's.
         own.pop("preconditioner", None)
-    for name in _OF_GRADIENTS:
-        if name in own:
-            _check(name, params, defaults, own[name], gradient)
-            run.ignores(name, f"the gradient object has its own {name}={own[name]!r}")
-            merged[name] = own[name]
-    return merged
+    defaults = type(params)().get_params(deep=False)
+    for name in (name for name in _OF_GRADIENTS if name in own):
+        _check(name, given[name], defaults[name], own[name], params.gradient)
+        ignored |= ignore(name, because=f"the gradient object has its own {name}={own[name]!r}")
+        given[name] = own[name]
+    return given, ignored
 
 
-def _check(name: str, params: dict, defaults: dict, theirs: Any, gradient: Any) -> None:
-    given, default = params[name], defaults[name]
+def _check(name: str, given: Any, default: Any, theirs: Any, gradient: Any) -> None:
     default = type(given) is type(default) and given == default
     if default or _same(name, given, theirs):
         return

@@ -19,6 +19,7 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     StageSettings,
+    Subsets,
     random_rows,
     rows_for,
     start_rows,
@@ -339,7 +340,7 @@ class NNGPRegressor(GPRegressorBase):
         settings = StageSettings.of(
             self,
             self.n_restarts_optimizer,
-            subset_size=start_rows(*part.X.shape) if exact else size,
+            subsets=Subsets.of(start_rows(*part.X.shape) if exact else size),
         )
         unused = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
         result = train_or_report(part, estimator, settings, run, unused)

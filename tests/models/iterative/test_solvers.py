@@ -203,7 +203,7 @@ def test_gradients_are_pathwise_where_samples_serve_predictions(
         made.append(settings.get("prior"))
         return resolve_gradient(*args, **settings)
 
-    monkeypatch.setattr("skscalablegp.models.iterative._iterative.resolve_gradient", seeing)
+    monkeypatch.setattr("skscalablegp.models.iterative._plan.resolve_gradient", seeing)
     X, y = problem()
     model, _ = fit(X, y, solver=solver, posterior=posterior)
     assert model.fit_report_.choices["gradient"].value == gradient
