@@ -1,7 +1,14 @@
 """The parts that all estimators share: fits, the table of parameters, and predictions."""
 
 from ._arrays import to_numpy, to_torch
-from ._defaults import KNOWN_NOISE, LARGEST_FEATURE_SIGNAL, data_scaled_kernel
+from ._defaults import (
+    KNOWN_NOISE,
+    LARGEST_FEATURE_SIGNAL,
+    NOISE_SHARE,
+    data_scaled_kernel,
+    target_unit,
+    with_default_noise,
+)
 from ._exact import SMALL_TABLE, FactorBudget, rows_for, start_rows, train_exactly
 from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling

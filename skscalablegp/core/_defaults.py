@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.gaussian_process.kernels import Kernel
+from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
 
 from ..kernels import LogNormal, Prior, default_kernel
 from .data import column_spread
@@ -12,6 +12,13 @@ from .data import column_spread
 # target's variance. Their error grows with the signal variance. Where the likelihood favours larger
 # values, amplitude and length scales grow together, and the likelihood hardly changes.
 LARGEST_FEATURE_SIGNAL = 10.0
+
+# Variance of the noise, in units of the target's mean square, where a model assumes it and nothing
+# is known: for kernels without white noise, for networks, and as the median of its prior. Kernels
+# with white noise have their own start; `default_kernel` gives the noise the whole mean square.
+NOISE_SHARE = 0.1
+# Bounds of such noise, in the same units.
+_NOISE_BOUNDS = (1e-5, 1e5)
 
 # From this fraction of the target's variance on, an alpha counts as the user's noise variance.
 KNOWN_NOISE = 1e-6
@@ -44,9 +51,21 @@ def default_priors(kernel: Kernel, n: int, d: int) -> tuple[dict[str, Prior] | N
     few = n <= min(_FEW_ROWS, _FEW_ROWS_A_COLUMN * d) and d >= _FEWEST_COLUMNS
     if level is None or not few:
         return None, f"{n:,} rows of {d} columns: the likelihood decides"
-    return {"k2__noise_level": LogNormal(0.1 * level, 1.5)}, (
+    return {"k2__noise_level": LogNormal(NOISE_SHARE * level, 1.5)}, (
         f"{n} rows of {d} columns contain little information on the noise"
     )
+
+
+def target_unit(y: np.ndarray) -> float:
+    """The mean square of targets as the model sees them; 1 if that is zero or not finite."""
+    unit = float(np.mean(np.square(y)))
+    return unit if np.isfinite(unit) and unit > 0 else 1.0
+
+
+def with_default_noise(kernel: Kernel, unit: float) -> Kernel:
+    """A kernel without noise, with the noise of `NOISE_SHARE` added; `unit` is `target_unit`."""
+    low, high = _NOISE_BOUNDS
+    return kernel + WhiteKernel(NOISE_SHARE * unit, (low * unit, high * unit))
 
 
 def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | None = None) -> Kernel:
@@ -71,9 +90,7 @@ def data_scaled_kernel(X: np.ndarray, y: np.ndarray, largest_signal: float | Non
     """
     # A constant column carries no information, so that any positive length scale is suitable.
     spread = column_spread(X)
-    unit = float(np.mean(np.square(y)))
-    if not np.isfinite(unit) or unit <= 0:
-        unit = 1.0
+    unit = target_unit(y)
     kernel = default_kernel(X.shape[1], spread, unit)
     if largest_signal is not None:
         low = kernel.k1.k1.constant_value_bounds[0]

@@ -21,6 +21,7 @@ with the name of a parameter is a `Choice`; other fields are settings that follo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -68,6 +69,11 @@ class Machine:
     memory: float | None = None
     cores: int = 1
     seconds: float | None = None
+
+    @property
+    def room(self) -> float:
+        """Bytes that matrices may take; infinite if unknown."""
+        return math.inf if self.memory is None else float(self.memory)
 
 
 @dataclass(frozen=True, kw_only=True)

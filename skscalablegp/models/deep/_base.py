@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
+    NOISE_SHARE,
     FitRun,
     MinibatchGPRegressorBase,
     StageSettings,
@@ -58,8 +59,6 @@ _WELL_EXPLAINED = 0.1
 _LOSS = 0.05
 # The default kernel.
 _LINEAR = ConstantKernel(1.0, (1e-6, 1e6)) * DotProduct(1.0, (1e-3, 1e3))
-# First noise variance of a kernel without a WhiteKernel, in units of the normalised target.
-_FIRST_NOISE = 0.1
 # Parameters of the features, which a stream keeps.
 _OF_FEATURES = ("kernel", "feature_extractor", "activation", "n_components", "min_noise")
 
@@ -321,7 +320,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             run.ignores("activation", "feature_extractor gives no layer sizes")
         kernel = self._kernel_of_features() or _LINEAR
         least = self.min_noise**2
-        noisy = with_white_noise(kernel, network.n_features, max(_FIRST_NOISE, least), least)
+        noisy = with_white_noise(kernel, network.n_features, max(NOISE_SHARE, least), least)
         own_noise = noisy.kernel == kernel
         if own_noise:
             run.ignores("min_noise", "the WhiteKernel has bounds of its own")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import Kernel, WhiteKernel
+from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._validation import check_points, resolve_dtype, validated
@@ -27,7 +27,9 @@ from ...core import (
     rows_for,
     rows_to_check,
     start_rows,
+    target_unit,
     warn_if_rough,
+    with_default_noise,
 )
 from ...core.data import RowSource, Scaling, standardised_limits
 from ...core.likelihoods import Gaussian, Likelihood
@@ -139,8 +141,7 @@ class SparseMixin:
         if not likelihood.additive:
             run.ignores("alpha", f"{likelihood} has no noise beside it")
         targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
-        unit = float(np.mean(np.square(targets)))
-        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
+        unit = target_unit(targets)
         kernel, inputs = self._kernel_and_scaling(X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
         noisy = likelihood.conjugate and float(np.max(noise, initial=0.0)) < KNOWN_NOISE
@@ -399,8 +400,7 @@ class SparseMixin:
         kernel, p, Y = model.kernel, model.kernel.n_params, model.likelihood.start_targets(Y)
         if not model.likelihood.additive:
             # A regression needs noise, which is the last of its parameters.
-            unit = float(Y.square().mean()) or 1.0
-            noisy = kernel.kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
+            noisy = with_default_noise(kernel.kernel, target_unit(Y.cpu().numpy()))
             priors = {f"k1__{name}": prior for name, prior in kernel.priors.items()}
             kernel = compile_kernel(noisy, kernel.n_features, priors=priors)
         return [(kernel, X, Y, lambda theta: theta[:p])]

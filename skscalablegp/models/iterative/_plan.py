@@ -218,7 +218,7 @@ def plan(
         ),
         solves=solves,
         keep=keeps_matrix(n, dtype, machine, exact),
-        room=memory_room(machine),
+        room=machine.room,
         ignored=ignored,
         needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
     )
@@ -239,11 +239,6 @@ def with_training(plan: IterativePlan, n_params: int) -> IterativePlan:
 # ---------------------------------------------------------------------- parts of both models
 
 
-def memory_room(machine: Machine) -> float:
-    """Bytes for all matrices together."""
-    return float("inf") if machine.memory is None else machine.memory
-
-
 def plan_dtype(params: Any, n: int) -> Choice:
     """The precision of products while training."""
     dtype = resolve_dtype(params.dtype, n, threshold=FLOAT64_ROWS)
@@ -260,13 +255,13 @@ def _matrix(n: int, dtype: Choice) -> int:
 
 def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
     """Whether steps that factorise fit into memory and cost less than solves."""
-    fits = 3 * _matrix(n, dtype) <= 0.8 * memory_room(machine)
+    fits = 3 * _matrix(n, dtype) <= 0.8 * machine.room
     return fits and n <= EXACT_TRAINING_ROWS[machine.device.type]
 
 
 def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
     """Whether H is kept between the products of one step."""
-    return exact or _matrix(n, dtype) <= 0.5 * memory_room(machine)
+    return exact or _matrix(n, dtype) <= 0.5 * machine.room
 
 
 def plan_posterior(
@@ -276,7 +271,7 @@ def plan_posterior(
     sampled = ("pathwise", "samples need memory that is linear in the rows")
     near = ("neighbors", "a row's nearest neighbours nearly determine its variance")
     solved = ("solve", "few enough for a solve per prediction")
-    fits = 16 * n * n <= 0.8 * memory_room(machine)
+    fits = 16 * n * n <= 0.8 * machine.room
     if not spectral:
         sampled = solved = ("solve", "the kernel has no spectral density to sample from")
     if not exact and not auto:
@@ -300,7 +295,7 @@ def plan_subsets(params: Any, n: int, d: int, machine: Machine) -> Subsets | Non
     # On smaller tables the start would cost as much as it saves.
     if n <= 1.5 * SUBSET_ROWS:
         return None
-    largest = min(EXACT_SUBSET_ROWS, int(min(n, (memory_room(machine) / 48) ** 0.5)))
+    largest = min(EXACT_SUBSET_ROWS, int(min(n, (machine.room / 48) ** 0.5)))
     if EXACT_TRAINING_ROWS["cpu"] < n <= EXACT_POSTERIOR_ROWS["cpu"]:
         return Subsets(rows_for(d, FIRST_SUBSET_ROWS), largest)
     return Subsets(SUBSET_ROWS, largest, count)
@@ -403,7 +398,7 @@ def _plan_stages(
         and is_auto(params.solver)
         and isinstance(params.gradient, str)
         and n <= EXACT_FALLBACK_ROWS[machine.device.type]
-        and 24 * n * n <= 0.8 * memory_room(machine)
+        and 24 * n * n <= 0.8 * machine.room
     )
     alone = subsets is not None and subsets.only
     rough = not exact and (alone or not _asks_for_all_rows(params))

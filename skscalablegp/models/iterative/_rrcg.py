@@ -21,7 +21,6 @@ from ._plan import (
     fits_exactly,
     keeps_matrix,
     memory_needs,
-    memory_room,
     plan_dtype,
     plan_posterior,
     plan_subsets,
@@ -320,7 +319,7 @@ def plan(
             params.solver_max_epochs,
         ),
         keep=keeps_matrix(n, dtype, machine, exact),
-        room=memory_room(machine),
+        room=machine.room,
         needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
         ignored=_without_effect(exact, posterior),
     )

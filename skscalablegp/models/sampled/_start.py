@@ -14,18 +14,25 @@ from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
     Kernel,
-    Matern,
     Product,
     Sum,
     WhiteKernel,
 )
 from torch import Tensor
 
-from ...core import SMALL_TABLE, FitRun, chosen_start, data_scaled_kernel, exact_start
+from ...core import (
+    SMALL_TABLE,
+    FitRun,
+    chosen_start,
+    data_scaled_kernel,
+    exact_start,
+    target_unit,
+    with_default_noise,
+)
 from ...core.data import RowSource
 from ...core.likelihoods import Likelihood
 from ...core.training import TrainingResult
-from ...kernels import TorchKernel, compile_kernel
+from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
 from ._plan import Settings
@@ -55,18 +62,20 @@ def starting_kernel(
     """
     if kernel is None and not ard:
         spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
-        unit = float(np.mean(np.square(Y))) or 1.0
-        signal = ConstantKernel(unit, (1e-5 * unit, (largest or 1e5) * unit))
-        noise = WhiteKernel(unit, (1e-4 * unit, 1e5 * unit))
-        return signal * Matern(spread, (1e-3 * spread, 1e3 * spread), nu=1.5) + noise
+        unit = target_unit(Y)
+        kernel = default_kernel(1, spread, unit)
+        signal = (1e-5 * unit, (largest or 1e5) * unit)
+        lengths = (1e-3 * spread, 1e3 * spread)
+        return kernel.set_params(
+            k1__k1__constant_value_bounds=signal, k1__k2__length_scale_bounds=lengths
+        )
     if kernel is None:
         return data_scaled_kernel(X, Y, largest)
     compiled = compile_kernel(kernel, X.shape[1])
     noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
     if float(noise[0]) > 0:
         return kernel
-    unit = float(np.mean(np.square(Y))) or 1.0
-    return kernel + WhiteKernel(0.1 * unit, (1e-5 * unit, 1e5 * unit))
+    return with_default_noise(kernel, target_unit(Y))
 
 
 class Rows(NamedTuple):

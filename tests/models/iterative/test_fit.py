@@ -74,7 +74,7 @@ def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
     X, y = table(80)
     rough = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(noise, "fixed")
     model = IterativeGPRegressor(
-        rough, solver=solver, max_iter=20, posterior="exact", random_state=0
+        rough, solver=solver, train_on="all", max_iter=20, posterior="exact", random_state=0
     )
     model, _ = fitted(model, X, y)
     report, choices = model.fit_report_, model.fit_report_.choices
@@ -98,7 +98,7 @@ def test_the_report_tells_what_was_really_used(solver, noise, monkeypatch):
     assert np.isfinite(objective).all() == factorised
     assert objective
     # By default, all rows are left to the factorisation for predictions.
-    model.set_params(max_iter="auto")
+    model.set_params(max_iter="auto", train_on="auto")
     default, _ = fitted(model, X, y)
     assert ("full" in default.history_["stage"]) == (solver == "block_cg")
     choices = default.fit_report_.choices
