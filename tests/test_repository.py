@@ -132,6 +132,23 @@ def test_other_folders_are_entered_by_the_front_door():
     assert not inner
 
 
+@pytest.mark.parametrize(
+    "pattern, place",
+    [
+        (r"except[^\n]*KeyboardInterrupt", "core/training/_budget.py"),
+        (r"^(import time|from time )", "_clock.py"),
+    ],
+    ids=["interrupts", "clock"],
+)
+def test_one_place_handles_interrupts_and_one_reads_the_clock(pattern, place):
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert found == {place}
+
+
 def test_modules_inside_folders_are_private():
     public = [
         str(p.relative_to(PACKAGE))
