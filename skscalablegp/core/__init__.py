@@ -10,6 +10,7 @@ from ._defaults import (
     with_default_noise,
 )
 from ._exact import SMALL_TABLE, FactorBudget, rows_for, start_rows, train_exactly
+from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
@@ -18,7 +19,7 @@ from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, resolve
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
-from ._run import FitRun, Run, warn_once
+from ._run import FitRun, Run
 from ._signal import input_weights
 from ._stages import (
     best_of,
@@ -47,4 +48,5 @@ from ._training_plan import (
     nothing_to_train,
     plan_training,
 )
+from ._warn import warn_once
 from .data import random_rows

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ._warn import warn_once
+from .posteriors import unfinished_solves
+
 F = TypeVar("F", bound=Callable)
 
 # Parameters of which a smaller value needs less memory.
@@ -99,11 +102,22 @@ def translated(estimator: Any) -> Iterator[None]:
 
 
 def answers(method: F) -> F:
-    """Decorate a method of a fitted estimator, so that its errors are translated."""
+    """Decorate a prediction: errors are translated, and unfinished solves give one warning."""
 
     @wraps(method)
     def answered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with translated(self):
-            return method(self, *args, **kwargs)
+        with translated(self), unfinished_solves() as failed:
+            answer = method(self, *args, **kwargs)
+        if failed:
+            warn_once(
+                with_name(
+                    self,
+                    f"{len(failed)} linear solves for these variances did not reach their "
+                    f"tolerance; the last ended at a relative residual of "
+                    f"{failed[-1].residual:.1e}. The standard deviations may be too large. "
+                    f"{failed[-1].remedy}",
+                )
+            )
+        return answer
 
     return answered

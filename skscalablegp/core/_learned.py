@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from ._signal import FEWEST_ROWS, Signal, simple_signals
+from .data import column_spread
 
 # Rows of a first look, of a table on which simple models are compared with the model, and largest
 # product of squared rows and looked-at rows, since leave-one-out predictions may cost n^2 each.
@@ -15,6 +18,11 @@ _LOOK, _ROWS, _FEWEST_LOOKED, _PRODUCT = 200, 2000, 50, 2e9
 # The model has learned nothing if it explains no more than this share of the variance, or if its
 # predictions correlate with the targets by no more standard errors than this.
 _NOTHING, _ERRORS = 0.05, 3.0
+# How far from their rows models without a closed form are judged, as a share of the way to the
+# nearest row.
+_NEARBY = 0.1
+# Columns with at most so many different whole numbers may hold codes.
+_CODES = 20
 
 
 def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:
@@ -53,7 +61,10 @@ def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:
     units = np.where(np.ptp(Y, axis=0) > 0, Y.std(0), 1.0)
 
     def predicted_rows(rows: np.ndarray) -> np.ndarray:
-        return model._predict_own_rows(X, Y, rows) / units
+        left = model._left_out(X, Y if Y.shape[1] > 1 else Y[:, 0], None, rows)
+        if left is not None and left.how == "leave_one_out":
+            return left.mean.reshape(len(rows), -1) / units
+        return predicted_nearby(model._expected_targets, X[rows], n) / units
 
     order = np.random.RandomState(0).permutation(n)[:_ROWS]
     look = np.sort(order[: min(_LOOK, max(_FEWEST_LOOKED, int(_PRODUCT / n**2)))])
@@ -100,3 +111,32 @@ def _explained(predicted: np.ndarray, Y: np.ndarray) -> float:
 def _errors(predicted: np.ndarray, Y: np.ndarray, signal: Signal) -> np.ndarray:
     """Squared errors in the units of the signal's errors."""
     return (np.square(Y - predicted)[:, signal.targets] / signal.units).sum(1)
+
+
+def predicted_nearby(
+    predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray, n: int
+) -> np.ndarray:
+    """Predictions close to training rows X, by a model that was fitted to their targets.
+
+    A model under whose kernel all rows are far apart predicts each row from its own target, and
+    something else close to it. What a model has learned changes little over a tenth of the way to
+    the nearest row. Columns of a few whole numbers, such as codes of categories, stay.
+
+    Parameters
+    ----------
+    predict : callable
+    X : ndarray of shape (k, d)
+        Some of the training rows.
+    n : int
+        Number of all of them, among which the nearest one is nearer.
+    """
+    if len(X) < 2:
+        return predict(X)
+    k, d = X.shape
+    Z = X / column_spread(X)
+    apart = cdist(Z, Z)
+    apart[apart == 0] = np.inf
+    towards = X[apart.argmin(1)] - X
+    codes = [len(np.unique(x)) <= _CODES and (x == np.round(x)).all() for x in X.T]
+    step = _NEARBY * (k / max(n, k)) ** (1 / d)
+    return predict(X + np.where(codes, 0.0, step * towards))

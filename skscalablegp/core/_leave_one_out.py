@@ -12,7 +12,7 @@ from ..linalg.gradients import GPProblem
 from .posteriors import ExactPosterior
 
 
-class LeftOut(NamedTuple):
+class Leverage(NamedTuple):
     """How much the rows of an exact process depend on their own targets.
 
     Attributes
@@ -29,18 +29,16 @@ class LeftOut(NamedTuple):
     unexplained: float
 
 
-def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> LeftOut:
+def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> Leverage:
     """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the error of rows left out.
 
     O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6; Rasmussen and Williams (2006),
     equation 5.12.
     """
     posterior = ExactPosterior.of(problem, theta)[0]
-    noise = problem.kernel.noise(theta, problem.X)
-    if problem.extra_noise is not None:
-        noise = noise + problem.extra_noise
-    Y = problem.Y
+    noise, Y = problem.kernel.noise(theta, problem.X), problem.Y
+    known = torch.zeros_like(noise) if problem.extra_noise is None else problem.extra_noise
     rows = torch.arange(len(Y), device=Y.device)
-    mean, variance = posterior.leave_one_out(rows, problem.X, Y, noise)
+    mean, variance = posterior.leave_one_out(rows, problem.X, Y, known)
     error = (Y - mean).square().mean() / Y.var(0, correction=0).mean()
-    return LeftOut(1 - float((noise / variance).mean()), float(error))
+    return Leverage(1 - float(((noise + known) / variance).mean()), float(error))

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._validation import check_n_targets, validated
 from ._edge import answers
 from ._model import GPModel
-from ._prediction import GPPredictionBase, beside_rows
+from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
 from .likelihoods import Likelihood
 
@@ -87,9 +87,9 @@ class MinibatchGPRegressorBase(GPPredictionBase):
 class GPClassifierBase(ClassifierMixin, GPModel):
     """Base class of classifiers; a subclass defines `_probabilities`."""
 
-    def _predict_own_rows(self, X: np.ndarray, Y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Probabilities of training rows, which have no closed form without their own classes."""
-        return beside_rows(self._probabilities, X[rows], len(X))
+    def _expected_targets(self, X: np.ndarray) -> np.ndarray:
+        """Predictions (m, c) of the indicators of classes."""
+        return self._probabilities(X)
 
     def _read_rows(
         self, X: Any, y: Any, reset: bool = True, classes: Any = None

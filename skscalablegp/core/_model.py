@@ -18,6 +18,7 @@ from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
 from ..kernels import ThetaPrior, TorchKernel, check_no_columns, compile_kernel, with_column_numbers
 from ._defaults import default_priors
+from ._fitted import LeftOut
 from ._parameters import PARAMETERS, rules_of
 from .data import n_columns
 from .posteriors import Posterior
@@ -143,6 +144,10 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     def _column_units(self) -> np.ndarray | float:
         """The units of the kernel's length scales, in those of X."""
         return 1.0
+
+    def _left_out(self, X: Any, y: Any, noise_variance: Any, rows: np.ndarray) -> LeftOut | None:
+        """Predictions of training rows without their own targets; here there is no closed form."""
+        return None
 
     @abstractmethod
     def _build_posterior(self) -> Posterior:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
-from scipy.spatial.distance import cdist
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -21,24 +19,16 @@ from .._validation import (
     check_share,
     validated,
 )
-from ._edge import answers, with_name
+from ._edge import answers
+from ._fitted import FittedProcess, LeftOut
 from ._model import GPModel
-from ._run import warn_once
-from .data import column_spread
-from .posteriors import Posterior
+from ._warn import warn_once
+from .posteriors import Posterior, draw_observations
 
-# Predictions evaluate blocks of k(X_new, X_train) of at most this many bytes.
-_CHUNK_BYTES = 2**27
 # The default of `alpha` is a jitter relative to the target's variance, in any units.
 _DEFAULT_ALPHA = 1e-10
 # Posteriors whose users have been warned that predictions leave out known noise.
 _TOLD: WeakSet[Posterior] = WeakSet()
-
-# How far beside training rows models that have seen their targets are judged, as a share of the way
-# to the nearest row.
-_BESIDE = 0.1
-# Columns with at most so many different whole numbers may hold codes.
-_CODES = 20
 
 
 class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
@@ -77,68 +67,59 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """Whether the posterior of a fit will have a ``low_rank_form``."""
         return False
 
+    def _fitted_process(self) -> FittedProcess:
+        return FittedProcess(
+            self._posterior(),
+            self._rows,
+            self._inputs,
+            self._y_train_mean,
+            self._y_train_std,
+            self._left_out,
+            self._check_joint_memory,
+            self._noise_given,
+        )
+
     def _left_out(
         self, X: np.ndarray, y: np.ndarray, noise_variance: Any, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Leave-one-out predictions of training targets, in closed form.
+    ) -> LeftOut | None:
+        """Predictions of training rows without their own targets; None without a closed form.
 
         Parameters
         ----------
         X, y, noise_variance
-            The arguments of `fit`, with a single target.
+            The arguments of `fit`.
         rows : ndarray of shape (k,)
             Row numbers in increasing order.
-
-        Returns
-        -------
-        rows, mean, std : ndarray of shape (k,), or None
-            Means and standard deviations in the target's own units, noise included. The rows are
-            others than those requested if the fit has held out some. None if there is no closed
-            form.
         """
-        if len(getattr(self, "X_train_", X)) < len(X):
-            # A spent time budget has left a random part of the rows, whose numbers are unknown.
+        known = self._training_noise(X, noise_variance)
+        if known is None:
             return None
-        posterior, (scale,) = self._posterior(), np.atleast_1d(self._y_train_std)
-        known = check_noise_variance(noise_variance, len(X), 1)
-        noise = np.zeros(len(X)) if known is None else known[:, 0] / scale**2
+        at = self._inputs(X[rows])
+        places = torch.as_tensor(rows, device=at.device)
+        Y = (y[rows].reshape(len(rows), -1) - self._y_train_mean) / self._y_train_std
+        Y, known = (torch.tensor(np.ascontiguousarray(part)).to(at) for part in (Y, known[rows]))
+        predicted = self._posterior().leave_one_out(places, at, Y, known)
+        if predicted is None:
+            return None
+        mean, variance = (part.cpu().double().numpy() for part in predicted)
+        std = np.sqrt(variance)[:, None] * self._y_train_std
+        mean = mean * self._y_train_std + self._y_train_mean
+        return LeftOut(rows, squeeze(mean), squeeze(std), "leave_one_out")
+
+    def _training_noise(self, X: np.ndarray, noise_variance: Any) -> np.ndarray | None:
+        """Noise variances of the training rows in normalised units; None if they are unknown."""
+        scale = np.atleast_1d(self._y_train_std)
+        known = check_noise_variance(noise_variance, len(X), len(scale))
+        if known is None and self._noise_given:
+            return None
+        noise = np.zeros(len(X)) if known is None else known[:, 0] / scale[0] ** 2
         if "alpha" in self.get_params(deep=False):
             noise = noise + self._own_noise(len(X), self._y_train_std)
-        at = self._inputs(X[rows])
-        Y, noise = (
-            torch.tensor(part[rows]).to(at) for part in ((y - self._y_train_mean) / scale, noise)
-        )
-        places = torch.as_tensor(rows, device=at.device)
-        noise = noise + posterior.training_noise(at)
-        found = posterior.leave_one_out(places, at, Y[:, None], noise)
-        if found is None:
-            return None
-        mean, variance = (part.cpu().double().numpy() for part in found)
-        return rows, self._own_units(mean), np.sqrt(variance) * scale
+        return noise
 
-    def _predict_own_rows(self, X: np.ndarray, Y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Predictions of training rows, without their own targets if there is a closed form.
-
-        Parameters
-        ----------
-        X, Y : ndarray of shape (n, d) and (n, t)
-            The training table.
-        rows : ndarray of shape (k,)
-            Row numbers in increasing order.
-
-        Returns
-        -------
-        mean : ndarray of shape (k, t)
-        """
-        if Y.shape[1] == 1 and not self._noise_given:
-            found = self._left_out(X, Y[:, 0], None, rows)
-            if found is not None and np.array_equal(found[0], rows):
-                return found[1].reshape(len(rows), 1)
-        return self._beside_rows(X, rows)
-
-    def _beside_rows(self, X: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Predictions of training rows (k, t) by a model without a closed form."""
-        return beside_rows(lambda X: self._mean(X).reshape(len(rows), -1), X[rows], len(X))
+    def _expected_targets(self, X: np.ndarray) -> np.ndarray:
+        """Predictions (m, t) of targets."""
+        return self._fitted_process().mean(X)
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "n_iter_")
@@ -157,27 +138,6 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         # A reordered data frame arrives with negative strides, which torch refuses.
         X = np.ascontiguousarray(X)
         return torch.tensor(X, dtype=posterior.dtype, device=posterior.device)
-
-    def _chunks(self, X: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:
-        step = max(1, _CHUNK_BYTES // (8 * max(self._posterior().width, 1)))
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            yield part, self._inputs(X[part])
-
-    def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """Convert (m, t) normalised differences to the target's units; (m,) for one target."""
-        return squeeze(values * self._y_train_std)
-
-    def _mean(self, X: np.ndarray) -> np.ndarray:
-        posterior = self._posterior()
-        out = np.empty((len(X), self._n_outputs()))
-        for part, rows in self._chunks(X):
-            out[part] = posterior.mean(rows).cpu().numpy()
-        return self._own_units(out)
-
-    def _own_units(self, means: np.ndarray) -> np.ndarray:
-        """Convert (m, t) normalised means to the target's units."""
-        return self._scaled(means) + squeeze(np.atleast_1d(self._y_train_mean))
 
     def _new_noise(
         self, noise_variance: Any, X: np.ndarray, include_noise: Any = True
@@ -212,52 +172,20 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         self, X: np.ndarray, known: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Means and standard deviations of observations, from one evaluation of the kernel."""
-        posterior, t = self._posterior(), self._n_outputs()
-        means, variance = np.empty((len(X), t)), np.empty(len(X))
-        for part, rows in self._chunks(X):
-            mean, v = posterior.mean_and_observed_variance(rows)
-            means[part], variance[part] = mean.cpu().numpy(), v.cpu().numpy()
-        return self._own_units(means), self._deviations(variance, known)
+        mean, variance, noise = self._fitted_process().moments(X)
+        return squeeze(mean), _deviations(variance + noise, known)
 
     def _std(self, X: np.ndarray, include_noise: bool, known: np.ndarray | None) -> np.ndarray:
-        posterior = self._posterior()
-        variance = np.empty(len(X))
-        for part, rows in self._chunks(X):
-            v = posterior.observed_variance(rows) if include_noise else posterior.variance(rows)
-            variance[part] = v.cpu().numpy()
-        return self._deviations(variance, known)
-
-    def _deviations(self, variance: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-        """Standard deviations in the units of each target; warns of unfinished solves."""
-        self._warn_of_solves()
-        std = np.repeat(np.sqrt(variance)[:, None], self._n_outputs(), axis=1) * self._y_train_std
-        return squeeze(std if known is None else np.sqrt(np.square(std) + known))
+        if include_noise:
+            return self._mean_and_std(X, known)[1]
+        return _deviations(self._fitted_process().variance(X), known)
 
     def _quantiles(
         self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any
     ) -> np.ndarray:
         """(m, t, k) quantiles in the target's own units."""
         known = self._new_noise(noise_variance, X, include_noise)
-        posterior = self._posterior()
-        scale, mean = (np.atleast_1d(a)[:, None] for a in (self._y_train_std, self._y_train_mean))
-        out = np.empty((len(X), self._n_outputs(), len(q)))
-        for part, rows in self._chunks(X):
-            noise = None if known is None else known[part] / np.square(self._y_train_std)
-            out[part] = posterior.quantiles(rows, q, bool(include_noise), noise)
-        self._warn_of_solves()
-        return out * scale + mean
-
-    def _warn_of_solves(self) -> None:
-        """Give one ConvergenceWarning if linear solves of a prediction were unfinished."""
-        failed = self._posterior().take_unfinished()
-        if failed:
-            last = failed[-1]
-            message = (
-                f"{len(failed)} linear solves for these variances did not reach their tolerance; "
-                f"the last ended at a relative residual of {last.residual:.1e}. The standard "
-                f"deviations may be too large. {last.remedy}"
-            )
-            warn_once(with_name(self, message))
+        return self._fitted_process().quantiles(X, q, bool(include_noise), known)
 
     @answers
     def predict(
@@ -309,7 +237,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             model._check_joint_memory(X, "return_cov=True")
         if return_std:
             return model._mean_and_std(X, known)
-        mean = model._mean(X)
+        mean = squeeze(model._fitted_process().mean(X))
         if return_cov:
             return mean, model._covariance(X, known)
         return mean
@@ -444,7 +372,6 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         covariance = posterior.covariance(rows)
         covariance.diagonal().add_(posterior.noise(rows))
         covariance = covariance.cpu().double().numpy()
-        self._warn_of_solves()
         covariance = covariance[:, :, None] * np.square(self._y_train_std)
         if known is not None:
             np.einsum("iit->it", covariance)[...] += known
@@ -488,10 +415,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         rows = model._inputs(X)
         if known is not None:
             known = known / np.square(model._y_train_std)
-        draws = posterior.sample_noisy(rows, known, n_samples, check_random_state(random_state))
+        random_state = check_random_state(random_state)
+        draws = draw_observations(posterior, rows, known, n_samples, random_state)
         # Further passes over many draws cost more than drawing them: work in place, if at all.
         draws = draws.cpu().double().numpy()
-        model._warn_of_solves()
         if np.any(model._y_train_std != 1):
             draws *= np.atleast_1d(model._y_train_std)[:, None]
         if np.any(model._y_train_mean != 0):
@@ -504,28 +431,6 @@ def squeeze(values: np.ndarray) -> np.ndarray:
     return values[..., 0] if values.shape[-1] == 1 else values
 
 
-def beside_rows(predict: Callable[[np.ndarray], np.ndarray], X: np.ndarray, n: int) -> np.ndarray:
-    """Predictions beside training rows X, by a model that has seen their targets.
-
-    A model under whose kernel all rows are far apart predicts each row from its own target, and
-    something else a little beside it. What a model has learned changes little over a tenth of the
-    way to the nearest row. Columns of a few whole numbers, such as codes of categories, stay.
-
-    Parameters
-    ----------
-    predict : callable
-    X : ndarray of shape (k, d)
-        Some of the training rows.
-    n : int
-        Number of all of them, among which the nearest one is nearer.
-    """
-    if len(X) < 2:
-        return predict(X)
-    k, d = X.shape
-    Z = X / column_spread(X)
-    apart = cdist(Z, Z)
-    apart[apart == 0] = np.inf
-    towards = X[apart.argmin(1)] - X
-    codes = [len(np.unique(x)) <= _CODES and (x == np.round(x)).all() for x in X.T]
-    step = _BESIDE * (k / max(n, k)) ** (1 / d)
-    return predict(X + np.where(codes, 0.0, step * towards))
+def _deviations(variance: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    """Standard deviations from variances (m, t) and known noise variances (m, t) or None."""
+    return squeeze(np.sqrt(variance if known is None else variance + known))

@@ -82,20 +82,12 @@ class TableRegressorBase(GPPredictionBase):
         run.begin(X, y, self.n_samples_seen_)
         return X, ((y - self._y_train_mean) / self._y_train_std).reshape(len(X), -1), known
 
-    def _predict_own_rows(self, X: np.ndarray, Y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """As in the base class, for targets in normalised units."""
-        posterior, kept = self._posterior(), getattr(self, "X_train_", None)
-        # A spent time budget may have left a part of the rows, and a grid keeps none.
-        if kept is not None and len(kept) == len(X):
-            at = self._inputs(X[rows])
-            known = torch.tensor(self._noise_train[rows]).to(at)
-            places, targets = torch.as_tensor(rows, device=at.device), torch.tensor(Y[rows]).to(at)
-            noise = known + posterior.training_noise(at)
-            found = posterior.leave_one_out(places, at, targets, noise)
-            if found is not None:
-                return found[0].cpu().double().numpy()
-        mean, scale = np.atleast_1d(self._y_train_mean), np.atleast_1d(self._y_train_std)
-        return (self._beside_rows(X, rows) - mean) / scale
+    def _training_noise(self, X: np.ndarray, noise_variance: Any) -> np.ndarray | None:
+        kept = getattr(self, "X_train_", None)
+        if kept is None:  # A grid keeps sums of its rows.
+            return super()._training_noise(X, noise_variance)
+        # A spent time budget has left a random part of the rows, whose numbers are unknown.
+        return self._noise_train if len(kept) == len(X) else None
 
     def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
         """Append such rows to the table; returns the number of rows."""

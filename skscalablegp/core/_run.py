@@ -17,7 +17,6 @@ A model's training reads top to bottom inside the context::
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -46,6 +45,7 @@ from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned
 from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
+from ._warn import warn_once
 from .training import Budget, Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
@@ -65,9 +65,6 @@ _FAR, _FEW_ROWS = 10.0, 20
 
 # Number of fits that are under way. Those below another see parts of its table, or residuals.
 _UNDER_WAY: ContextVar[int] = ContextVar("fits under way", default=0)
-
-# A warning is attributed to the innermost line of code outside these packages.
-_INNER = ("skscalablegp", "sklearn", "joblib", "jaxtyping")
 
 
 class Run:
@@ -282,9 +279,10 @@ class FitRun(Run):
         """
         self.estimator.n_samples_seen_ = seen + len(X)
         self.estimator.device_ = str(self.device)
-        self._X, self._table = X, None if seen else (X, y)
+        targets = y if self._Y is None else self._Y
+        self._X, self._table = X, None if seen else (X, targets)
         if _UNDER_WAY.get() == 1:
-            self._check_targets(y if self._Y is None else self._Y)
+            self._check_targets(targets)
         self._events = FitEvents(self.estimator, X, y)
         if self.estimator.get_params(deep=False).get("optimizer") is None:
             self.ignores("priors", "optimizer=None keeps the hyperparameters")
@@ -661,18 +659,3 @@ def _checked_callbacks(callbacks: Any) -> list[Callable[[TrainingStep], Any]]:
         if not callable(callback):
             raise TypeError(f"callbacks must be callable, got {callback!r}.")
     return listed
-
-
-def warn_once(message: str, category: type[Warning] = ConvergenceWarning) -> None:
-    """Warn, and attribute the warning to the line of the user's code that led to it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
-        frame = frame.f_back
-    warnings.warn_explicit(
-        message,
-        category,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=frame.f_globals.get("__name__", "unknown"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-    )

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
-from ..core import FitRun, GPPredictionBase
+from ..core import FitRun, GPPredictionBase, LeftOut
 from ..kernels import with_column_numbers
 from ._scaled import Scaled
 
@@ -251,8 +251,8 @@ def left_out_in_time(
     order: np.ndarray,
     share: str | float,
     told: dict[str, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Leave-one-out rows, means and variances in closed form; None if the model has no closed form.
+) -> LeftOut | None:
+    """Predictions of training rows without a further fit; None if the model has no closed form.
 
     Under a time budget these are the first rows of `order`: as many as `share` of the remaining
     time allows, but at least 200.
@@ -264,7 +264,7 @@ def left_out_in_time(
             took = budget.timed(lambda: member.left_out(X, y, noise, some))
             order = order[: max(_TIMED, int(budget.limit / took * _TIMED))]
         found = member.left_out(X, y, noise, np.sort(order))
-    return found and (found[0], found[1], found[2] ** 2)
+    return found
 
 
 def predicted_unseen(
@@ -276,7 +276,7 @@ def predicted_unseen(
     preview: Callable[[Any, Any], None],
     share: float,
     told: dict[str, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+) -> LeftOut | None:
     """Cross-fitted predictions: the rows of each fold, by a regressor fitted to the other folds.
 
     Parameters
@@ -294,10 +294,9 @@ def predicted_unseen(
 
     Returns
     -------
-    rows, mean, variance : ndarray of shape (k,), or None
-        Those of the folds before the run was stopped; None if there are none. The variances include
-        the known noise that the regressor received. They are None for a regressor without
-        variances.
+    held_out : LeftOut or None
+        Those of the folds before the run was stopped; None if there are none. The standard
+        deviations include the known noise that the regressor received.
     """
     parts = []
     noise = told.get("noise_variance", np.zeros(len(X)))
@@ -312,12 +311,11 @@ def predicted_unseen(
             fit_below(below, run, X[fitted], y[fitted], preview, part, False, **own)
         if run.stopped:
             break
-        mean, variance, _ = Scaled(below).below(X[new])
-        parts.append((new, mean, None if variance is None else variance + noise[new]))
+        mean, variance, _ = Scaled(below).unscaled(X[new])
+        std = np.empty(0) if variance is None else np.sqrt(variance + noise[new])
+        parts.append((new, mean, std))
     if not parts:
         return None
-    rows, mean, variance = zip(*parts, strict=True)
-    rows = np.concatenate(rows)
+    rows, mean, std = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(rows)
-    variance = None if variance[0] is None else np.concatenate(variance)[order]
-    return rows[order], np.concatenate(mean)[order], variance
+    return LeftOut(rows[order], mean[order], std[order] if len(std) else None, "held_out")

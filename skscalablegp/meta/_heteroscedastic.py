@@ -252,10 +252,10 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         found = None if run.stopped else self._unseen(fresh, X, y, told, share, run)
         if found is None:
             run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
-            if below.below(X[:1])[1] is None:
-                self._finish(replace(below, extra=mean_square(y - below.below(X)[0])))
+            if below.unscaled(X[:1])[1] is None:
+                self._finish(replace(below, extra=mean_square(y - below.unscaled(X)[0])))
             return
-        rows, mean, variance = found
+        rows, mean, variance = found.rows, found.mean, found.variance
         errors = y[rows] - mean
         if variance is None:
             below, variance = replace(below, extra=mean_square(errors)), np.zeros(len(rows))
@@ -314,8 +314,11 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             order = run.random_state.permutation(n)[:_LEFT_OUT]
             found = left_out_in_time(inner, run, X, y, order, "leave-one-out", told)
             if found is not None:
-                run.chose("residuals", "leave_one_out", "there is a closed form")
-                run.ignores("validation_fraction", "no rows are held out")
+                closed = found.how == "leave_one_out"
+                below = type(inner.inner).__name__
+                why = "there is a closed form" if closed else f"{below} has held-out rows"
+                run.chose("residuals", found.how, why)
+                run.ignores("validation_fraction", "no rows are held out" if closed else why)
                 return found
             if run.stopped:
                 return None
@@ -370,11 +373,16 @@ class HeteroscedasticRegressor(MetaRegressorBase):
 
     def _quantiles(self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any):
         self._check_latent(X, include_noise)
-        return super()._quantiles(X, q, include_noise, noise_variance)
+        tails = self._learned.tails
+        if tails.name == "normal" or not include_noise:
+            return super()._quantiles(X, q, include_noise, noise_variance)
+        known = self._new_noise(noise_variance, X)
+        mean, std = self._mean_and_std(X, known)
+        return (mean[:, None] + std[:, None] * tails(ndtri(q)))[:, None]
 
     def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
         """Refuse uncertainty without noise where the regressor does not separate the two."""
-        if not include_noise and self._learned.core(X[:1])[0] is None:
+        if not include_noise and self._learned.process(X[:1])[0] is None:
             raise ValueError(
                 f"{type(self.estimator_).__name__} cannot leave the noise out: use "
                 "include_noise=True, or a regressor of skscalablegp."

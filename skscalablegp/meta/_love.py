@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._compat import fit_context
 from .._validation import validated
-from ..core import FitRun, GPPredictionBase
+from ..core import FitRun, GPPredictionBase, fitted_process
 from ..core.posteriors import AUTO_RANK, LowRank, LowRankForm, Posterior
 from ..models.grid import KISSGPRegressor
 from ._below import MetaRegressorBase, fit_below, mean_square
@@ -198,12 +198,13 @@ class LOVEPredictor(MetaRegressorBase):
             else:
                 inner = self._fitted(X, y, noise_variance, held, probes, run)
             form = _form(inner)
-            run.device = inner._posterior().device
+            run.device = form.below.device
             run.chose("dtype", _dtype(inner), "the regressor's")
             why = "from half of the full rank on exact variances cost as much"
             run.chose("max_variance_rank", min(AUTO_RANK, form.full // 2), why)
             # The target as the posterior sees it.
-            scale = mean_square((targets - inner._y_train_mean) / inner._y_train_std)
+            process = fitted_process(inner)
+            scale = mean_square((targets - process.y_mean) / process.y_std)
             made = self._grown(inner, form, held, probes, scale, run)
             self._finish(inner, made, scale)
             self._conclude(inner, frozen, run)
@@ -278,8 +279,9 @@ class LOVEPredictor(MetaRegressorBase):
         self.estimator_ = inner
         self._share(inner)
         self.n_samples_seen_ = inner.n_samples_seen_
-        self._noise_given = inner._noise_given
-        self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
+        process = fitted_process(inner)
+        self._noise_given = process.noise_given
+        self._y_train_mean, self._y_train_std = process.y_mean, process.y_std
         self.variance_rank_, self.variance_error_ = made.rank, made.error / scale
         self._basis = made.basis
         self.dtype_ = _dtype(inner)
@@ -313,19 +315,16 @@ class LOVEPredictor(MetaRegressorBase):
         return True
 
     def _build_posterior(self) -> Posterior:
-        basis, below = self._basis, self.estimator_._posterior()
+        basis, form = self._basis, _form(self.estimator_)
         if basis is not None:
-            basis = torch.tensor(basis, dtype=below.dtype, device=below.device)
-        return _form(self.estimator_).posterior(basis)
+            basis = torch.tensor(basis, dtype=form.below.dtype, device=form.below.device)
+        return form.posterior(basis)
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
-        return self.estimator_._inputs(X)
-
-    def _n_outputs(self) -> int:
-        return self.estimator_._n_outputs()
+        return fitted_process(self.estimator_).inputs(X)
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        self.estimator_._check_joint_memory(X, what)
+        fitted_process(self.estimator_).check_joint_memory(X, what)
 
 
 def _check_ours(inner: Any) -> None:
@@ -338,15 +337,15 @@ def _check_ours(inner: Any) -> None:
 
 
 def _form(inner: GPPredictionBase) -> LowRankForm:
-    return inner._posterior().low_rank_form()
+    return fitted_process(inner).posterior.low_rank_form()
 
 
 def _inputs(inner: GPPredictionBase, *parts: np.ndarray) -> list[torch.Tensor]:
-    return [inner._inputs(part) for part in parts]
+    return [fitted_process(inner).inputs(part) for part in parts]
 
 
 def _dtype(inner: GPPredictionBase) -> str:
-    return str(inner._posterior().dtype).removeprefix("torch.")
+    return str(fitted_process(inner).posterior.dtype).removeprefix("torch.")
 
 
 def _between(X: np.ndarray, random_state: np.random.RandomState) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
 from .._compat import fit_context
-from ..core import FitRun, GPPredictionBase
-from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
+from ..core import FitRun, FittedProcess, GPPredictionBase, LeftOut, fitted_process
+from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..core.training import StopTraining
 from ..models.experts import PoERegressor
 from ._below import MetaRegressorBase, fit_below, left_out_in_time, split, told_noise
@@ -242,7 +243,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             found = None
             if len(weights) > 1 and not run.stopped:
                 found = left_out_in_time(Scaled(inner), run, X, errors, order, "comparison", told)
-            density = -np.inf if found is None else _density(errors[found[0]], *found[1:])
+            density = -np.inf if found is None else _density(errors, found)
             fits.append(Weighted(density, weight, inner, *ending))
             # Without time for another fit of that kind, the first one stands.
             if found is None or not run.budget.allows(run.budget.seconds - begun):
@@ -281,26 +282,30 @@ class MeanFunctionRegressor(MetaRegressorBase):
         """The fitted model."""
         self.estimator_, self.mean_function_, self.weight_ = inner, mean, weight
         self._share(inner)
-        self._y_train_mean, self._y_train_std = inner._y_train_mean, inner._y_train_std
+        process = fitted_process(inner)
+        self._y_train_mean, self._y_train_std = process.y_mean, process.y_std
         self._remember(self._build_posterior())
 
     # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:
-        return ShiftedPosterior(self.estimator_, self.mean_function_, self.weight_)
+        process = fitted_process(self.estimator_)
+        return ShiftedPosterior(process, self.mean_function_, self.weight_)
 
     def _left_out(self, X, y, noise_variance, rows):
         shift = self.weight_ * self._unseen
-        found = self.estimator_._left_out(X, y - shift, noise_variance, rows)
-        return found and (found[0], found[1] + shift[found[0]], found[2])
+        process = fitted_process(self.estimator_)
+        left = process.left_out(X, y - shift, noise_variance, rows)
+        return left and replace(left, mean=left.mean + shift[left.rows])
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        self.estimator_._check_joint_memory(X, what)
+        fitted_process(self.estimator_).check_joint_memory(X, what)
 
 
-def _density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:
-    """Mean log density of targets."""
-    return -0.5 * float(np.mean(np.log(2 * np.pi * variance) + (y - mean) ** 2 / variance))
+def _density(y: np.ndarray, left: LeftOut) -> float:
+    """Mean log density of targets that were left out."""
+    squares = np.square(y[left.rows] - left.mean) / left.variance
+    return -0.5 * float(np.mean(np.log(2 * np.pi * left.variance) + squares))
 
 
 class ShiftedPosterior(Posterior):
@@ -308,35 +313,36 @@ class ShiftedPosterior(Posterior):
 
     Parameters
     ----------
-    process : GPPredictionBase
-        Fitted.
+    process : FittedProcess
     mean_function : regressor
         Fitted; its predictions are in the units of y.
     weight : float
         Factor of its predictions.
     """
 
-    def __init__(self, process: GPPredictionBase, mean_function: Any, weight: float):
+    def __init__(self, process: FittedProcess, mean_function: Any, weight: float):
         self._process, self._mean_function, self._weight = process, mean_function, weight
-        self._below = process._posterior()
-        self.dtype, self.device = torch.float64, torch.device("cpu")
-        self.width, self.likelihood = self._below.width, self._below.likelihood
+        below = self._below = process.posterior
+        self.dtype, self.device, self.width = torch.float64, torch.device("cpu"), below.width
+        if below.likelihood.additive:
+            self.likelihood = below.likelihood
 
     def _rows(self, X: Float[Tensor, "m d"]) -> Tensor:
-        return self._process._inputs(X.numpy())
+        return self._process.inputs(X.numpy())
 
-    def _shift(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    def _shift(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         if self._weight == 0:
-            return X.new_zeros(len(X), dtype=torch.float64)
-        scale = np.ravel(self._process._y_train_std)[0] / self._weight
-        return torch.as_tensor(np.asarray(self._mean_function.predict(X.numpy()), float) / scale)
+            return X.new_zeros(len(X), 1, dtype=torch.float64)
+        scale = np.ravel(self._process.y_std)[0] / self._weight
+        predicted = np.asarray(self._mean_function.predict(X.numpy()), float)
+        return torch.as_tensor(predicted / scale)[:, None]
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
-        return self._below.mean(self._rows(X)).cpu().double() + self._shift(X)[:, None]
+        return self._below.mean(self._rows(X)).cpu().double() + self._shift(X)
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        mean, variance = self._below.mean_and_variance(self._rows(X))
-        return mean.cpu().double() + self._shift(X)[:, None], variance
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        moments = self._below.moments(self._rows(X))
+        return moments._replace(mean=moments.mean.cpu().double() + self._shift(X))
 
     def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._below.variance(self._rows(X))
@@ -347,13 +353,6 @@ class ShiftedPosterior(Posterior):
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         return self._below.covariance(self._rows(X))
 
-    def quantiles(self, X, q, include_noise, known):
-        below = self._below.quantiles(self._rows(X), q, include_noise, known)
-        return below + self._shift(X).numpy()[:, None, None]
-
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         drawn = self._below.sample(self._rows(X), n_samples, random_state)
-        return drawn.cpu().double() + self._shift(X)[:, None, None]
-
-    def take_unfinished(self):
-        return self._below.take_unfinished()
+        return drawn.cpu().double() + self._shift(X)[:, None]

@@ -16,6 +16,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 
+from ..core import fitted_process
 from ..core.data import column_moments
 from ..core.training import QuasiNewton, StopTraining
 from ..models.fourier import RFFRegressor
@@ -248,7 +249,7 @@ def _candidates(F, squares, given, random_state, check_time):
             # A length scale at its bound means that the errors have one size everywhere.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(scaled, logs)
-        mean = process._left_out(scaled, logs, None, np.arange(n))[1]
+        mean = fitted_process(process).left_out(scaled, logs, None, np.arange(n)).mean
         name = "a Gaussian process of log squares"
         yield _Left(name, make_pipeline(scaler, process), logs, False, mean, fitted=True)
 

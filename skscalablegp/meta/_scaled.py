@@ -13,8 +13,8 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from .._predicted import predict_std, unwrapped
-from ..core import GPPredictionBase
-from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
+from ..core import FittedProcess, LeftOut, fitted_process
+from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ._noise import NoiseModel
 
 # Normal quantiles at which a fitted shape of tails is tabulated.
@@ -75,31 +75,21 @@ class Scaled:
     extra: float = 0.0
     tails: Tails = field(default_factory=Tails)
 
-    def core(self, X: np.ndarray) -> tuple[GPPredictionBase | None, np.ndarray]:
-        """The regressor of this package inside any pipelines, or None, and the transformed rows."""
-        core, X = unwrapped(self.inner, X)
-        return core if isinstance(core, GPPredictionBase) else None, X
+    def process(self, X: np.ndarray) -> tuple[FittedProcess | None, Any]:
+        """The process inside any pipelines, or None, and the transformed rows."""
+        core, rows = unwrapped(self.inner, X)
+        return fitted_process(core), rows
 
-    def below(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    def unscaled(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Means, variances, and latent variances (the part without noise), before the factor.
 
         The variances are None for a regressor without any. Those of a regressor of another package
         count as noise.
         """
-        core, rows = self.core(X)
-        if core is not None:
-            posterior, square = core._posterior(), np.square(core._y_train_std)
-            parts = []
-            for _, part in core._chunks(core._rows(rows)):
-                # One object for all three calls, because posteriors may cache results for the last
-                # rows.
-                mean, latent = posterior.mean_and_variance(part)
-                parts.append(
-                    [a.cpu().double().numpy() for a in (mean, latent, posterior.noise(part))]
-                )
-            core._warn_of_solves()
-            mean, latent, noise = map(np.concatenate, zip(*parts, strict=True))
-            return core._own_units(mean), square * (latent + noise), square * np.maximum(latent, 0)
+        process, rows = self.process(X)
+        if process is not None:
+            mean, latent, noise = (part[:, 0] for part in process.moments(process.validated(rows)))
+            return mean, latent + noise, np.maximum(latent, 0)
         try:
             variance = predict_std(self.inner, X) ** 2
         except TypeError:  # the regressor predicts no standard deviations
@@ -108,16 +98,18 @@ class Scaled:
 
     def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Means, latent variances, noise variances, and the factor of standard deviations."""
-        mean, variance, latent = self.below(X)
+        mean, variance, latent = self.unscaled(X)
         variance = (0 if variance is None else variance) + np.full(len(X), self.extra)
         factor = self.noise.factor(noise_features(X, mean, variance))
         square = factor**2
         return mean, square * latent, square * np.maximum(variance - latent, 0), factor
 
-    def left_out(self, X, y, noise_variance, rows):
-        """Closed-form predictions of left-out training rows; None if there is no closed form."""
-        core, at = self.core(X)
-        return None if core is None else core._left_out(np.asarray(at), y, noise_variance, rows)
+    def left_out(self, X, y, noise_variance, rows) -> LeftOut | None:
+        """Predictions of training rows without their own targets; None without a closed form."""
+        process, at = self.process(X)
+        return (
+            None if process is None else process.left_out(np.asarray(at), y, noise_variance, rows)
+        )
 
 
 class ScaledPosterior(Posterior):
@@ -132,51 +124,33 @@ class ScaledPosterior(Posterior):
         self._scaled = scaled
         self.dtype, self.device = torch.float64, torch.device("cpu")
         self.width = 1000
-        # The last rows and their moments, because mean, variance and noise are requested in turn.
-        self._last: tuple[Any, Any] = (None, None)
-
-    def _moments(self, X: Tensor) -> tuple[Tensor, ...]:
-        rows, moments = self._last
-        if rows is not X:
-            moments = tuple(map(torch.as_tensor, self._scaled.moments(X.numpy())))
-            self._last = (X, moments)
-        return moments
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         mean = np.asarray(self._scaled.inner.predict(X.numpy()), np.float64)
         return torch.as_tensor(mean)[:, None]
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        mean, latent, _, _ = self._moments(X)
-        return mean[:, None], latent
-
-    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self._moments(X)[2]
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, latent, noise, _ = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        return Moments(mean[:, None], latent, noise)
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        _, latent, _, factor = self._moments(X)
-        core, rows = self._scaled.core(X.numpy())
-        if core is None:
+        _, latent, _, factor = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        core, rows = unwrapped(self._scaled.inner, X.numpy())
+        if fitted_process(core) is None:
             return torch.diag(latent)
         total = torch.as_tensor(core.predict(rows, return_cov=True, noise_variance=0)[1])
         total = factor[:, None] * total * factor
         total.diagonal().copy_(latent)
         return total
 
-    def quantiles(self, X, q, include_noise, known):
-        if self._scaled.tails.name == "normal" or not include_noise:
-            return super().quantiles(X, q, include_noise, known)
-        mean, latent, noise, _ = (part.numpy()[:, None] for part in self._moments(X))
-        std = np.sqrt(latent + noise + (0 if known is None else known))
-        return mean[..., None] + std[..., None] * self._scaled.tails(ndtri(q))
-
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Draws of the regressor, scaled row by row, with the fitted shape of tails."""
-        mean, latent, noise, factor = (part[:, None] for part in self._moments(X))
-        core, rows = self._scaled.core(X.numpy())
+        moments = map(torch.as_tensor, self._scaled.moments(X.numpy()))
+        mean, latent, noise, factor = (part[:, None] for part in moments)
+        core, rows = unwrapped(self._scaled.inner, X.numpy())
         extra = noise + latent
         draws = torch.zeros(len(X), n_samples, dtype=torch.float64)
-        if core is not None:
+        if fitted_process(core) is not None:
             drawn = core.sample_y(rows, n_samples, random_state, noise_variance=0)
             draws, extra = factor * (torch.as_tensor(drawn) - mean), factor**2 * self._scaled.extra
         white = torch.as_tensor(random_state.standard_normal(draws.shape))

@@ -13,8 +13,8 @@ from sklearn.base import clone
 from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
-from ..core import SMALL_TABLE, FitRun, GPPredictionBase
-from ..core.posteriors import Draws, MeanAndVariance, Posterior, Rows
+from ..core import SMALL_TABLE, FitRun, GPPredictionBase, LeftOut
+from ..core.posteriors import Draws, Moments, Posterior, Rows
 from ..core.training import SHARES
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
@@ -271,7 +271,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             unseen = self._unseen(member, fresh[k], X, y, told[k], folds, order, share, run)
             if unseen is None:
                 return
-            rows, mean, variance = unseen
+            rows, mean, variance = unseen.rows, unseen.mean, unseen.variance
             at = None if known is None else known[rows]
             contained = variance is not None and "noise_variance" in told[k]
             if variance is None:
@@ -303,7 +303,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if density > best or size == len(members):
                 best, chosen = density, (own, mean, np.sqrt(variance))
         weights, *predicted = chosen
-        self._finish(members, weights, (rows, *predicted))
+        self._finish(members, weights, LeftOut(rows, *predicted, "held_out"))
 
     def _unseen(self, member, fresh, X, y, told, folds, order, share, run):
         """Rows, means and variances by a regressor fitted without them; None if there is no time.
@@ -314,8 +314,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         found = left_out_in_time(member, run, X, y, order, share, told)
         if run.stopped:
             return None
-        # A stack has held-out rows of its own.
-        if found is not None and np.isin(order[: len(found[0])], found[0]).all():
+        # A stack inside this one has held out other rows.
+        if found is not None and found.how == "leave_one_out":
             return found
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
@@ -329,7 +329,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._members, self._held = members, held
         self.estimators_ = [member.inner for member in members]
         self.weights_ = np.full(len(members), 1 / len(members)) if weights is None else weights
-        self.n_held_out_ = 0 if held is None else len(held[0])
+        self.n_held_out_ = 0 if held is None else len(held.rows)
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())
 
@@ -364,14 +364,13 @@ class StackedPosterior(Posterior):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m 1"]:
         return sum(weight * part.mean(X) for weight, part in self._parts)
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        moments = [(weight, *part.mean_and_variance(X)) for weight, part in self._parts]
-        mean = sum(weight * own for weight, own, _ in moments)
-        spread = (weight * (latent + (own - mean)[:, 0] ** 2) for weight, own, latent in moments)
-        return mean, sum(spread)
-
-    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return sum(weight * part.noise(X) for weight, part in self._parts)
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        moments = [(weight, part.moments(X)) for weight, part in self._parts]
+        mean = sum(weight * each.mean for weight, each in moments)
+        variance = sum(
+            weight * (each.variance + (each.mean - mean)[:, 0] ** 2) for weight, each in moments
+        )
+        return Moments(mean, variance, sum(weight * each.noise for weight, each in moments))
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         mean, total = self.mean(X), 0.0
@@ -413,6 +412,6 @@ def stacking_weights(
 
 def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray, known: np.ndarray | None) -> Scaled:
     """A fitted regressor; without variances, it receives that of its training errors for now."""
-    if Scaled(inner).below(X[:1])[1] is not None:
+    if Scaled(inner).unscaled(X[:1])[1] is not None:
         return Scaled(inner)
     return Scaled(inner, extra=mean_square(y - inner.predict(X), known))

@@ -21,7 +21,7 @@ from skscalablegp import (
     SSRFFRegressor,
 )
 from skscalablegp._clock import clock as read_clock
-from skscalablegp.core import FactorBudget, _exact, to_torch
+from skscalablegp.core import FactorBudget, _exact, fitted_process, to_torch
 from skscalablegp.core.data import Table
 from skscalablegp.core.likelihoods import Bernoulli
 from skscalablegp.core.posteriors import ExactPosterior
@@ -226,7 +226,7 @@ def test_a_spent_budget_leaves_the_exact_process_of_some_rows(model):
     assert model.fit_report_.status == "max_seconds" and model.n_samples_seen_ == 1800
     assert model.X_train_.shape == (1500, 2) and model.alpha_.shape == (1500,)
     # Nobody knows any more which rows of the table these are.
-    assert model._left_out(ours.X, ours.y, None, np.array([0, 1799])) is None
+    assert fitted_process(model).left_out(ours.X, ours.y, None, np.array([0, 1799])) is None
     exact = GaussianProcessRegressor(model.kernel_, optimizer=None)
     mean, std = exact.fit(model.X_train_, model.y_train_).predict(ours.X[:9], return_std=True)
     ours_mean, ours_std = model.predict(ours.X[:9], return_std=True)

@@ -19,6 +19,7 @@ from skscalablegp import (
     SVGPClassifier,
     SVGPRegressor,
 )
+from skscalablegp.core import LeftOut
 from skscalablegp.core._learned import nothing_learned
 
 # All rows are far apart, so that the covariance matrix is diagonal whatever training does.
@@ -133,8 +134,8 @@ def test_targets_count_alike_whatever_their_units(scale):
     X, y, noise = table()
 
     class Half:
-        def _predict_own_rows(self, X, Y, rows):
-            return np.column_stack([0 * rows, X[rows, 0]])
+        def _left_out(self, X, y, noise_variance, rows):
+            return LeftOut(rows, np.column_stack([0 * rows, X[rows, 0]]), None, "leave_one_out")
 
     assert nothing_learned(Half(), X, np.column_stack([scale * noise, y])) == ""
 
@@ -143,8 +144,8 @@ def test_whichever_targets_have_a_signal():
     X, y, _ = table()
 
     class Blank:
-        def _predict_own_rows(self, X, Y, rows):
-            return np.zeros((len(rows), 4))
+        def _left_out(self, X, y, noise_variance, rows):
+            return LeftOut(rows, np.zeros((len(rows), 4)), None, "leave_one_out")
 
     targets = np.column_stack([np.zeros((len(X), 3)), y])
     assert "learned nothing" in nothing_learned(Blank(), X, targets)

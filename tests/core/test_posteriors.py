@@ -181,7 +181,7 @@ def test_loose_solves_overstate_variances():
 @pytest.mark.parametrize("k", [7, N, 2 * N])
 def test_variances_from_the_rows_with_the_largest_covariances(case, k):
     """Against dense algebra: given these rows alone, or given all rows if there are not more."""
-    mean, variance = case.iterative(n_nearest=k).mean_and_variance(case.new)
+    mean, variance, _ = case.iterative(n_nearest=k).moments(case.new)
     np.testing.assert_allclose(mean, case.mean, rtol=1e-8, atol=1e-9)
     cross = case.problem.operator(case.theta).cross(case.new).to_dense().numpy()
     prior = np.diag(case.problem.kernel.cross(case.theta, case.new, case.new).numpy())
@@ -197,8 +197,8 @@ def test_rows_left_out_by_neighbours_are_exact_if_all_others_count(case):
     t = case.problem.Y.shape[1]
     rows = torch.tensor([0, 7, N - 1])
     X, Y = case.problem.X[rows], case.problem.Y[rows]
-    operator = case.problem.operator(case.theta)
-    mean, variance = case.iterative(n_nearest=N).leave_one_out(rows, X, Y, operator.noise[rows])
+    known = case.problem.extra_noise[rows]
+    mean, variance = case.iterative(n_nearest=N).leave_one_out(rows, X, Y, known)
     H = case.H.numpy()
     for i, row in enumerate(rows.tolist()):
         others = np.arange(N) != row

@@ -26,6 +26,7 @@ from skscalablegp import (
     SGPRRegressor,
     SVGPRegressor,
 )
+from skscalablegp.core import fitted_process
 from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
 from skscalablegp.meta._noise import best_noise, level
@@ -75,14 +76,14 @@ class TestLeaveOneOut:
         known = noise if noisy else None
         chosen = np.array([0, 17, 79])
         model.set_params(normalize_y=False).fit(X, y, noise_variance=known)
-        _, mean, std = model._left_out(X, y, known, chosen)
+        left = fitted_process(model).left_out(X, y, known, chosen)
         alpha = model.get_params().get("alpha", 0.0)
         for k, i in enumerate(chosen):
             kept = np.arange(len(X)) != i
             without = clone(model).fit(X[kept], y[kept], None if known is None else known[kept])
             own = (noise[i] if noisy else 0.0) + (alpha if alpha > 1e-9 else 0.0)
             expected = without.predict(X[[i]], return_std=True, noise_variance=own)
-            np.testing.assert_allclose((mean[k], std[k]), np.ravel(expected), rtol=2e-4)
+            np.testing.assert_allclose((left.mean[k], left.std[k]), np.ravel(expected), rtol=2e-4)
 
     def test_solved_samples_estimate_the_diagonal(self):
         X, y, _ = rows()
@@ -92,18 +93,20 @@ class TestLeaveOneOut:
         )
         sampled.set_params(n_probes=512, random_state=0).fit(X, y)
         every = np.arange(len(X))
-        truth, seen = (m._left_out(X, y, None, every) for m in (exact, sampled))
-        ratio = (y - seen[1]) / (y - truth[1])
+        processes = fitted_process(exact), fitted_process(sampled)
+        truth, seen = (process.left_out(X, y, None, every) for process in processes)
+        ratio = (y - seen.mean) / (y - truth.mean)
         # A mean square of 512 numbers has a relative standard error of 1/16.
         assert np.abs(np.mean(ratio) - 1) < 0.03 and np.std(ratio) < 0.12
-        assert np.std(seen[2] / truth[2]) < 0.06
+        assert np.std(seen.std / truth.std) < 0.06
 
     @pytest.mark.parametrize("rule", ["gpoe", "rbcm"])
     def test_experts_leave_rows_out_one_by_one(self, rule):
         X, y, _ = rows()
         model = PoERegressor(KERNEL, optimizer=None, expert_size=30, combination=rule)
         model.set_params(random_state=0, normalize_y=False).fit(X, y)
-        _, mean, std = model._left_out(X, y, None, np.arange(len(X)))
+        left = fitted_process(model).left_out(X, y, None, np.arange(len(X)))
+        mean, std = left.mean, left.std
         i = 11
         mine = next(k for k, part in enumerate(model.experts_) if i in part)
         parts = [part if k != mine else part[part != i] for k, part in enumerate(model.experts_)]
@@ -126,7 +129,7 @@ class TestLeaveOneOut:
     def test_learned_features_have_none(self):
         X, y, _ = rows()
         model = SCGDDKLRegressor(feature_extractor=(8,), max_epochs=2, random_state=0).fit(X, y)
-        assert model._left_out(X, y, None, np.arange(3)) is None
+        assert fitted_process(model).left_out(X, y, None, np.arange(3)) is None
         with pytest.raises(ValueError, match="SCGDDKLRegressor has no closed form"):
             HeteroscedasticRegressor(model, residuals="leave_one_out").fit(X, y)
         with pytest.raises(ValueError, match="LinearRegression has no closed form"):

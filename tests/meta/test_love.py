@@ -236,7 +236,8 @@ class TestWeights:
         X, X_new = X - X.mean(0), X_new - X.mean(0)  # as the posterior sees them
         below = self.posterior(name, X.numpy(), y.numpy())
         exact, size = below.variance(X_new), len(below.weights)
-        form, weights = below.low_rank_form(), below.weight_form()
+        form = below.low_rank_form()
+        weights = form.form
         phi = weights.features(X_new)
         inner = (phi @ torch.linalg.inv(weights.precision)) * phi
         rest = weights.prior(X_new) - phi.square().sum(1)

@@ -19,6 +19,7 @@ from skscalablegp import (
     PoERegressor,
     RFFRegressor,
 )
+from skscalablegp.core import fitted_process
 from skscalablegp.core.training import StopTraining
 from skscalablegp.kernels import Columns
 
@@ -82,10 +83,10 @@ def test_the_process_sees_what_the_mean_function_has_not():
 def test_rows_are_left_out_of_both():
     X, y = table(40)
     model = MeanFunctionRegressor(process(), Known()).fit(X, y)
-    _, mean, std = model._left_out(X, y, None, np.array([3, 20]))
+    left = fitted_process(model).left_out(X, y, None, np.array([3, 20]))
     kept = np.arange(40) != 20
     without = clone(model).fit(X[kept], y[kept]).predict(X[[20]], return_std=True)
-    np.testing.assert_allclose((mean[1], std[1]), np.ravel(without), rtol=1e-5)
+    np.testing.assert_allclose((left.mean[1], left.std[1]), np.ravel(without), rtol=1e-5)
 
 
 def test_noise_weighs_rows_of_the_mean_function():

@@ -22,7 +22,7 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp._clock import clock as read_clock
-from skscalablegp.core import FitRun
+from skscalablegp.core import FitRun, fitted_process
 from skscalablegp.meta import _stacked, _trees
 from skscalablegp.meta._below import noise_weights
 from skscalablegp.meta._stacked import stacking_weights
@@ -132,11 +132,16 @@ def test_closed_forms_and_held_out_rows():
     assert Remembers.fits == 2
     inner = noisy.estimator_
     assert inner.n_held_out_ == noisy.n_residuals_ == 2020
-    rows, mean, std = inner._left_out(X, y, None, None)
+    held = fitted_process(inner).left_out(X, y, None, None)
+    rows, mean, std = held.rows, held.mean, held.std
+    assert held.how == "held_out"
+    choice = noisy.fit_report_.choices["residuals"]
+    assert choice == ("held_out", "StackedGPRegressor has held-out rows")
     kept = np.setdiff1d(np.arange(len(X)), rows)
     own = KNeighborsRegressor(5).fit(X[kept], y[kept]).predict(X[rows])
-    alone = inner.estimators_[0]._left_out(X, y, None, rows)
-    expected = inner.weights_[:2] @ np.stack([alone[1], own])
+    alone = fitted_process(inner.estimators_[0]).left_out(X, y, None, rows)
+    assert alone.how == "leave_one_out"
+    expected = inner.weights_[:2] @ np.stack([alone.mean, own])
     np.testing.assert_allclose(mean, expected, rtol=1e-9)
     assert inner.weights_[2] == 0 and np.mean(((y[rows] - mean) / std) ** 2) < 1.2
 
@@ -175,14 +180,15 @@ def test_rows_are_left_out_with_the_noise_that_was_told():
     """A pipeline takes no noise; its process has been fitted without."""
     X, y = table()
     model = stack(make_pipeline(FunctionTransformer(), process()), LinearRegression())
-    rows, mean, std = model.fit(X, y, 0.5)._left_out(X, y, None, None)
+    held = fitted_process(model.fit(X, y, 0.5)).left_out(X, y, None, None)
+    rows, mean, std = held.rows, held.mean, held.std
     weights = model.weights_
-    own = process().fit(X, y)._left_out(X, y, None, rows)
+    own = fitted_process(process().fit(X, y)).left_out(X, y, None, rows)
     assert weights[0] > 0.9
-    line = (mean - weights[0] * own[1]) / weights[1] if weights[1] > 0 else own[1]
-    spread = weights[0] * weights[1] * (line - own[1]) ** 2
+    line = (mean - weights[0] * own.mean) / weights[1] if weights[1] > 0 else own.mean
+    spread = weights[0] * weights[1] * (line - own.mean) ** 2
     extra = model._members[1].extra
-    expected = weights[0] * own[2] ** 2 + weights[1] * extra + spread + 0.5
+    expected = weights[0] * own.variance + weights[1] * extra + spread + 0.5
     np.testing.assert_allclose(std**2, expected)
 
 

@@ -13,6 +13,7 @@ from skscalablegp import (
     StackedGPRegressor,
 )
 from skscalablegp._clock import clock as read_clock
+from skscalablegp.core import fitted_process
 
 
 class Clock:
@@ -93,9 +94,10 @@ def test_closed_forms_leave_out_as_many_rows_as_time_allows(clock):
     model = StackedGPRegressor(named, max_seconds=100, random_state=0).fit(X, y)
     # 200 rows tell the cost; then there is time for .45 of 100 seconds.
     assert model.n_held_out_ == 450
-    rows, mean, _ = model._left_out(X, y, None, None)
+    held = fitted_process(model).left_out(X, y, None, None)
+    rows, mean = held.rows, held.mean
     alone = costly.set_params(random_state=model.estimators_[0].random_state).fit(X, y)
-    left = alone._left_out(X, y, None, rows)[1]
+    left = fitted_process(alone).left_out(X, y, None, rows).mean
     assert model.weights_[0] > 0.9
     np.testing.assert_allclose(mean, model.weights_[0] * left, rtol=1e-6)
 

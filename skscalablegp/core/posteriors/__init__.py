@@ -4,6 +4,7 @@ from ._base import (
     Draws,
     KernelPosterior,
     MeanAndVariance,
+    Moments,
     Posterior,
     Rows,
     reported_variance,
@@ -11,7 +12,7 @@ from ._base import (
 )
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights
-from ._low_rank import AUTO_RANK, LowRank, LowRankForm
-from ._observed import observed
+from ._low_rank import AUTO_RANK, LowRank, LowRankForm, WeightCaches, WeightForm
+from ._observed import draw_observations, observed, predictive_quantiles
 from ._quantiles import additive_quantiles
-from ._weights import WeightForm
+from ._unfinished import report_unfinished, unfinished_solves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...linalg.operators import CrossOperator, KernelOperator
-from ...linalg.solvers import SolveSummary
 from ..likelihoods import Gaussian, Likelihood
-from ._quantiles import additive_quantiles
-from ._weights import WeightForm
 
 if TYPE_CHECKING:
     from ._low_rank import LowRankForm
@@ -23,10 +20,28 @@ Rows, Draws = Float[Tensor, "m d"], Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
 
 
-class Posterior(ABC):
-    """A posterior over noise-free functions, which does not change.
+class Moments(NamedTuple):
+    """Moments of the posterior at some rows.
 
-    A subclass defines `variance`, `mean_and_variance`, or both.
+    Attributes
+    ----------
+    mean : Tensor of shape (m, t)
+    variance : Tensor of shape (m,)
+        Variance of the noise-free functions, the same for every target.
+    noise : Tensor of shape (m,)
+        Variance that the kernel's white noise adds to a new observation.
+    """
+
+    mean: Float[Tensor, "m t"]
+    variance: Float[Tensor, " m"]
+    noise: Float[Tensor, " m"]
+
+
+class Posterior(ABC):
+    """A posterior over noise-free functions, which does not change after it was built.
+
+    A subclass defines `mean`, `moments` and `covariance`; `noise` unless it is a part of the
+    moments; and `variance` if variances alone are cheaper than all moments.
 
     Attributes
     ----------
@@ -49,17 +64,21 @@ class Posterior(ABC):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         """The posterior mean, without the cost of variances."""
 
-    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The latent posterior variance, the same for every target."""
-        return self.mean_and_variance(X)[1]
+    @abstractmethod
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        """The mean, the variance and the noise, from one evaluation of the kernel."""
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        """Mean and variance; a subclass may evaluate the kernel only once for both."""
-        return self.mean(X), self.variance(X)
+    def variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variance of the noise-free functions."""
+        return self.moments(X).variance
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variance that the kernel's white noise adds to a new observation."""
+        return self.moments(X).noise
 
     @abstractmethod
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        """The latent posterior covariance of the rows of X."""
+        """The covariance of the noise-free functions at the rows of X."""
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
         """Joint draws of the latent functions plus the kernel's own white noise at X.
@@ -74,82 +93,12 @@ class Posterior(ABC):
         draws = [random_state.multivariate_normal(one, covariance, n_samples).T for one in means.T]
         return torch.as_tensor(np.stack(draws, 1))
 
-    @abstractmethod
-    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The variance that the kernel's white noise adds to a new observation."""
-
-    def training_noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The variance of the kernel's white noise in training; that of new observations here."""
-        return self.noise(X)
-
-    def observed_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The variance of new observations without known noise."""
-        return self.variance(X) + self.noise(X)
-
-    def mean_and_observed_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        """The mean, and `observed_variance`."""
-        mean, variance = self.mean_and_variance(X)
-        return mean, variance + self.noise(X)
-
-    def sample_noisy(
-        self,
-        X: Float[Tensor, "m d"],
-        known: Float[np.ndarray, "m t"] | None,
-        n_samples: int,
-        random_state: np.random.RandomState,
-    ) -> Float[Tensor, "m t s"]:
-        """Joint draws of observations, with known noise variances besides the kernel's white noise.
-
-        O(m^3) if the noise is not Gaussian; it is then drawn by the likelihood.
-        """
-        if self.likelihood.conjugate:
-            draws = self.sample(X, n_samples, random_state)
-            if known is None:
-                return draws
-            white = random_state.standard_normal(draws.shape)
-            return draws.cpu().double().add_(torch.as_tensor(np.sqrt(known)[:, :, None] * white))
-        covariance = self.covariance(X).cpu().double().numpy()
-        means, noise = (part.cpu().double().numpy() for part in (self.mean(X), self.noise(X)))
-        size = (means.shape[1], n_samples)
-        f = random_state.multivariate_normal(np.zeros(len(means)), covariance, size)
-        f = means[:, :, None] + f.transpose(2, 0, 1)
-        scale = (
-            noise[:, None] + (0 if known is None else known)
-        ) / self.likelihood.variance_factor()
-        return torch.as_tensor(self.likelihood.draw(f, scale[:, :, None], random_state))
-
-    def quantiles(
-        self,
-        X: Float[Tensor, "m d"],
-        q: Float[np.ndarray, " k"],
-        include_noise: bool,
-        known: Float[np.ndarray, "m t"] | None,
-    ) -> Float[np.ndarray, "m t k"]:
-        """Quantiles of new observations, or of the latent function.
-
-        Parameters
-        ----------
-        X : Tensor of shape (m, d)
-        q : ndarray of shape (k,)
-            Probabilities.
-        include_noise : bool
-            Whether to include the kernel's white noise and the known noise.
-        known : ndarray of shape (m, t), optional
-            Known noise variances.
-        """
-        mean, variance = (part.cpu().double().numpy() for part in self.mean_and_variance(X))
-        variance, noise = np.repeat(variance[:, None], mean.shape[1], 1), None
-        if include_noise:
-            noise = np.zeros_like(mean) if known is None else known
-            noise = noise + self.noise(X).cpu().double().numpy()[:, None]
-        return additive_quantiles(self.likelihood, mean, variance, noise, q)
-
     def leave_one_out(
         self,
         rows: Int[Tensor, " k"],
         X: Float[Tensor, "k d"],
         Y: Float[Tensor, "k t"],
-        noise: Float[Tensor, " k"],
+        known: Float[Tensor, " k"],
     ) -> MeanAndVariance | None:
         """Leave-one-out means and variances of training targets at the trained hyperparameters.
 
@@ -161,26 +110,15 @@ class Posterior(ABC):
             Row numbers in the training table, in increasing order.
         X, Y : Tensor of shape (k, d) and (k, t)
             These rows and their targets.
-        noise : Tensor of shape (k,)
-            Their total noise variances, which the returned variances include.
+        known : Tensor of shape (k,)
+            Their noise variances besides the kernel's white noise. The returned variances include
+            both.
         """
-        return None
-
-    def weight_form(self) -> WeightForm | None:
-        """Features and the precision matrix of their weights; None for other posteriors."""
         return None
 
     def low_rank_form(self) -> LowRankForm | None:
         """The form from which low-rank variances are computed; None without fast products."""
-        # The module of low-rank posteriors imports this one.
-        from ._low_rank import WeightCaches
-
-        form = self.weight_form()
-        return None if form is None else WeightCaches(self, form)
-
-    def take_unfinished(self) -> list[SolveSummary]:
-        """Return and clear the list of solves that did not reach their tolerance."""
-        return []
+        return None
 
 
 class KernelPosterior(Posterior):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...linalg.blocks import addmm_, solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
-from ._base import KernelPosterior, MeanAndVariance, reported_variance
+from ._base import KernelPosterior, MeanAndVariance, Moments, reported_variance
 
 # Number of columns of the inverse factor that are computed together, in blocks of this many rows.
 _COLUMNS, _BLOCK = 512, 512
@@ -54,20 +54,21 @@ class ExactPosterior(KernelPosterior):
     def _whitened(self, K: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
         return solve_triangular(self.factor, K.T)
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         cross = self.cross(X)
         K, prior = cross.to_dense(), cross.prior_diag()
         explained = self._whitened(K).square().sum(0)
-        return K @ self.weights, reported_variance(prior - explained, prior)
+        variance = reported_variance(prior - explained, prior)
+        return Moments(K @ self.weights, variance, cross.prior_noise())
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         cross = self.cross(X)
         V, covariance = self._whitened(cross.to_dense()), cross.prior_covariance()
         return covariance.addmm_(V.T, V, alpha=-1)
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """From the diagonal of H^-1, Rasmussen and Williams (2006), equation 5.12; O(n^2) a row."""
-        inverse = torch.empty_like(noise)
+        inverse = torch.empty_like(known)
         for start in range(0, len(rows), _COLUMNS):
             part = slice(start, start + _COLUMNS)
             inverse[part] = self._inverse_columns(rows[part]).square().sum(0)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
-from ._weights import WeightForm
+from ._base import Draws, MeanAndVariance, Moments, Posterior, Rows, without_own
+from ._low_rank import WeightCaches, WeightForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,25 +82,28 @@ class FeaturePosterior(Posterior):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._phi(X) @ self.weights
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         phi = self._phi(X)
-        return phi @ self.weights, self._whitened(phi).square().sum(0)
+        return Moments(phi @ self.weights, self._whitened(phi).square().sum(0), self.noise(X))
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         V = self._whitened(self._phi(X))
         return V.T @ V
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
-        return None if self._learned else without_own(Y, *self.mean_and_variance(X), noise)
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
+        if self._learned:
+            return None
+        mean, variance, noise = self.moments(X)
+        return without_own(Y, mean, variance, known + noise)
 
-    def weight_form(self) -> WeightForm:
-        """The features and the precision of their weights, for low-rank variances."""
-        return WeightForm(
+    def low_rank_form(self) -> WeightCaches | None:
+        form = WeightForm(
             features=self._phi,
             precision=self.factor @ self.factor.T,
             prior=lambda X: self._phi(X).square().sum(1),
             prior_covariance=lambda X: self._phi(X) @ self._phi(X).T,
         )
+        return WeightCaches(self, form)
 
     @torch.no_grad()
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator, SelfAdjointOperator, prior_values
 from ...linalg.solvers import cholesky_with_jitter, lanczos
-from ._base import Draws, KernelPosterior, MeanAndVariance, Posterior, Rows, reported_variance
-from ._weights import WeightForm
+from ._base import Draws, KernelPosterior, Moments, Posterior, Rows, reported_variance
 
 # Lanczos starts with the average column of K over at most this many rows.
 _PROBE_ROWS = 1000
@@ -119,6 +118,35 @@ class LowRankForm:
 # ---------------------------------------------------------------------- over weights
 
 
+@dataclass(frozen=True, eq=False)
+class WeightForm:
+    """A posterior of ``f(x) = phi(x)' w + r(x)`` with the prior w ~ N(0, I).
+
+    Random features have no remainder r. Inducing points, whose whitened values are the weights,
+    have a remainder that does not depend on the data. Such posteriors give it to
+    `WeightCaches`.
+
+    Attributes
+    ----------
+    features : callable
+        Maps rows (m, d) to phi, (m, q).
+    precision : Tensor of shape (q, q)
+        I + A, the inverse of the posterior covariance of the weights.
+    prior : callable
+        Maps rows to the prior variances of f, (m,), including the remainder.
+    prior_covariance : callable
+        Maps rows to the prior covariances of f, (m, m), including the remainder.
+    has_rest : bool
+        Whether there is a remainder r.
+    """
+
+    features: Callable[[Tensor], Float[Tensor, "m q"]]
+    precision: Float[Tensor, "q q"]
+    prior: Callable[[Tensor], Float[Tensor, " m"]]
+    prior_covariance: Callable[[Tensor], Float[Tensor, "m m"]]
+    has_rest: bool = False
+
+
 class WeightCaches(LowRankForm):
     """Low-rank variances of a posterior over weights; they are never below the exact ones.
 
@@ -131,13 +159,13 @@ class WeightCaches(LowRankForm):
 
     def __init__(self, below: Posterior, form: WeightForm):
         super().__init__(below, len(form.precision))
-        self._form = form
+        self.form = form
 
     def need(self, rank: int) -> float:
         return 8.0 * (4 * self.full**2 + self.full * rank)
 
     def _caches(self, held, probes, rank, most):
-        form, exact = self._form, self.below.variance(held)
+        form, exact = self.form, self.below.variance(held)
         inner = form.precision - torch.eye(self.full).to(form.precision)
         start = form.features(probes[:_PROBE_ROWS]).mean(0)
         while True:
@@ -147,7 +175,7 @@ class WeightCaches(LowRankForm):
             rank = min(2 * rank, most)
 
     def _low(self, basis):
-        return LOVEWeights(self.below, self._form, basis)
+        return LOVEWeights(self.below, self.form, basis)
 
 
 class LOVEWeights(Posterior):
@@ -175,6 +203,9 @@ class LOVEWeights(Posterior):
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._below.mean(X)
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        return Moments(self.mean(X), self.variance(X), self.noise(X))
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self._below.noise(X)
@@ -266,11 +297,12 @@ class LOVEPosterior(KernelPosterior):
         super().__init__(operator, weights)
         self.basis = basis
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         cross, t = self.cross(X), self.weights.shape[1]
         prior = cross.prior_diag()
         both = cross.matmul(torch.cat([self.weights.to(self.basis), self.basis], 1))
-        return both[:, :t], reported_variance(prior - both[:, t:].square().sum(1), prior)
+        variance = reported_variance(prior - both[:, t:].square().sum(1), prior)
+        return Moments(both[:, :t], variance, cross.prior_noise())
 
     def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
         cross = self.cross(X)

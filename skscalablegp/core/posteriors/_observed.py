@@ -1,7 +1,8 @@
-"""Posteriors of observations that are not the latent function plus noise."""
+"""Observations: quantiles and draws from a posterior and its likelihood."""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NoReturn
 
 import numpy as np
@@ -11,8 +12,8 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
-from ._base import Draws, MeanAndVariance, Posterior, Rows
-from ._quantiles import observed_quantiles
+from ._base import Draws, Moments, Posterior, Rows
+from ._quantiles import additive_quantiles, observed_quantiles
 
 
 def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
@@ -26,14 +27,16 @@ def observed(posterior: Posterior, likelihood: Likelihood) -> Posterior:
     """
     if not likelihood.additive:
         return ObservedPosterior(posterior, likelihood)
-    posterior.likelihood = likelihood
-    return posterior
+    other = copy(posterior)
+    other.likelihood = likelihood
+    return other
 
 
 class ObservedPosterior(Posterior):
-    """Moments and draws of a single target y under a likelihood of one latent function.
+    """Moments and draws of a single target y under a likelihood that is not additive.
 
-    The kernel's white noise is a part of the latent function.
+    The kernel's white noise is a part of the latent function. The noise is the mean of the variance
+    of y given f.
 
     Parameters
     ----------
@@ -46,8 +49,8 @@ class ObservedPosterior(Posterior):
         self.dtype, self.device, self.width = latent.dtype, latent.device, latent.width
 
     def _predictive(self, X: Float[Tensor, "m d"]) -> Predictive:
-        mean, variance = self.latent.mean_and_variance(X)
-        variance = (variance + self.latent.noise(X)).double()
+        mean, variance, noise = self.latent.moments(X)
+        variance = (variance + noise).double()
         zero = torch.zeros_like(variance)
         return self.likelihood.predictive(mean.double(), variance[:, None], zero)
 
@@ -55,21 +58,9 @@ class ObservedPosterior(Posterior):
         """The mean of y, which depends on the variance of f."""
         return self._predictive(X).mean
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        found = self._predictive(X)
-        return found.mean, found.variance[:, 0]
-
-    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The mean of the variance of y given f."""
-        return self._predictive(X).noise[:, 0]
-
-    def observed_variance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.mean_and_observed_variance(X)[1]
-
-    def mean_and_observed_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
-        """From one evaluation of the latent moments, which both parts of the variance need."""
-        found = self._predictive(X)
-        return found.mean, (found.variance + found.noise)[:, 0]
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        mean, variance, noise = self._predictive(X)
+        return Moments(mean, variance[:, 0], noise[:, 0])
 
     def covariance(self, X: Float[Tensor, "m d"]) -> NoReturn:
         """Raise a ValueError: the covariance has no closed form."""
@@ -78,11 +69,17 @@ class ObservedPosterior(Posterior):
             "use return_std=True, or the covariance of draws of sample_y."
         )
 
-    def quantiles(self, X, q, include_noise, known):
+    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
+        f = self.latent.sample(X, n_samples, random_state).cpu().double().numpy()
+        y = self.likelihood.draw(f, np.zeros(1), random_state)
+        return torch.as_tensor(np.asarray(y, dtype=np.float64))
+
+    def quantiles(
+        self, X: Float[Tensor, "m d"], q: Float[np.ndarray, " k"], include_noise: bool
+    ) -> Float[np.ndarray, "m 1 k"]:
         """Quantiles of y; without noise those of the mean of y given f, which is monotone in f."""
-        mean, variance = self.latent.mean_and_variance(X)
-        variance = (variance + self.latent.noise(X)).cpu().double().numpy()[:, None]
-        mean = mean.cpu().double().numpy()
+        mean, variance, noise = (part.cpu().double().numpy() for part in self.latent.moments(X))
+        variance = (variance + noise)[:, None]
         if include_noise:
             return observed_quantiles(self.likelihood, mean, variance, np.zeros_like(mean), q)
         f = torch.as_tensor(mean[..., None] + np.sqrt(variance)[..., None] * ndtri(q))
@@ -94,10 +91,59 @@ class ObservedPosterior(Posterior):
         turned = (rising - falling) * (q - 0.5) < 0
         return np.where(turned, falling, rising)
 
-    def sample_noisy(self, X, known, n_samples, random_state):
-        return self.sample(X, n_samples, random_state)
 
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        f = self.latent.sample(X, n_samples, random_state).cpu().double().numpy()
-        y = self.likelihood.draw(f, np.zeros(1), random_state)
-        return torch.as_tensor(np.asarray(y, dtype=np.float64))
+def predictive_quantiles(
+    posterior: Posterior,
+    X: Float[Tensor, "m d"],
+    q: Float[np.ndarray, " k"],
+    include_noise: bool,
+    known: Float[np.ndarray, "m t"] | None,
+) -> Float[np.ndarray, "m t k"]:
+    """Quantiles of new observations, or of the latent function.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    X : Tensor of shape (m, d)
+    q : ndarray of shape (k,)
+        Probabilities.
+    include_noise : bool
+        Whether to include the kernel's white noise and the known noise.
+    known : ndarray of shape (m, t) or None
+        Known noise variances.
+    """
+    if not posterior.likelihood.additive:
+        return posterior.quantiles(X, q, include_noise)
+    mean, variance, white = (part.cpu().double().numpy() for part in posterior.moments(X))
+    variance, noise = np.repeat(variance[:, None], mean.shape[1], 1), None
+    if include_noise:
+        noise = np.zeros_like(mean) if known is None else known
+        noise = noise + white[:, None]
+    return additive_quantiles(posterior.likelihood, mean, variance, noise, q)
+
+
+def draw_observations(
+    posterior: Posterior,
+    X: Float[Tensor, "m d"],
+    known: Float[np.ndarray, "m t"] | None,
+    n_samples: int,
+    random_state: np.random.RandomState,
+) -> Float[Tensor, "m t s"]:
+    """Joint draws of observations, with known noise variances besides the kernel's white noise.
+
+    O(m^3) if the noise is not Gaussian; it is then drawn by the likelihood.
+    """
+    likelihood = posterior.likelihood
+    if likelihood.conjugate or not likelihood.additive:
+        draws = posterior.sample(X, n_samples, random_state)
+        if known is None:
+            return draws
+        white = random_state.standard_normal(draws.shape)
+        return draws.cpu().double().add_(torch.as_tensor(np.sqrt(known)[:, :, None] * white))
+    covariance = posterior.covariance(X).cpu().double().numpy()
+    means, noise = (part.cpu().double().numpy() for part in (posterior.mean(X), posterior.noise(X)))
+    size = (means.shape[1], n_samples)
+    f = random_state.multivariate_normal(np.zeros(len(means)), covariance, size)
+    f = means[:, :, None] + f.transpose(2, 0, 1)
+    scale = (noise[:, None] + (0 if known is None else known)) / likelihood.variance_factor()
+    return torch.as_tensor(likelihood.draw(f, scale[:, :, None], random_state))

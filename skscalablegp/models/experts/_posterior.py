@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.posteriors import ExactPosterior, MeanAndVariance, Posterior
+from ...core.posteriors import ExactPosterior, MeanAndVariance, Moments, Posterior
 from ...linalg.operators import KernelOperator
 from ...linalg.parallel import run
 
@@ -242,15 +242,15 @@ class ExpertPosterior(ExactPosterior):
         found = (cross.to_dense() / own.sqrt()).amax(1) / cross.prior_diag().sqrt()
         return found.nan_to_num()
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         if self.inverse is None:
-            return super().mean_and_variance(X)
+            return super().moments(X)
         mean, variance = self._in_single(X)
         # Accuracy was not checked for variances as small as these.
         small = ~(variance >= self._least)
         if small.any():
-            variance[small] = super().mean_and_variance(X[small])[1]
-        return mean, variance
+            variance[small] = super().moments(X[small]).variance
+        return Moments(mean, variance, self.noise(X))
 
     def _in_single(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         cross = self.cross(X)
@@ -329,10 +329,10 @@ class ExpertsPosterior(Posterior):
             for places in (chosen == k).nonzero().split(_ROWS)
             if len(places)
         ]
-        found = run([partial(e.mean_and_variance, X[at[:, 1]]) for e, at in cells], self.device)
+        found = run([partial(e.moments, X[at[:, 1]]) for e, at in cells], self.device)
         variances = X.new_empty(chosen.shape, dtype=self.dtype)
         means = variances.new_empty(*chosen.shape, self.experts[0].weights.shape[1])
-        for (_, places), (mean, variance) in zip(cells, found, strict=True):
+        for (_, places), (mean, variance, _) in zip(cells, found, strict=True):
             at = tuple(places.T)
             means[at], variances[at] = mean, variance
         return means, variances
@@ -351,13 +351,13 @@ class ExpertsPosterior(Posterior):
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.combine(X).mean
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         combined = self.combine(X)
-        return combined.mean, combined.variance
+        return Moments(combined.mean, combined.variance, self.noise(X))
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Experts that have a row leave it out; the others predict it as usual."""
-        chosen = self._nearest(X)
+        chosen, noise = self._nearest(X), known + self.noise(X)
         means, variances = self._each(X, chosen)
         for k, (part, expert) in enumerate(zip(self.parts, self.experts, strict=True)):
             order = np.argsort(part)
@@ -366,7 +366,7 @@ class ExpertsPosterior(Posterior):
             inside = torch.as_tensor(part, device=rows.device)[places] == rows
             inside = (inside & (chosen == k).any(0)).nonzero()[:, 0]
             inside = inside[places[inside].argsort()]
-            own = places[inside], X[inside], Y[inside], noise[inside]
+            own = places[inside], X[inside], Y[inside], known[inside]
             slots = (chosen[:, inside] == k).byte().argmax(0)
             means[slots, inside], total = expert.leave_one_out(*own)
             variances[slots, inside] = (total - noise[inside]).clamp_min(0)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import LowRankForm, MeanAndVariance, Posterior, reported_variance
+from ...core.posteriors import LowRankForm, Moments, Posterior, reported_variance
 from ._grid_kernel import GridKernel
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
@@ -136,13 +136,13 @@ class GridPosterior(Posterior):
             out[part] = (g @ self.weights).numpy()
         return torch.from_numpy(out)
 
-    def mean_and_variance(self, X: Float[Tensor, "n d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "n d"]) -> Moments:
         rows, inside = self._split(X)
         mean, variance = self._mean_inside(rows, inside), self._variance_inside(rows, inside)
         for part, g in self._outside(rows, inside):
             mean[part] = (g @ self.weights).numpy()
             variance[part] = self._variance_outside(rows[part], g)
-        return torch.from_numpy(mean), self._reported(variance)
+        return Moments(torch.from_numpy(mean), self._reported(variance), self.noise(X))
 
     def _mean_inside(self, rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
         """Means (n, t); those of rows outside the grid are undefined."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import LowRank, LowRankForm
-from ...linalg.solvers import SolveSummary, Status, cholesky_with_jitter, lanczos
+from ...core.posteriors import LowRank, LowRankForm, Moments, report_unfinished
+from ...linalg.solvers import Status, cholesky_with_jitter, lanczos
 from ._posterior import _CUT_SHARE, GridPosterior
 from ._products import PREDICTED, GridOperator, ProductEvaluation
 
@@ -48,11 +48,6 @@ class ProductPosterior(GridPosterior):
     def __init__(self, grid_kernel, theta, evaluation: ProductEvaluation, dual=None):
         super().__init__(grid_kernel, theta, evaluation)
         self.dual = dual
-        self._unfinished: list[SolveSummary] = []
-
-    def take_unfinished(self) -> list[SolveSummary]:
-        taken, self._unfinished = self._unfinished, []
-        return taken
 
     def low_rank_form(self) -> LowRankForm:
         return GridCaches(self)
@@ -75,8 +70,8 @@ class ProductPosterior(GridPosterior):
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         return self.interpolate(X.numpy(), self.root).square().sum(1)
 
-    def mean_and_variance(self, X):
-        return self.mean(X), self.variance(X)
+    def moments(self, X: Float[Tensor, "n d"]) -> Moments:
+        return Moments(self.mean(X), self.variance(X), self.noise(X))
 
     def variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         rows, inside = self._split(X)
@@ -103,20 +98,20 @@ class ProductPosterior(GridPosterior):
         with torch.no_grad():
             C = self.grid_kernel.rows(self.theta, rows).T.contiguous()
         B = operator.gram(C)
-        unfinished = len(self._unfinished)
-        U = self._solved(B)
+        U, converged = self._solved(B)
         KU = operator.dual(U)
         R = B - U - operator.gram(KU)
-        if len(self._unfinished) > unfinished:
+        if not converged:
             R = torch.zeros_like(R)
         return torch.cat([C, -KU]).T, torch.cat([U + R, R]).T
 
-    def _solved(self, B: Float[Tensor, "m s"]) -> Float[Tensor, "m s"]:
-        """(I + G K)^-1 B; records a solve that did not reach its tolerance."""
+    def _solved(self, B: Float[Tensor, "m s"]) -> tuple[Float[Tensor, "m s"], bool]:
+        """(I + G K)^-1 B, and whether the solve reached its tolerance."""
         solution, summary = self.evaluation.operator.inverse(B, PREDICTED)
-        if summary.status is not Status.CONVERGED:
-            self._unfinished.append(summary)
-        return solution
+        converged = summary.status is Status.CONVERGED
+        if not converged:
+            report_unfinished(summary)
+        return solution, converged
 
     def covariance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         rows, _ = self._split(X)
@@ -192,7 +187,7 @@ class ProductPosterior(GridPosterior):
         """C V."""
         operator = self.evaluation.operator
         if self.dual is None:
-            return operator.dual(self._solved(V))
+            return operator.dual(self._solved(V)[0])
         return operator.dual(V) - self.root @ (self.root.T @ V)
 
     @property

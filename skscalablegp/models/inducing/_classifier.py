@@ -363,7 +363,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         for start in range(0, len(X), room):
             part = slice(start, start + room)
             rows = self._scaling.inputs(X[part], posterior.dtype, posterior.device)
-            mean, variance = posterior.moments(rows)
+            mean, variance = posterior.latent_moments(rows)
             variance = variance + posterior.noise(rows)[:, None]
             p = self.likelihood_.probabilities(mean, variance, c, draws)
             log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()

@@ -11,7 +11,9 @@ from torch import Tensor
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.posteriors import (
     MeanAndVariance,
+    Moments,
     Posterior,
+    WeightCaches,
     WeightForm,
     reported_variance,
     without_own,
@@ -79,7 +81,7 @@ class InducingPosterior(Posterior):
     def _scale(self, X: Float64[Tensor, "b q"]) -> Float64[Tensor, " b"]:
         return self.kernel.noise(self.theta, X)
 
-    def moments(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
+    def latent_moments(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
         """Means (b, q) and variances (b, s) of the latent functions."""
         X = self._seen(X)
         K = self._cross(X)
@@ -93,18 +95,18 @@ class InducingPosterior(Posterior):
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
         return self._cross(self._seen(X)).T @ self.weights
 
-    def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
-        mean, variance = self.moments(X)
-        return mean, variance[:, 0]
+    def moments(self, X: Float[Tensor, "b d"]) -> Moments:
+        mean, variance = self.latent_moments(X)
+        return Moments(mean, variance[:, 0], self.noise(X))
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
         """Assumes the optimal belief; the variance given the inducing values does not change."""
         if self.transform is not None or not self.likelihood.conjugate:
             return None
-        mean, variance = self.mean_and_variance(X)
+        mean, variance, noise = self.moments(X)
         A = self.white.inverse @ self._cross(X)
         spread = ((self.belief.covariance[0] @ A) * A).sum(0)
-        mean, left_out = without_own(Y, mean, spread, noise)
+        mean, left_out = without_own(Y, mean, spread, known + noise)
         return mean, left_out + variance - spread
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
@@ -112,15 +114,16 @@ class InducingPosterior(Posterior):
         A = self.white.inverse @ self._cross(X)
         return self._prior(X) - A.T @ A + A.T @ self.belief.covariance[0] @ A
 
-    def weight_form(self) -> WeightForm:
-        """The form that low-rank variances need; the weights are the whitened inducing values."""
-        return WeightForm(
+    def low_rank_form(self) -> WeightCaches | None:
+        """Over weights, which are the whitened inducing values."""
+        form = WeightForm(
             features=lambda X: (self.white.inverse @ self._cross(self._seen(X))).T,
             precision=torch.linalg.inv(self.belief.covariance[0]),
             prior=lambda X: self._diag(self._seen(X)),
             prior_covariance=lambda X: self._prior(self._seen(X)),
             has_rest=True,
         )
+        return WeightCaches(self, form)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         scale = self._scale(self._seen(X))

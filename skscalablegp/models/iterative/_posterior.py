@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.posteriors import Draws, KernelPosterior, MeanAndVariance, Rows, reported_variance
+from ...core.posteriors import (
+    Draws,
+    KernelPosterior,
+    MeanAndVariance,
+    Moments,
+    Rows,
+    report_unfinished,
+    reported_variance,
+)
 from ...features import PriorFeatures, sample_prior_features
 from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator, prior_values
@@ -19,7 +27,6 @@ from ...linalg.parallel import map_in_order
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
 from ...linalg.solvers import (
     Solution,
-    SolveSummary,
     cholesky_with_jitter,
     preconditioner_for,
     solve,
@@ -90,19 +97,13 @@ class IterativePosterior(KernelPosterior):
         self.samples, self._n_nearest = samples, n_nearest
         self._solver = solver
         self._stopping = stopping
-        self._unfinished: list[SolveSummary] = []
-
-    def take_unfinished(self) -> list[SolveSummary]:
-        """Return and clear the list of solves that ended above their tolerance."""
-        taken, self._unfinished = self._unfinished, []
-        return taken
 
     def _solve(self, B: Float[Tensor, "n s"]) -> Solution:
         solution = solve(
             self.operator, B, self._solver, stopping=self._stopping, preconditioner=self._built
         )
         if not solution.converged:
-            self._unfinished.append(solution.summary())
+            report_unfinished(solution.summary())
         return solution
 
     @cached_property
@@ -120,7 +121,10 @@ class IterativePosterior(KernelPosterior):
         prior = prior_values(samples.features, self.operator.theta, X, samples.prior_weights)
         return both[:, :t], prior - both[:, t:]
 
-    def mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        return Moments(*self._mean_and_variance(X), self.noise(X))
+
+    def _mean_and_variance(self, X: Float[Tensor, "m d"]) -> MeanAndVariance:
         if self._n_nearest is not None:
             cross = self.cross(X)
             K, prior = cross.to_dense(), cross.prior_diag()
@@ -168,14 +172,14 @@ class IterativePosterior(KernelPosterior):
         V = self._solve(cross).value.to(cross.dtype)
         return cross, V, cross - self.operator.matmul(V)
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
         """From the diagonal of H^-1: by neighbours, or the mean squares of the solved samples.
 
         With s samples a variance has a relative standard error of sqrt(2 / s).
         """
         if self._n_nearest is not None:
             if len(rows) > _ROWS:
-                parts = zip(*(part.split(_ROWS) for part in (rows, X, Y, noise)), strict=True)
+                parts = zip(*(part.split(_ROWS) for part in (rows, X, Y, known)), strict=True)
                 found = zip(*(self.leave_one_out(*part) for part in parts), strict=True)
                 return tuple(map(torch.cat, found))
             cross = self.cross(X)
@@ -185,11 +189,12 @@ class IterativePosterior(KernelPosterior):
             k = min(self._n_nearest, K.shape[1] - 1)
             near = score.topk(k, 1, sorted=False).indices
             prior = cross.prior_diag()
-            variance = reported_variance(prior - self._explained(K, near), prior) + noise
+            variance = reported_variance(prior - self._explained(K, near), prior)
+            variance = variance + known + cross.prior_noise()
             return Y - self.weights[rows] * variance[:, None], variance
         if self.samples is None:
             return None
-        inverse = self.samples.representer_weights[rows].square().mean(1).to(noise)
+        inverse = self.samples.representer_weights[rows].square().mean(1).to(known)
         return Y - self.weights[rows].to(Y) / inverse[:, None], 1 / inverse
 
     def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:

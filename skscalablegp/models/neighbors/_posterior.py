@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...core.posteriors import Draws, MeanAndVariance, Posterior, Rows, reported_variance
+from ...core.posteriors import Draws, MeanAndVariance, Moments, Posterior, Rows, reported_variance
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
 from ._metric import Index, Metric, others_near
@@ -47,8 +47,6 @@ class NeighborPosterior(Posterior):
     ):
         self._problem, self._theta, self._m = problem, theta, n_neighbors
         self._precision, self._power, self._scale = precision, power, scale
-        # The last rows and the factors of their variances, which their noise needs, too.
-        self._last: tuple[Tensor | None, Tensor | float] = (None, 1.0)
         self._metric = Metric(problem.kernel, theta, problem.X)
         self._index = Index(self._metric.points)
         # New rows are taken in double precision, so that differences between close rows keep their
@@ -70,15 +68,14 @@ class NeighborPosterior(Posterior):
         return torch.as_tensor(self._index.nearest(self._metric(X), self._m)[1]).to(X.device)
 
     def mean(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
-        return self.mean_and_variance(X)[0]
+        return self.moments(X).mean
 
-    def mean_and_variance(self, X: Float[Tensor, "b d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         return self._moments(X, self._near(X))
 
-    def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> MeanAndVariance:
+    def _moments(self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]) -> Moments:
         mean, variance, factor = self._alone(X, near)
-        self._last = X, factor
-        return mean, factor * variance
+        return Moments(mean, factor * variance, factor * self._white(X))
 
     def _alone(
         self, X: Float[Tensor, "b d"], near: Int[Tensor, "b k"]
@@ -92,21 +89,19 @@ class NeighborPosterior(Posterior):
         prior = self._problem.kernel.diag(self._theta, X)
         return found.mean, reported_variance(found.variance, prior), factor
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """Each row given its nearest others, at the cost of a prediction."""
         near = others_near(self._index, self._metric(X), rows, self._m)
         mean, variance, factor = self._alone(X, near)
         # Known noise is not multiplied.
-        return mean, factor * variance + noise + (factor - 1) * self.training_noise(X)
+        return mean, factor * (variance + self._white(X)) + known
 
-    def training_noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
+    def _white(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
+        """The variance of the kernel's white noise in training."""
         return self._problem.kernel.noise(self._theta, X)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
-        rows, factor = self._last
-        if self._power and rows is not X:
-            factor = self._alone(X, self._near(X))[2]
-        return (factor if self._power else 1.0) * self.training_noise(X)
+        return self.moments(X).noise if self._power else self._white(X)
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

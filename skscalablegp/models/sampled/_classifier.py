@@ -309,7 +309,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         means, variances = [], []
         for start in range(0, len(X), _ROWS):
             rows = self._scaling.inputs(X[start : start + _ROWS], posterior.dtype, posterior.device)
-            mean, variance = posterior.mean_and_variance(rows)
+            mean, variance, _ = posterior.moments(rows)
             means.append(mean.double().cpu())
             variances.append(variance.double().cpu())
         return torch.cat(means), torch.cat(variances)[:, None]

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ...core.posteriors import Posterior, reported_variance
+from ...core.posteriors import Moments, Posterior, reported_variance
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
@@ -138,8 +138,9 @@ class ChevronPosterior(Posterior):
             out += phi @ self.weights.mean[:, index].flatten(0, 1)
         return out
 
-    def mean_and_variance(self, X):
-        return self._chevron(X) if self.support is None else (self.mean(X), self.variance(X))
+    def moments(self, X: Float[Tensor, "r d"]) -> Moments:
+        both = self._chevron(X) if self.support is None else (self.mean(X), self.variance(X))
+        return Moments(*both, self.noise(X))
 
     def variance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         if self.support is None:

@@ -14,7 +14,9 @@ from ...core.posteriors import (
     FeaturePosterior,
     FeatureWeights,
     MeanAndVariance,
+    Moments,
     Posterior,
+    WeightCaches,
     WeightForm,
     reported_variance,
     without_own,
@@ -142,11 +144,12 @@ class ProcessPosterior(FeaturePosterior):
     def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
         return self.process.cross(X) @ self.coef
 
-    def mean_and_variance(self, X: Float[Tensor, "r d"]) -> MeanAndVariance:
+    def moments(self, X: Float[Tensor, "r d"]) -> Moments:
         cross, prior = self.process.cross(X), self.process.prior(X)
         phi = self.process.whitened(cross)
         left = reported_variance(prior - phi.square().sum(1), prior)
-        return cross @ self.coef, self.scale * (left + self._whitened(phi).square().sum(0))
+        variance = self.scale * (left + self._whitened(phi).square().sum(0))
+        return Moments(cross @ self.coef, variance, self.noise(X))
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         phi = self._phi(X)
@@ -156,25 +159,27 @@ class ProcessPosterior(FeaturePosterior):
         V = self._whitened(phi)
         return self.scale * (left + V.T @ V)
 
-    def leave_one_out(self, rows, X, Y, noise) -> MeanAndVariance | None:
+    def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance | None:
         """The remainder is no part of what the row has told the functions."""
         if self._learned:
             return None
-        mean, variance = self.mean_and_variance(X)
+        mean, variance, white = self.moments(X)
+        noise = known + white
         spread = self._whitened(self._phi(X)).square().sum(0)
         mean, left_out = without_own(Y, mean, spread, noise)
         return mean, noise + self.scale * (left_out - noise - spread) + variance
 
-    def weight_form(self) -> WeightForm | None:
+    def low_rank_form(self) -> WeightCaches | None:
         if self.scale != 1:
             return None
-        return WeightForm(
+        form = WeightForm(
             features=self._phi,
             precision=self.factor @ self.factor.T,
             prior=self.process.prior,
             prior_covariance=self.process.prior_covariance,
             has_rest=True,
         )
+        return WeightCaches(self, form)
 
     sample = Posterior.sample
 

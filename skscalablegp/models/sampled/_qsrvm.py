@@ -452,12 +452,12 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
                 if score > last - _FOLD_TOL:
                     break
             X, Y = source.rows(held)
-            mean, variance = ProcessPosterior(*_process(stepper)).mean_and_variance(X)
+            mean, variance, _ = ProcessPosterior(*_process(stepper)).moments(X)
             variances.append(variance.cpu().numpy())
             errors.append((Y - mean).cpu().numpy())
             few = source.rows(run.random_state.permutation(rest)[:_START_ROWS])
             process = exact_process(kernel, Gaussian(), *(rows.cpu().numpy() for rows in few), 1)
-            mean, variance = process.posterior(d, X.device).mean_and_variance(X)
+            mean, variance, _ = process.posterior(d, X.device).moments(X)
             exact.append(_nlls((Y - mean).cpu().numpy(), variance.cpu().numpy() + process.noise))
         variance, error = np.concatenate(variances), np.concatenate(errors)
         scale = fitted_scale(variance, error, stepper.noise)

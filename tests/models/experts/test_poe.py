@@ -19,6 +19,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from skscalablegp import PoERegressor
+from skscalablegp.core import fitted_process
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts import _parts as _experts
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
@@ -282,7 +283,8 @@ def test_a_row_is_predicted_by_its_nearest_experts(rule):
 def test_rows_left_out_are_predicted_by_their_nearest_experts():
     X, y, _ = table()
     model = poe(expert_size=15, n_experts=2, optimizer=None, normalize_y=False).fit(X, y)
-    rows, mean, std = model._left_out(X, y, None, np.arange(len(X)))
+    left = fitted_process(model).left_out(X, y, None, np.arange(len(X)))
+    rows, mean, std = left.rows, left.mean, left.std
     scaled = X / [0.8, 1.2]
     for i in (0, 40, 77):
         apart = [np.linalg.norm(scaled[part] - scaled[i], axis=1).min() for part in model.experts_]
@@ -290,7 +292,7 @@ def test_rows_left_out_are_predicted_by_their_nearest_experts():
         expected = combined_by_hand("gpoe", X[i], parts, X, y)
         assert (mean[i], std[i] ** 2 - 0.05) == pytest.approx(expected, rel=1e-4)
     # Most experts have none of two rows.
-    _, two, _ = model._left_out(X, y, None, np.array([3, 5]))
+    two = fitted_process(model).left_out(X, y, None, np.array([3, 5])).mean
     np.testing.assert_allclose(two, mean[np.searchsorted(rows, [3, 5])], rtol=1e-9)
 
 
