@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -158,15 +159,15 @@ def keys_weights(v: np.ndarray) -> np.ndarray:
     return powers(v, 3) @ WEIGHTS.T
 
 
-def make_grid(X: np.ndarray, sizes: list[int], structure: str) -> Grid:
+def make_grid(X: np.ndarray, sizes: Sequence[int] | Mapping[int, int], structure: str) -> Grid:
     """A grid over the range of X, padded by two cells on either side.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         Rows; a constant column gets no axis.
-    sizes : list of int
-        Points of each column, padding included.
+    sizes : sequence or mapping of int
+        Points by the number of the column, padding included.
     structure : {"product", "additive"}
         One grid over all columns, or one for each.
     """

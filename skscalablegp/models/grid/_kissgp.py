@@ -32,7 +32,7 @@ from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.gradients import GPProblem
-from ._grid import Grid
+from ._grid import Grid, make_grid
 from ._grid_kernel import GridKernel
 from ._network import (
     SHORTEST_FEATURE_LENGTH,
@@ -52,7 +52,7 @@ from ._objective import (
     grid_marginal_likelihood,
     summed,
 )
-from ._plan import grid_default_kernel, plan_grid
+from ._plan import columns_that_vary, grid_default_kernel, plan_grid, plan_method
 from ._posterior import GridPosterior
 from ._product_posterior import ProductPosterior
 from ._products import ProductEvaluation, ProductGradient, RowProbes, evaluate_products
@@ -328,7 +328,6 @@ class KISSGPRegressor(GPRegressorBase):
                 held = held_rows(len(table.X), run.random_state)
                 features, n_steps = self._train_network(table, held, run)
             made = self._on_grid(table, features, held, run)
-            self._report_grid(made.problem.grid_kernel.grid, run)
             run.preview = lambda model, step: model._finish(made, step.theta)
             result = self._train(made.problem, features is not None, run)
             evaluation = run.finish("grid", lambda: self._finish(made, result.theta))
@@ -359,26 +358,16 @@ class KISSGPRegressor(GPRegressorBase):
         self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
 
     def _choose(self, n: int, run: FitRun) -> None:
-        """Report the choices that depend only on the number of rows."""
-        if self.solver not in ("auto", "cholesky", "cg"):
-            raise ValueError(
-                f"solver={self.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
-            )
-        run.chose("solver", "cholesky", "a grid's covariance has a low rank")
+        """Report the choices that do not depend on the grid."""
+        plan = plan_method(self)
+        run.follow(plan)
         if self.optimizer is None:
             report_untrained(run)
         else:
-            report_training(self._settings(), not self._by_products, n, run)
-        own = None if isinstance(self.priors, str) else self.priors
-        run.priors = run.chose("priors", own, "a grid takes those that are given")
+            report_training(self._settings(), plan.solver.value == "cholesky", n, run)
+        run.priors = plan.priors.value
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
-        if self.device not in ("auto", "cpu"):
-            run.ignores("device", "grids are computed on the CPU")
-        if self.feature_extractor is None:
-            run.ignores(("activation", "max_epochs"), "there is no network")
-        elif callable(self.feature_extractor):
-            run.ignores("activation", "a module has its own")
 
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun
@@ -398,10 +387,6 @@ class KISSGPRegressor(GPRegressorBase):
         n_steps = training.train(run, steps)
         return training.features(), n_steps
 
-    @property
-    def _by_products(self) -> bool:
-        return isinstance(self.solver, str) and self.solver == "cg"
-
     def _on_grid(
         self, table: Table, features: GridFeatures | None, held: np.ndarray | None, run: FitRun
     ) -> GridFit:
@@ -410,9 +395,8 @@ class KISSGPRegressor(GPRegressorBase):
         Only rows that the network has not seen (`held`) train the hyperparameters, because the
         network overfits the others, so that they underestimate the noise.
         """
-        extent, shortest = table.X, 0.0
         if features is None:
-            kernel = self._own_kernel(table.X)
+            kernel, shortest = self._own_kernel(table.X), 0.0
             # One far entry would leave a single cell to all others, and is moved to their range.
             # New rows may be anywhere, because the grid continues without end.
             table = replace(table, X=limited(table.X))
@@ -423,45 +407,54 @@ class KISSGPRegressor(GPRegressorBase):
             # Features lie in (-1, 1), so that no new row lies outside of this grid.
             ends = np.ones((1, table.X.shape[1]))
             extent = np.vstack([table.X, -ends, ends])
-        grid = plan_grid(extent, self.grid_size, self.structure, self._budget())
+        columns = columns_that_vary(extent)
+        plan = plan_grid(self, *extent.shape, columns)
+        run.follow(plan)
+        sizes = dict(zip(columns, plan.grid_size.value, strict=True))
+        grid = make_grid(extent, sizes, plan.structure.value)
         if kernel is None:
             kernel = grid_default_kernel(table.X, table.y, grid, shortest)
         compiled = compile_kernel(kernel, table.X.shape[1], priors=run.priors)
         table.check_separable(compiled)
         on_grid, rank = self._with_rank(compiled, grid)
         if features is None:
-            start = start_on_grid(compiled, grid, table, self._settings(), run)
-            try:
-                moved = compile_kernel(
-                    compiled.to_sklearn(torch.as_tensor(start.theta)),
-                    compiled.n_features,
-                    priors=run.priors,
-                )
-                on_grid, rank = self._with_rank(moved, grid)
-                run.reports(start=start.describe())
-            except MemoryError:
-                pass  # Short length scales take a large rank: training begins at the given ones.
-        rows = unseen = summed(on_grid, table)
-        X, Y, known, probes, few = table.X, table.targets, table.noise, None, None
-        if held is not None and held.any():
-            unseen, X, Y, known = summed(on_grid, table, held), X[held], Y[held], known[held]
-        if self._by_products:
-            probes = RowProbes(grid, X, known, run.generator)
-        if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
-            few = FewRows.of(grid, X, Y, known)
-        return GridFit(features, GridProblem.make(on_grid, unseen, len(X), probes, few), rows)
+            on_grid, rank = self._from_start(on_grid, rank, table, run)
+        return GridFit(features, *self._sums(on_grid, rank, table, held, run))
 
     def _with_rank(self, kernel: TorchKernel, grid: Grid) -> tuple[GridKernel, int]:
         """The kernel on the grid, and the rank of its covariance if that is factorised."""
         on_grid = GridKernel(kernel, grid, self._budget())
-        return on_grid, 0 if self._by_products else check_rank(on_grid, kernel.theta0)
+        return on_grid, 0 if self.solver == "cg" else check_rank(on_grid, kernel.theta0)
 
-    def _report_grid(self, grid: Grid, run: FitRun) -> None:
-        axes = [axis for component in grid.components for axis in component]
-        product = len(grid.components) == 1
-        run.chose("structure", "product" if product else "additive", f"{len(axes)} columns vary")
-        sizes = [axis.size for axis in axes]
-        run.chose("grid_size", sizes, f"a grid of {grid.n_points} points in all")
+    def _from_start(
+        self, on_grid: GridKernel, rank: int, table: Table, run: FitRun
+    ) -> tuple[GridKernel, int]:
+        """The kernel and its rank where training begins."""
+        kernel = on_grid.kernel
+        start = start_on_grid(kernel, on_grid.grid, table, self._settings(), run)
+        moved = compile_kernel(
+            kernel.to_sklearn(torch.as_tensor(start.theta)), kernel.n_features, priors=run.priors
+        )
+        try:
+            on_grid, rank = self._with_rank(moved, on_grid.grid)
+            run.reports(start=start.describe())
+        except MemoryError:
+            pass  # Short length scales take a large rank: training begins at the given ones.
+        return on_grid, rank
+
+    def _sums(
+        self, on_grid: GridKernel, rank: int, table: Table, held: np.ndarray | None, run: FitRun
+    ) -> tuple[GridProblem, SummedRows]:
+        """What trains the hyperparameters, the rows `held` or all, and the sums over all rows."""
+        rows = training = summed(on_grid, table)
+        X, Y, known, probes, few = table.X, table.targets, table.noise, None, None
+        if held is not None and held.any():
+            training, X, Y, known = summed(on_grid, table, held), X[held], Y[held], known[held]
+        if self.solver == "cg":
+            probes = RowProbes(on_grid.grid, X, known, run.generator)
+        if len(X) < rank and len(X) * on_grid.n_points <= _FEW_NUMBERS:
+            few = FewRows.of(on_grid.grid, X, Y, known)
+        return GridProblem.make(on_grid, training, len(X), probes, few), rows
 
     def _settings(self) -> StageSettings:
         return StageSettings.of(self, self.n_restarts_optimizer)
@@ -475,7 +468,7 @@ class KISSGPRegressor(GPRegressorBase):
             return start
         # A trained network is worth keeping.
         with run.budget.may_end(on_features and not run.stopped) as ending:
-            estimator = ProductGradient() if self._by_products else GridGradient()
+            estimator = ProductGradient() if self.solver == "cg" else GridGradient()
             # The rows have chosen the start, which sums on a grid cannot do.
             settings = replace(self._settings(), compares_starts=False)
             return fit_hyperparameters(problem, estimator, theta, settings, run)
@@ -509,7 +502,7 @@ class KISSGPRegressor(GPRegressorBase):
         """The fitted model at these hyperparameters."""
         kernel = made.problem.grid_kernel
         self.kernel_ = kernel.kernel.to_sklearn(torch.as_tensor(theta))
-        self.grid_, self._products_ = kernel.grid, self._by_products
+        self.grid_, self._products_ = kernel.grid, self.solver == "cg"
         self._network = made.features
         self._kept = made.rows.settled(*self._white_and_prior())
         return self._evaluate(made.problem.probes)

@@ -1,17 +1,18 @@
-"""The choice of a grid for a table, and the default kernel on it."""
+"""The plan of a fit on a grid, and the default kernel there."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
-from ..._validation import check_memory
-from ...core import data_scaled_kernel
-from ._grid import Grid, make_grid, varying_columns
+from ...core import Choice, MemoryNeed, Plan, data_scaled_kernel, ignore, is_auto, resolve
+from ._grid import Grid, varying_columns
 
 # Largest number of points an axis, by the number of axes.
 _MOST_POINTS = {1: 400, 2: 100, 3: 36, 4: 8}
@@ -22,56 +23,109 @@ _ADDITIVE_POINTS = 100
 _LARGEST_SIGNAL = 1e3
 
 
-def plan_grid(X: np.ndarray, grid_size: Any, structure: str, budget: float | None) -> Grid:
-    """The grid over the rows of X.
+@dataclass(frozen=True, kw_only=True)
+class MethodPlan(Plan):
+    """The choices that depend on no table.
 
-    Parameters
+    Attributes
     ----------
-    X : ndarray of shape (n, d)
-        Rows.
-    grid_size : "auto", int or array-like of shape (d,)
-        Points of every column.
-    structure : {"auto", "product", "additive"}
-        "auto" is product up to four columns.
-    budget : float or None
-        Bytes that may be used.
+    solver : Choice
+        "cholesky" or "cg".
+    priors : Choice
+    """
+
+    solver: Choice
+    priors: Choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPlan(Plan):
+    """A grid for the columns of a table.
+
+    Attributes
+    ----------
+    structure : Choice
+        "product" or "additive".
+    grid_size : Choice
+        Number of points along each column that varies.
+    """
+
+    structure: Choice
+    grid_size: Choice
+
+
+def plan_method(params: Any) -> MethodPlan:
+    """The choices of a fit, with or without a grid, and the parameters without effect.
 
     Raises
     ------
-    MemoryError
-        For a product grid that does not fit.
+    ValueError
+        For a solver that a grid does not have.
     """
-    columns = varying_columns(X)
-    if len(columns) == 0:
+    if params.solver not in ("auto", "cholesky", "cg"):
         raise ValueError(
-            f"All columns of X are constant ({len(X)} sample{'s' if len(X) > 1 else ''}): a grid "
-            "needs at least two different rows."
+            f"solver={params.solver!r} is unknown on a grid: use 'auto', 'cholesky' or 'cg'."
         )
-    if len(columns) < X.shape[1]:
-        constant = sorted(set(range(X.shape[1])) - set(columns.tolist()))
-        warnings.warn(
-            f"Constant columns of X carry no information and are ignored: {constant}.",
-            UserWarning,
-            stacklevel=4,
-        )
-    if structure == "auto":
-        structure = "product" if len(columns) <= _MOST_AXES else "additive"
-    sizes = _sizes(len(X), X.shape[1], len(columns), grid_size, structure)
-    if structure == "product":
-        _check_product([sizes[c] for c in columns], budget)
-    return make_grid(X, sizes, structure)
+    ignored = {}
+    if params.device not in ("auto", "cpu"):
+        ignored = ignore("device", because="grids are computed on the CPU")
+    if params.feature_extractor is None:
+        ignored |= ignore("activation", "max_epochs", because="there is no network")
+    elif callable(params.feature_extractor):
+        ignored |= ignore("activation", because="a module has its own")
+    return MethodPlan(
+        solver=resolve(params.solver, "cholesky", "a grid's covariance has a low rank"),
+        priors=resolve(params.priors, None, "a grid takes those that are given"),
+        ignored=ignored,
+    )
 
 
-def _sizes(n: int, d: int, n_axes: int, grid_size: Any, structure: str) -> list[int]:
-    if isinstance(grid_size, str):
-        if structure == "additive" or n_axes == 1:
-            most = _ADDITIVE_POINTS if n_axes > 1 else _MOST_POINTS[1]
-            size = min(most, n + 5)
-        else:
-            size = min(
-                _MOST_POINTS[min(n_axes, _MOST_AXES)], math.ceil(1.5 * n ** (1 / n_axes)) + 5
-            )
-        return [max(_LEAST_POINTS, size)] * d
+def plan_grid(params: Any, n: int, d: int, varying: Sequence[int] | None = None) -> GridPlan:
+    """The grid over n rows of d columns, some of which may be constant.
+
+    Parameters
+    ----------
+    params : KISSGPRegressor
+    n, d : int
+    varying : sequence of int, optional
+        The columns that vary; all by default.
+
+    Raises
+    ------
+    ValueError
+        For a `grid_size` that is not one number, or one for each column, of at least 6.
+    """
+    columns = range(d) if varying is None else varying
+    structure = resolve(
+        params.structure,
+        "product" if len(columns) <= _MOST_AXES else "additive",
+        f"{len(columns)} columns vary",
+    )
+    product = structure.value == "product"
+    if is_auto(params.grid_size):
+        sizes = [_points(n, len(columns), product)] * len(columns)
+    else:
+        given = _given_sizes(params.grid_size, d)
+        sizes = [given[column] for column in columns]
+    points = math.prod(sizes) if product else sum(sizes)
+    return GridPlan(
+        structure=structure,
+        grid_size=Choice(sizes, f"a grid of {points} points in all"),
+        needs=(_need(sizes),) if product else (),
+    )
+
+
+def _points(n: int, n_axes: int, product: bool) -> int:
+    """The number of points along each axis for n rows."""
+    if n_axes == 1 or not product:
+        size = min(_MOST_POINTS[1] if n_axes == 1 else _ADDITIVE_POINTS, n + 5)
+    else:
+        most = _MOST_POINTS[min(n_axes, _MOST_AXES)]
+        size = min(most, math.ceil(1.5 * n ** (1 / n_axes)) + 5)
+    return max(_LEAST_POINTS, size)
+
+
+def _given_sizes(grid_size: Any, d: int) -> list[int]:
     sizes = np.atleast_1d(np.asarray(grid_size))
     if sizes.ndim != 1 or sizes.size not in (1, d) or sizes.dtype.kind not in "iu":
         raise ValueError(
@@ -85,17 +139,40 @@ def _sizes(n: int, d: int, n_axes: int, grid_size: Any, structure: str) -> list[
     return np.broadcast_to(sizes, d).tolist()
 
 
-def _check_product(sizes: list[int], budget: float | None) -> None:
+def _need(sizes: list[int]) -> MemoryNeed:
+    """W'W at 7^d offsets a point, as a stencil and as a sparse matrix."""
     d, m = len(sizes), math.prod(sizes)
     shape = " x ".join(str(size) for size in sizes) if d <= 6 else f"{sizes[0]}^{d}"
-    check_memory(
-        # W'W at 7^d offsets a point, as a stencil and as a sparse matrix.
+    return MemoryNeed(
         30.0 * m * 7**d,
         f"A product grid over {d} columns ({shape} = {m:,} points)",
         "use structure='additive', feature_extractor=(64, 2) to learn two features first, a "
         "smaller grid_size, or a model with inducing points",
-        budget,
     )
+
+
+def columns_that_vary(X: np.ndarray) -> list[int]:
+    """The columns with an axis; warns of constant ones, which are ignored.
+
+    Raises
+    ------
+    ValueError
+        If all columns are constant.
+    """
+    columns = varying_columns(X).tolist()
+    if not columns:
+        raise ValueError(
+            f"All columns of X are constant ({len(X)} sample{'s' if len(X) > 1 else ''}): a grid "
+            "needs at least two different rows."
+        )
+    if len(columns) < X.shape[1]:
+        constant = sorted(set(range(X.shape[1])) - set(columns))
+        warnings.warn(
+            f"Constant columns of X carry no information and are ignored: {constant}.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return columns
 
 
 def grid_default_kernel(X: np.ndarray, y: np.ndarray, grid: Grid, shortest: float = 0.0) -> Kernel:

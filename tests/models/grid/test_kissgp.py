@@ -61,7 +61,7 @@ def test_partial_fit_is_exact(structure, noise, spread):
     import skscalablegp.models.grid._kissgp as module
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "plan_grid", lambda *args: model.grid_)
+        patch.setattr(module, "make_grid", lambda *args: model.grid_)
         whole.fit(X, y, known)
     for a, b in zip(model.predict(X_new, return_std=True), whole.predict(X_new, return_std=True),
                     strict=True):  # fmt: skip

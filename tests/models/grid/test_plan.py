@@ -1,0 +1,57 @@
+"""The plan of a fit on a grid, without fits."""
+
+import pytest
+
+from skscalablegp import KISSGPRegressor
+from skscalablegp.models.grid._plan import plan_grid, plan_method
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "varying", "params", "structure", "sizes"),
+    [
+        (10_000, 1, None, {}, "product", [400]),
+        (100, 1, None, {}, "product", [105]),
+        (10_000, 2, None, {}, "product", [100, 100]),
+        (100, 2, None, {}, "product", [20, 20]),
+        (10_000, 3, None, {}, "product", [36] * 3),
+        (10_000, 4, None, {}, "product", [8] * 4),
+        (10_000, 5, None, {}, "additive", [100] * 5),
+        (10, 5, None, {}, "additive", [15] * 5),
+        (2, 2, None, {}, "product", [8, 8]),
+        # Constant columns have no axis.
+        (10_000, 5, [1, 4], {}, "product", [100, 100]),
+        (10_000, 3, [0, 2], {"grid_size": [9, 10, 11]}, "product", [9, 11]),
+        (10_000, 2, None, {"grid_size": 30}, "product", [30, 30]),
+        (10_000, 2, None, {"structure": "additive"}, "additive", [100, 100]),
+        # One column is the same either way, and has the points of a product grid.
+        (10_000, 1, None, {"structure": "additive"}, "additive", [400]),
+    ],
+)
+def test_grids(n, d, varying, params, structure, sizes):
+    plan = plan_grid(KISSGPRegressor(**params), n, d, varying)
+    assert plan.structure.value == structure and plan.grid_size.value == sizes
+
+
+def test_memory_of_product_grids():
+    (need,) = plan_grid(KISSGPRegressor(structure="product"), 10_000, 6).needs
+    assert need.bytes == 30 * 8**6 * 7**6
+    assert "8 x 8 x 8 x 8 x 8 x 8 = 262,144 points" in need.what
+    assert not plan_grid(KISSGPRegressor(), 10_000, 6).needs
+
+
+@pytest.mark.parametrize(
+    ("params", "solver", "ignored"),
+    [
+        ({}, "cholesky", {"activation", "max_epochs"}),
+        ({"solver": "cg"}, "cg", {"activation", "max_epochs"}),
+        ({"device": "cuda"}, "cholesky", {"device", "activation", "max_epochs"}),
+        ({"feature_extractor": (8, 2)}, "cholesky", set()),
+        ({"feature_extractor": lambda d: None}, "cholesky", {"activation"}),
+    ],
+)
+def test_choices_without_a_table(params, solver, ignored):
+    plan = plan_method(KISSGPRegressor(**params))
+    assert plan.solver.value == solver and set(plan.ignored) == ignored
+    assert plan.priors.value is None
+    with pytest.raises(ValueError, match="solver='ap' is unknown on a grid"):
+        plan_method(KISSGPRegressor(**{**params, "solver": "ap"}))
