@@ -24,8 +24,6 @@ from ._signal import input_weights
 from ._stages import (
     best_of,
     fit_hyperparameters,
-    report_training,
-    report_untrained,
     train_or_report,
     well_conditioned,
 )

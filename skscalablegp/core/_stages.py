@@ -341,11 +341,3 @@ def well_conditioned(
     condition = len(problem.X) * float(signal) / max(float(noise.min()), 1e-300)
     too_much = condition * torch.finfo(torch.float32).eps / 2 > limit
     return problem.to(torch.float64) if too_much else problem
-
-
-def report_training(settings: StageSettings, exact: bool, n: int, run: FitRun) -> None:
-    run.follow(plan_training(settings, exact, n))
-
-
-def report_untrained(run: FitRun) -> None:
-    run.follow(nothing_to_train(None))

@@ -23,8 +23,6 @@ from ...core import (
     exact_check,
     fit_hyperparameters,
     left_out,
-    report_training,
-    report_untrained,
     rows_to_check,
 )
 from ...core.data import Table, limited
@@ -359,12 +357,8 @@ class KISSGPRegressor(GPRegressorBase):
 
     def _choose(self, n: int, run: FitRun) -> None:
         """Report the choices that do not depend on the grid."""
-        plan = plan_method(self)
+        plan = plan_method(self, n)
         run.follow(plan)
-        if self.optimizer is None:
-            report_untrained(run)
-        else:
-            report_training(self._settings(), plan.solver.value == "cholesky", n, run)
         run.priors = plan.priors.value
         run.device = torch.device("cpu")
         run.computes_in_float64("sums on a grid need it")
@@ -470,8 +464,10 @@ class KISSGPRegressor(GPRegressorBase):
         with run.budget.may_end(on_features and not run.stopped) as ending:
             estimator = ProductGradient() if self.solver == "cg" else GridGradient()
             # The rows have chosen the start, which sums on a grid cannot do.
-            settings = replace(self._settings(), compares_starts=False)
-            return fit_hyperparameters(problem, estimator, theta, settings, run)
+            settings = self._settings()
+            return fit_hyperparameters(
+                problem, estimator, theta, settings, run, compare_starts=False
+            )
         return replace(start, stop_reason=ending.reason)
 
     def _check_interactions(self, table: Table, run: FitRun) -> None:

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteKernel
 
-from ...core import Choice, MemoryNeed, Plan, data_scaled_kernel, ignore, is_auto, resolve
+from ...core import (
+    Choice,
+    MemoryNeed,
+    Plan,
+    StageSettings,
+    data_scaled_kernel,
+    ignore,
+    is_auto,
+    nothing_to_train,
+    plan_training,
+    resolve,
+)
 from ._grid import Grid, varying_columns
 
 # Largest number of points an axis, by the number of axes.
@@ -25,17 +36,19 @@ _LARGEST_SIGNAL = 1e3
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPlan(Plan):
-    """The choices that depend on no table.
+    """The choices that do not depend on the grid.
 
     Attributes
     ----------
     solver : Choice
         "cholesky" or "cg".
     priors : Choice
+    training : Plan
     """
 
     solver: Choice
     priors: Choice
+    training: Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +67,8 @@ class GridPlan(Plan):
     grid_size: Choice
 
 
-def plan_method(params: Any) -> MethodPlan:
-    """The choices of a fit, with or without a grid, and the parameters without effect.
+def plan_method(params: Any, n: int) -> MethodPlan:
+    """The choices of a fit to n rows, with or without a grid, and the parameters without effect.
 
     Raises
     ------
@@ -73,8 +86,12 @@ def plan_method(params: Any) -> MethodPlan:
         ignored |= ignore("activation", "max_epochs", because="there is no network")
     elif callable(params.feature_extractor):
         ignored |= ignore("activation", because="a module has its own")
+    solver = resolve(params.solver, "cholesky", "a grid's covariance has a low rank")
+    settings = StageSettings.of(params, params.n_restarts_optimizer)
     return MethodPlan(
-        solver=resolve(params.solver, "cholesky", "a grid's covariance has a low rank"),
+        solver=solver,
+        training=nothing_to_train(params.optimizer)
+        or plan_training(settings, solver.value == "cholesky", n),
         priors=resolve(params.priors, None, "a grid takes those that are given"),
         ignored=ignored,
     )

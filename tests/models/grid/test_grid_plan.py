@@ -40,18 +40,20 @@ def test_memory_of_product_grids():
 
 
 @pytest.mark.parametrize(
-    ("params", "solver", "ignored"),
+    ("params", "solver", "optimizer", "ignored"),
     [
-        ({}, "cholesky", {"activation", "max_epochs"}),
-        ({"solver": "cg"}, "cg", {"activation", "max_epochs"}),
-        ({"device": "cuda"}, "cholesky", {"device", "activation", "max_epochs"}),
-        ({"feature_extractor": (8, 2)}, "cholesky", set()),
-        ({"feature_extractor": lambda d: None}, "cholesky", {"activation"}),
+        ({}, "cholesky", "bfgs", {"activation", "max_epochs", "learning_rate"}),
+        ({"solver": "cg"}, "cg", "adam", {"activation", "max_epochs", "n_restarts_optimizer"}),
+        ({"device": "cuda"}, "cholesky", "bfgs", {"device", "learning_rate"}),
+        ({"feature_extractor": lambda d: None}, "cholesky", "bfgs", {"activation"}),
+        ({"optimizer": None}, "cholesky", None, {"max_iter", "learning_rate"}),
     ],
 )
-def test_choices_without_a_table(params, solver, ignored):
-    plan = plan_method(KISSGPRegressor(**params))
-    assert plan.solver.value == solver and set(plan.ignored) == ignored
-    assert plan.priors.value is None
+def test_choices_without_a_grid(params, solver, optimizer, ignored):
+    plan = plan_method(KISSGPRegressor(**params), 5_000)
+    assert plan.solver.value == solver and plan.priors.value is None
+    assert ignored <= set(plan.without_effect)
+    assert ("max_epochs" in plan.without_effect) == ("feature_extractor" not in params)
+    assert optimizer is None or plan.choices["optimizer"].value == optimizer
     with pytest.raises(ValueError, match="solver='ap' is unknown on a grid"):
-        plan_method(KISSGPRegressor(**{**params, "solver": "ap"}))
+        plan_method(KISSGPRegressor(**{**params, "solver": "ap"}), 5_000)
