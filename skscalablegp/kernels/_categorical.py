@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Categorical(StationaryKernelMixin, Kernel):
         _check_correlations(correlation, n_columns)
         return correlation
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False):
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         X = np.atleast_2d(X)
         Z = X if Y is None else np.atleast_2d(Y)
         if Y is not None and eval_gradient:
@@ -158,12 +159,12 @@ class CodeFrequencies(Frequencies):
 def _build(kernel: Categorical, layout: Layout) -> Node:
     (slot,), d = layout.slots(kernel).values(), layout.n_features
     kernel._correlations(d)
-    node, unit = None, Slot(None, (1.0,))
+    unit, leaves = Slot(None, (1.0,)), list[Node]()
     for j in range(d):
         own = slot if slot.size == 1 else slot.part(j, j + 1)
-        leaf = Stationary(Equality(), unit, (own,), "Categorical", None if d == 1 else (j,))
-        node = leaf if node is None else ProductNode(node, leaf)
-    return node
+        columns = None if d == 1 else (j,)
+        leaves.append(Stationary(Equality(), unit, (own,), "Categorical", columns))
+    return reduce(ProductNode, leaves)
 
 
 class LowRankCategorical(Kernel):
@@ -301,7 +302,7 @@ class LowRankCategorical(Kernel):
         codes = np.where((codes >= 0) & (codes < C), codes, C).astype(int)
         return np.eye(C + 1)[codes]
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False):
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         if Y is not None and eval_gradient:
             raise ValueError("Gradient can only be evaluated when Y is None.")
         W, v = self._spread()
@@ -388,7 +389,7 @@ class CategoryCovariance(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return self.rank + self.variances.size + 1
 
-    def exact_features(self, theta, X):
+    def exact_features(self, theta: Tensor, X: Tensor) -> Tensor:
         """Rows of (W, diag(v)^1/2)."""
         codes, W, v = self._spread(theta, X)
         return torch.cat([W, torch.diag(v.sqrt())], 1)[codes]

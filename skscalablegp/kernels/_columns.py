@@ -86,10 +86,12 @@ class Columns(Kernel):
         return self.kernel.bounds
 
     def __eq__(self, other: object) -> bool:
-        same = type(self) is type(other) and self.kernel == other.kernel
-        return same and np.array_equal(_listed(self.columns), _listed(other.columns))
+        if not isinstance(other, Columns) or type(self) is not type(other):
+            return False
+        same = np.array_equal(_listed(self.columns), _listed(other.columns))
+        return same and self.kernel == other.kernel
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False):
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         Y = None if Y is None else self._of(Y)
         return self.kernel(self._of(X), Y, eval_gradient=eval_gradient)
 

@@ -73,10 +73,10 @@ class TorchKernel:
         self.priors = dict(priors or {})
         self.log_prior = ThetaPrior(self.kernel, self.priors)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kernel, self.n_features, self._any_kernel, self.priors)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"TorchKernel({self.kernel!r}, n_features={self.n_features})"
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,7 +47,7 @@ def squared_distance(X: Float[Tensor, "n d"], Z: Float[Tensor, "m d"]) -> Float[
 
 class _SquaredDistance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, X: Tensor, Z: Tensor) -> Tensor:
+    def forward(ctx: Any, X: Tensor, Z: Tensor) -> Tensor:
         ctx.save_for_backward(X, Z)
         if X.dtype == torch.float64 or X.shape[1] <= EXACT_COLUMNS:
             return torch.cdist(X, Z, compute_mode=EXACT).square_()
@@ -54,7 +56,7 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         X, Z = ctx.saved_tensors
         grad_X = grad_Z = None
         if ctx.needs_input_grad[0]:

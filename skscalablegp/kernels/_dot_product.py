@@ -29,7 +29,7 @@ class Linear(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return 1 + n_columns
 
-    def exact_features(self, theta, X):
+    def exact_features(self, theta: Tensor, X: Tensor) -> Tensor:
         """(sigma_0, x)."""
         return torch.cat([self.sigma_0.value_like(theta, X).expand(len(X), 1), X], dim=1)
 

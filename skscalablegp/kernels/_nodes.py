@@ -163,6 +163,8 @@ class OnColumns(Node):
         The chosen columns, in the order in which the inner kernel takes them.
     """
 
+    columns: tuple[int, ...]
+
     def __init__(self, part: Node, columns: tuple[int, ...]):
         self.part, self.columns = part, columns
         self.parts = part.parts and (part,)
@@ -198,7 +200,8 @@ class OnColumns(Node):
     @cached_property
     def _products(self) -> list[Term]:
         # Cached, because operators recognise a kernel shared by two products by its identity.
-        terms, made = self.part.products(), {}
+        terms = self.part.products()
+        made: dict[Node, Node] = {}
         if any(leaf is self.part for term in terms for leaf in term.leaves):
             return [Term((), (self,))]
         for leaf in (leaf for term in terms for leaf in term.leaves):
@@ -215,7 +218,7 @@ class OnColumns(Node):
     def n_exact_features(self, n_columns: int) -> int:
         return self.part.n_exact_features(len(self.columns))
 
-    def exact_features(self, theta, X):
+    def exact_features(self, theta: Tensor, X: Tensor) -> Tensor:
         return self.part.exact_features(theta, self._of(X))
 
 
@@ -323,7 +326,7 @@ class PowerNode(Node):
         if D is None or s is None:
             return _power(D, p)
         if p != int(p) or p > MAX_POWER:
-            return _power(s + D, p) - _power(s, p)
+            return _raised(s + D, p) - _raised(s, p)
         # a^p - b^p = (a - b) (a^(p-1) + a^(p-2) b + ...) is accurate also for a small D.
         p = int(p)
         return D * sum((s + D) ** k * s ** (p - 1 - k) for k in range(p))
@@ -345,7 +348,11 @@ def _multiply(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 
 def _power(base: Tensor | None, exponent: float) -> Tensor | None:
-    if base is None or exponent == 1:
+    return None if base is None else _raised(base, exponent)
+
+
+def _raised(base: Tensor, exponent: float) -> Tensor:
+    if exponent == 1:
         return base
     if exponent < 1:
         # The derivative of 0 ** p is infinite, and times zero it is NaN: replace zeros.

@@ -29,7 +29,7 @@ class ObjectRows(Tensor):
     """
 
     objects: np.ndarray
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
     def of(cls, objects: np.ndarray, numbers: Tensor | None = None) -> ObjectRows:
@@ -97,7 +97,7 @@ class _Values(torch.autograd.Function):
     """k(X, Z), differentiable with respect to theta."""
 
     @staticmethod
-    def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor, Z: Tensor) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, node: NumpyKernel, X: Tensor, Z: Tensor) -> Tensor:
         ctx.inputs = theta.detach(), node, X, Z
         if not len(X) or not len(Z):
             return X.new_zeros(len(X), len(Z))
@@ -106,7 +106,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, node, X, Z = ctx.inputs
         if not node.free:
             return None, None, None, None
@@ -122,14 +122,15 @@ class _Diagonal(torch.autograd.Function):
     """The diagonal of k(X, X), differentiable with respect to theta."""
 
     @staticmethod
-    def forward(ctx, theta: Tensor, node: NumpyKernel, X: Tensor) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, node: NumpyKernel, X: Tensor) -> Tensor:
         ctx.inputs = theta.detach(), node, X
-        values = np.asarray(node.at(theta).diag(_array(X)), dtype=np.float64) if len(X) else []
-        return torch.tensor(values).to(X)
+        if not len(X):
+            return X.new_zeros(0)
+        return torch.tensor(np.asarray(node.at(theta).diag(_array(X)), dtype=np.float64)).to(X)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, node, X = ctx.inputs
         if not node.free:
             return None, None, None

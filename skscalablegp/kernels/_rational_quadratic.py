@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +79,7 @@ class _GammaQuantileRoot(torch.autograd.Function):
     """sqrt(g) with P(Gamma(alpha, rate alpha) <= g) = u; the derivative by central differences."""
 
     @staticmethod
-    def forward(ctx, alpha: Tensor, uniforms: Tensor) -> Tensor:
+    def forward(ctx: Any, alpha: Tensor, uniforms: Tensor) -> Tensor:
         a, u, step = alpha.item(), uniforms.numpy(), 1e-4
 
         def root(a: float) -> np.ndarray:
@@ -91,7 +92,7 @@ class _GammaQuantileRoot(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (slope,) = ctx.saved_tensors
         return (grad * slope.to(grad)).sum()[None], None
 

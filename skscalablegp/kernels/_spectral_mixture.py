@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,7 @@ class SpectralMixture(StationaryKernelMixin, Kernel):
         params.update(weights=weights, means=means, scales=scales)
         return params
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False):
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         X = np.atleast_2d(X)
         Z = X if Y is None else np.atleast_2d(Y)
         if Y is not None and eval_gradient:
@@ -298,15 +299,15 @@ class BumpFrequencies(Frequencies):
 def _build(kernel: SpectralMixture, layout: Layout) -> Node:
     explicit = SpectralMixture(**kernel.get_params())
     slots, Q, d = layout.slots(explicit), int(kernel.n_components), layout.n_features
-    _check_counts(*(slots[name].size for name in ("weights", "means", "scales")), Q, d)
-    node = None
-    for q in range(Q):
-        leaf = SpectralComponent(
-            slots["means"].part(q * d, (q + 1) * d), slots["scales"].part(q * d, (q + 1) * d)
-        )
-        part = ProductNode(Constant(slots["weights"].part(q, q + 1)), leaf)
-        node = part if node is None else SumNode(node, part)
-    return node
+    weights, means, scales = (slots[name] for name in ("weights", "means", "scales"))
+    _check_counts(weights.size, means.size, scales.size, Q, d)
+
+    def component(q: int) -> Node:
+        own = q * d, (q + 1) * d
+        leaf = SpectralComponent(means.part(*own), scales.part(*own))
+        return ProductNode(Constant(weights.part(q, q + 1)), leaf)
+
+    return reduce(SumNode, map(component, range(Q)))
 
 
 register_kernel(SpectralMixture, _build)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -99,6 +100,7 @@ class Stationary(Node):
     """
 
     stationary = True
+    profile: Profile
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class _Profiled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, apart: Tensor, profile: Profile, *shape: Tensor) -> Tensor:
+    def forward(ctx: Any, apart: Tensor, profile: Profile, *shape: Tensor) -> Tensor:
         k, slope, *by_shape = profile.value_and_slope(apart.clone(), *map(float, shape))
         derivative = slope.mul_(-1.0 if profile.kink else -0.5)
         ctx.save_for_backward(derivative, *shape, *by_shape)
@@ -177,7 +179,7 @@ class _Profiled(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         derivative, *rest = ctx.saved_tensors
         shape, by_shape = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         in_shape = [

@@ -23,7 +23,7 @@ from ..solvers import (
     resolve_solver,
     solve,
 )
-from ._base import GradientEstimate, GradientEstimator
+from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._problem import GPProblem
 
 # Adam moves log hyperparameters by up to 0.1 a step, so that it builds a preconditioner at every
@@ -61,7 +61,9 @@ class _IterativeGradient(GradientEstimator):
         """The probes, if predictions can use them."""
         return None
 
-    def estimate(self, problem, theta, state):
+    def estimate(
+        self, problem: GPProblem, theta: Tensor, state: GradientState
+    ) -> tuple[GradientEstimate, GradientState]:
         operator = problem.operator(theta)
         solver = resolve_solver(self.solver)
         before = operator.epochs
@@ -159,15 +161,21 @@ class StandardGradient(_IterativeGradient):
     ):
         keep_settings(self, locals())
 
-    def draw(self, problem, generator, preconditioner=None, operator=None):
+    def draw(
+        self,
+        problem: GPProblem,
+        generator: Generator,
+        preconditioner: Preconditioner | None = None,
+        operator: KernelOperator | None = None,
+    ) -> tuple[Tensor, Tensor]:
         if self.probes not in ("normal", "preconditioned"):
             raise ValueError(f"probes must be 'normal' or 'preconditioned'; got {self.probes!r}.")
         return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
-    def right_hand_sides(self, problem, operator, probes):
+    def right_hand_sides(self, problem: GPProblem, operator: KernelOperator, probes: Any) -> Tensor:
         return probes[0]
 
-    def trace_pairs(self, probes, solved):
+    def trace_pairs(self, probes: Any, solved: Tensor) -> tuple[Tensor, Tensor]:
         return solved, probes[1]
 
 
@@ -223,7 +231,13 @@ class PathwiseGradient(_IterativeGradient):
     ):
         keep_settings(self, locals())
 
-    def draw(self, problem, generator, preconditioner=None, operator=None) -> PathwiseProbes:
+    def draw(
+        self,
+        problem: GPProblem,
+        generator: Generator,
+        preconditioner: Preconditioner | None = None,
+        operator: KernelOperator | None = None,
+    ) -> PathwiseProbes:
         n, d = problem.X.shape
         features, q = None, n
         if self.prior == "fourier":
@@ -234,7 +248,9 @@ class PathwiseGradient(_IterativeGradient):
         weights = _normal(problem, (q, self.n_probes), generator)
         return PathwiseProbes(features, weights, _normal(problem, (n, self.n_probes), generator))
 
-    def right_hand_sides(self, problem, operator, probes):
+    def right_hand_sides(
+        self, problem: GPProblem, operator: KernelOperator, probes: PathwiseProbes
+    ) -> Tensor:
         with torch.no_grad():
             if probes.features is None:
                 K = operator.to_dense()
@@ -245,7 +261,7 @@ class PathwiseGradient(_IterativeGradient):
                 prior = prior_values(probes.features, operator.theta, problem.X, probes.weights)
         return prior + operator.noise.sqrt()[:, None] * probes.noise
 
-    def trace_pairs(self, probes, solved):
+    def trace_pairs(self, probes: PathwiseProbes, solved: Tensor) -> tuple[Tensor, Tensor]:
         return solved, solved
 
     def samples(self, probes: PathwiseProbes) -> PathwiseProbes | None:
@@ -295,6 +311,7 @@ def draw_probes(
         H.
     """
     if kind == "preconditioned":
+        assert preconditioner is not None and operator is not None
         covariance = preconditioner.with_diagonal_of(operator)
         z = covariance.sample(s, generator)
         return z, covariance.solve(z)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..blocks import cholesky_inverse, cholesky_solve, look_up
 from ..parallel import one_thread
 from ..solvers import cholesky_with_jitter
-from ._base import GradientEstimate, GradientEstimator
+from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._problem import GPProblem
 
 # Rows of a pass over a matrix, between which interrupts are served.
@@ -122,8 +122,11 @@ class ExactGradient(GradientEstimator):
     def __init__(self, max_jitter: float = 1e-3):
         self.max_jitter = max_jitter
 
-    def estimate(self, problem, theta, state):
+    def estimate(
+        self, problem: GPProblem, theta: Tensor, state: GradientState
+    ) -> tuple[GradientEstimate, GradientState]:
         result = exact_marginal_likelihood(problem, theta, max_jitter=self.max_jitter)
+        assert result.grad is not None
         return GradientEstimate(result.grad, result.value, None, result.jitter), state
 
     def on_subset(self) -> GradientEstimator:

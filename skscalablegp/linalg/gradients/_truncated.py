@@ -21,7 +21,7 @@ from ..truncation import (
     roulette_cg,
     roulette_weights,
 )
-from ._base import GradientEstimate, GradientEstimator
+from ._base import GradientEstimate, GradientEstimator, GradientState
 from ._iterative import REFRESH, draw_probes, refreshed
 from ._problem import GPProblem
 
@@ -109,7 +109,9 @@ class TruncatedGradient(GradientEstimator):
         """Probes and their duals, as `draw_probes` gives them."""
         return draw_probes(self.probes, problem, self.n_probes, generator, preconditioner, operator)
 
-    def estimate(self, problem, theta, state):
+    def estimate(
+        self, problem: GPProblem, theta: Tensor, state: GradientState
+    ) -> tuple[GradientEstimate, GradientState]:
         n, t = problem.Y.shape
         start = state.extra.get("first_cut", 1)
         truncation = self.bound(n, start)

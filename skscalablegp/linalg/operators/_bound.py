@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -116,12 +116,14 @@ class StationaryKernel(BoundKernel):
     ):
         super().__init__(kernel, theta)
         self.center = center
-        self.leaves = list(dict.fromkeys(leaf for term in terms for leaf in term.leaves))
+        leaves = dict.fromkeys(leaf for term in terms for leaf in term.leaves)
+        self.leaves = cast(list[Stationary], list(leaves))
         self.scales = [self._scale(leaf, spread) for leaf in self.leaves]
         self.shapes = [[float(s.value(theta)) for s in leaf.shape] for leaf in self.leaves]
         # The constants of each term, their product, and the positions of its leaves.
+        place = {leaf: i for i, leaf in enumerate(leaves)}
         self.terms = [
-            (t.constants, float(t.amplitude(theta)), [self.leaves.index(leaf) for leaf in t.leaves])
+            (t.constants, float(t.amplitude(theta)), [place[leaf] for leaf in t.leaves])
             for t in terms
         ]
 
@@ -147,7 +149,7 @@ class StationaryKernel(BoundKernel):
         return StationaryRows(left, right, len(X))
 
     def tile(self, left: StationaryRows, right: StationaryRows) -> Float[Tensor, "a b"]:
-        total = None
+        total: Tensor | None = None
         for _, amplitude, places in self.terms:
             value = None
             for i in places:
@@ -180,7 +182,9 @@ class StationaryKernel(BoundKernel):
         slope.div_(a).masked_fill_(a < torch.finfo(a.dtype).eps ** 0.5, 0.0)
         return k, slope, by_shape
 
-    def tile_grad(self, left, right, W):
+    def tile_grad(
+        self, left: StationaryRows, right: StationaryRows, W: Tensor
+    ) -> Float[Tensor, " p"]:
         grad = torch.zeros(len(self.theta), dtype=torch.float64, device=W.device)
         for constants, amplitude, places in self.terms:
             parts = [self._value_and_slope(i, left, right) for i in places]

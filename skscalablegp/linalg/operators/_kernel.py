@@ -57,8 +57,8 @@ class Workspace:
     def matrix(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n n"]:
         old = self._buffer
         if old is None or old.shape != (n, n) or old.dtype != dtype or old.device != device:
-            self._buffer = torch.empty(n, n, dtype=dtype, device=device)
-        return self._buffer
+            self._buffer = old = torch.empty(n, n, dtype=dtype, device=device)
+        return old
 
     def release(self) -> None:
         """Release the memory of the buffer."""
@@ -202,7 +202,7 @@ class KernelOperator(LinearOperator):
     def diag(self) -> Float[Tensor, " n"]:
         return self._diag + self.noise
 
-    def bilinear_grad(self, left, right=None):
+    def bilinear_grad(self, left: Tensor, right: Tensor | None = None) -> Float[Tensor, " p"]:
         """The gradient in theta of ``sum_c left[:, c]' H right[:, c]``, or of ``sum(left * H)``.
 
         Parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -108,7 +109,7 @@ def randn(
     return torch.randn(n, s, generator=generator, dtype=dtype, device=source).to(device)
 
 
-def pick_generator(random_state, generator: torch.Generator | None = None) -> torch.Generator:
+def pick_generator(random_state: Any, generator: torch.Generator | None = None) -> torch.Generator:
     """A generator with the settings' own seed, else the caller's generator, else one of seed 0."""
     if random_state is None:
         return torch.Generator().manual_seed(0) if generator is None else generator

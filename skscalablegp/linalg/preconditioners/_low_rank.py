@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..blocks import addmm_, matmul
+from ..operators import LinearOperator
 from ._base import Preconditioner, randn
 
 # Share of the noise below which what L L' leaves out of the diagonal does not matter.
@@ -106,11 +107,13 @@ class LowRankPreconditioner(Preconditioner):
         lower = _bound(noise, sqrt_noise)
         return cls(basis[:, kept].to(H.dtype), spectrum[kept], sqrt_noise.to(H.dtype), lower)
 
-    def build(self, operator, generator=None):
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> LowRankPreconditioner:
         """The same P, without the bound, which belongs to the operator that it was built from."""
         return replace(self, lower=None)
 
-    def with_diagonal_of(self, operator):
+    def with_diagonal_of(self, operator: LinearOperator) -> LowRankPreconditioner:
         """L L' + D with the D that gives it the diagonal of H; O(n k^2).
 
         P itself replaces the part of the kernel that L L' leaves out by nothing. Where the noise is

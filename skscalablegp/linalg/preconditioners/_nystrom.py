@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..._validation import check_integer
+from ..operators import LinearOperator
 from ._base import PreconditionerConfig, pick_generator
 from ._low_rank import LowRankPreconditioner
 from ._pivoted_cholesky import _small_cholesky, smooth_rows
@@ -26,11 +29,13 @@ class Nystrom(PreconditionerConfig):
     shift is the rounding error of the trace of K[S, S]. It ensures that P does not exceed H.
     """
 
-    def __init__(self, rank=100, random_state=None):
+    def __init__(self, rank: Any = 100, random_state: Any = None):
         self.rank = rank
         self.random_state = random_state
 
-    def build(self, operator, generator=None):
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> LowRankPreconditioner:
         n = operator.shape[0]
         rank = min(check_integer("rank", self.rank, example=100), n)
         generator = pick_generator(self.random_state, generator)

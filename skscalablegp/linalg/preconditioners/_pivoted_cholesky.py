@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -40,10 +42,18 @@ class PivotedCholesky(PreconditionerConfig):
     are as many pivots as rows, P equals H and is computed by an eigendecomposition.
     """
 
-    def __init__(self, rank=100, randomized=False, random_state=None, remainder=False):
+    def __init__(
+        self,
+        rank: Any = 100,
+        randomized: Any = False,
+        random_state: Any = None,
+        remainder: Any = False,
+    ):
         keep_settings(self, locals())
 
-    def build(self, operator, generator=None):
+    def build(
+        self, operator: LinearOperator, generator: torch.Generator | None = None
+    ) -> LowRankPreconditioner:
         rank = min(check_integer("rank", self.rank, example=100), operator.shape[0])
         if rank == operator.shape[0]:
             return LowRankPreconditioner.from_matrix(operator.to_dense(), operator.noise)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Generator
 
 from ..._named import named
@@ -17,7 +19,7 @@ PRECONDITIONERS = {
 }
 
 
-def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditioner | None:
+def resolve_preconditioner(preconditioner: Any) -> PreconditionerConfig | Preconditioner | None:
     """Return the settings that a name stands for; None and objects are returned unchanged.
 
     Parameters
@@ -35,7 +37,7 @@ def resolve_preconditioner(preconditioner) -> PreconditionerConfig | Preconditio
 
 
 def build_preconditioner(
-    preconditioner, operator: SelfAdjointOperator, generator: Generator | None = None
+    preconditioner: Any, operator: SelfAdjointOperator, generator: Generator | None = None
 ) -> Preconditioner:
     """Build the preconditioner of an operator from a name or settings; None is the identity."""
     config = resolve_preconditioner(preconditioner)
