@@ -1,21 +1,11 @@
 """Estimators of the gradient of the log marginal likelihood: values of ``gradient=``."""
 
-from .linalg.gradients import (
-    ExactGradient,
-    GradientEstimate,
-    GradientEstimator,
-    GradientState,
-    PathwiseGradient,
-    StandardGradient,
-    TruncatedGradient,
-)
+from .linalg.gradients import ExactGradient as ExactGradient
+from .linalg.gradients import GradientEstimate as GradientEstimate
+from .linalg.gradients import GradientEstimator as GradientEstimator
+from .linalg.gradients import GradientState as GradientState
+from .linalg.gradients import PathwiseGradient as PathwiseGradient
+from .linalg.gradients import StandardGradient as StandardGradient
+from .linalg.gradients import TruncatedGradient as TruncatedGradient
 
-__all__ = [
-    "ExactGradient",
-    "GradientEstimate",
-    "GradientEstimator",
-    "GradientState",
-    "PathwiseGradient",
-    "StandardGradient",
-    "TruncatedGradient",
-]
+__all__ = sorted(name for name in globals() if not name.startswith("_"))

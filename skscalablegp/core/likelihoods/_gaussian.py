@@ -11,7 +11,7 @@ from torch import Tensor
 from ._base import Likelihood, LikelihoodTerms
 
 
-class Gaussian(Likelihood):
+class Gaussian(Likelihood, name="gaussian"):
     """Gaussian noise: y = f + e with e ~ N(0, noise).
 
     All targets have the same noise, and therefore the same posterior covariance of f.

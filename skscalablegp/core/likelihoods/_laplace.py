@@ -11,7 +11,7 @@ from torch import Tensor
 from ._base import Likelihood, LikelihoodTerms, gamma_rule, shared_sum
 
 
-class Laplace(Likelihood):
+class Laplace(Likelihood, name="laplace"):
     """Laplace noise, robust to outliers: y = f + e with density ``exp(-|e| / scale) / (2 scale)``.
 
     The noise variance is twice the squared scale. Expectations have closed forms.

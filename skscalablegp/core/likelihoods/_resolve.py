@@ -6,25 +6,13 @@ from typing import Any
 
 from sklearn.base import clone
 
-from ._base import Likelihood
-from ._bernoulli import Bernoulli
+from ._base import LIKELIHOODS, Likelihood
 from ._gaussian import Gaussian
-from ._laplace import Laplace
-from ._softmax import Softmax
-from ._student_t import StudentT
-
-NAMES: dict[str, type[Likelihood]] = {
-    "gaussian": Gaussian,
-    "student_t": StudentT,
-    "laplace": Laplace,
-    "bernoulli": Bernoulli,
-    "softmax": Softmax,
-}
 
 
 def shares_covariance(likelihood: Any) -> bool:
     """Whether there may be several targets, for scikit-learn's tags; accepts invalid settings."""
-    kind = NAMES.get(likelihood, Gaussian) if isinstance(likelihood, str) else likelihood
+    kind = LIKELIHOODS.get(likelihood, Gaussian) if isinstance(likelihood, str) else likelihood
     return bool(kind.conjugate)
 
 
@@ -57,13 +45,13 @@ def resolve_likelihood(
     ValueError
         For an unknown name, or a likelihood that the model cannot use.
     """
-    known = sorted(name for name, kind in NAMES.items() if kind.classes == classes)
+    known = sorted(name for name, kind in LIKELIHOODS.items() if kind.classes == classes)
     if isinstance(likelihood, str):
         if likelihood not in known:
             raise ValueError(
                 f"Unknown likelihood {likelihood!r}: use one of {known}, or an object."
             )
-        likelihood = NAMES[likelihood]()
+        likelihood = LIKELIHOODS[likelihood]()
     ours = clone(likelihood)
     if ours.classes != classes:
         task = "classes" if classes else "regression"

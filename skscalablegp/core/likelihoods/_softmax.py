@@ -9,7 +9,7 @@ from ..._validation import check_integer
 from ._base import Likelihood, LikelihoodTerms
 
 
-class Softmax(Likelihood):
+class Softmax(Likelihood, name="softmax"):
     """The likelihood of c classes with c latent functions.
 
     The probability p(y = k | f) is exp(f_k) / sum_j exp(f_j).

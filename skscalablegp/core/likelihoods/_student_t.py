@@ -12,7 +12,7 @@ from torch import Tensor
 from ._base import Likelihood, gamma_rule
 
 
-class StudentT(Likelihood):
+class StudentT(Likelihood, name="student_t"):
     """Student's t noise, robust to outliers: y = f + sqrt(noise) e with e from Student's t.
 
     Parameters

@@ -41,7 +41,7 @@ class ADASAPState(RowState):
     ratio: float = 0.0
 
 
-class ADASAP(RowSolver):
+class ADASAP(RowSolver, name="adasap"):
     """Accelerated sketch-and-project: random blocks, Nystrom block solves, Nesterov's momentum.
 
     Parameters

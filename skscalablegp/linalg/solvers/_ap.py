@@ -41,7 +41,7 @@ class APState(RowState):
     room: float = 0.0
 
 
-class AP(RowSolver):
+class AP(RowSolver, name="ap"):
     """Alternating projections: each step solves the block with the largest residual exactly.
 
     Parameters

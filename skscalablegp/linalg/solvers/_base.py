@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,11 +84,15 @@ class UpdatedState(SolverState):
     intact: bool = True
 
 
+# The solvers that have a name, by name.
+SOLVERS: dict[str, type[Solver]] = {}
+
+
 class Solver(NamedSettings, ABC):
     """Settings of an iterative or direct method for H V = B with many right-hand sides.
 
     A new solver is a subclass with ``init`` and ``step``. Its objects work wherever a solver is
-    accepted, and an entry in the table of `resolve_solver` gives it a name.
+    accepted. With ``class MySolver(Solver, name="mine")`` its name does, too.
 
     Attributes
     ----------
@@ -104,6 +109,11 @@ class Solver(NamedSettings, ABC):
     direct = False
     reads_rows = False
     takes_preconditioner = False
+
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            SOLVERS[name] = cls
 
     @abstractmethod
     def init(

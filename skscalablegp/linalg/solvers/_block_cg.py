@@ -11,7 +11,7 @@ from ._base import give_up
 from ._cg import CG, CGState, _refresh
 
 
-class BlockCG(CG):
+class BlockCG(CG, name="block_cg"):
     """Block conjugate gradients, in which every column moves along the directions of all columns.
 
     Parameters

@@ -101,7 +101,7 @@ class CGState(UpdatedState):
     watch: ColumnWatch = None
 
 
-class CG(Solver):
+class CG(Solver, name="cg"):
     """Preconditioned conjugate gradients, with separate step sizes for each right-hand side.
 
     Parameters

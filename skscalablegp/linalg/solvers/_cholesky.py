@@ -34,7 +34,7 @@ class CholeskyState(SolverState):
     R: Tensor = None
 
 
-class Cholesky(Solver):
+class Cholesky(Solver, name="cholesky"):
     """Factorise H in the first step; further steps refine the solution with the same factor.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The table of solver names."""
+"""Solvers and their preconditioners by name."""
 
 from __future__ import annotations
 
@@ -9,28 +9,10 @@ from ..preconditioners import (
     PreconditionerConfig,
     resolve_preconditioner,
 )
-from ._adasap import ADASAP
-from ._ap import AP
-from ._base import Solver
-from ._block_cg import BlockCG
-from ._cg import CG
-from ._cholesky import Cholesky
-from ._sdd import SDD
-from ._sgd import SGD
+from ._base import SOLVERS, Solver
 
 # Rank of the default preconditioner. Its cost is linear in n, whereas it saves products with H.
 _AUTO_RANK = 200
-
-# The name of each solver, and how to make it with its defaults.
-SOLVERS = {
-    "cg": CG,
-    "block_cg": BlockCG,
-    "cholesky": Cholesky,
-    "ap": AP,
-    "sgd": SGD,
-    "sdd": SDD,
-    "adasap": ADASAP,
-}
 
 
 def resolve_solver(solver) -> Solver:

@@ -33,7 +33,7 @@ class SDDState(RowState):
     H_velocity: Tensor = None
 
 
-class SDD(RowSolver):
+class SDD(RowSolver, name="sdd"):
     """Stochastic dual descent: random coordinates, Nesterov's momentum, geometric averaging.
 
     Parameters

@@ -35,7 +35,7 @@ class SGDState(RowState):
     since_check: int = 0
 
 
-class SGD(RowSolver):
+class SGD(RowSolver, name="sgd"):
     """Stochastic gradient descent with momentum over batches of rows.
 
     Parameters
