@@ -12,10 +12,9 @@ import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
-from ..._validation import check_points, resolve_dtype, validated
+from ..._validation import check_points, validated
 from ...core import (
     KNOWN_NOISE,
-    SMALL_TABLE,
     FitRun,
     StageSettings,
     check_categories,
@@ -24,6 +23,7 @@ from ...core import (
     exact_start,
     left_out,
     random_rows,
+    resolve,
     rows_for,
     rows_to_check,
     start_rows,
@@ -44,27 +44,19 @@ from ...features import (
 from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import GPProblem
 from ._bound import WhitenedBelief
+from ._plan import MOST_POINTS, SparsePlan, plan_batches
 from ._posterior import InducingPosterior
-from ._selection import INDUCING_METHODS
-from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings
+from ._stepper import SparseFit, SparseModel, SparseRows
 from ._training import (
     START_ROWS,
     START_STEPS,
-    SparsePlan,
+    SparseTraining,
     absorb,
     begin,
     finished,
     train_batches,
 )
 
-# Rows up to which products are in float64.
-_FLOAT64_ROWS = 3000
-_EPOCHS = 8
-# Fewest steps for tables of up to 200 rows, fewest steps for larger ones, and most steps.
-_STEPS = (30, 80, 400)
-# Weight of a batch in a natural step, and of a step on all rows if one step is not enough.
-_NATURAL_RATE = 0.1
-_WHOLE_RATE = 0.3
 # Most passes over rows that are added later.
 _PASSES = 30
 # Fewest rows for which a start on some rows is worthwhile.
@@ -90,29 +82,6 @@ class _Regressed(NamedTuple):
     origin: str = ""
 
 
-def planned_points(estimator: Any, n: int, d: int, most: int, run: FitRun) -> int:
-    """The number of inducing points; checks `n_inducing` and `inducing`.
-
-    Raises
-    ------
-    ValueError
-        For an unknown way to choose points, or points of the wrong shape.
-    """
-    inducing = estimator.inducing
-    if not isinstance(inducing, str):
-        run.ignores("n_inducing", "the points are given")
-        return len(check_points("inducing", inducing, d))
-    if inducing not in INDUCING_METHODS:
-        raise ValueError(
-            f"Unknown inducing={inducing!r}: use one of {INDUCING_METHODS} or an array of "
-            "shape (m, d)."
-        )
-    m = min(n, most if estimator.n_inducing == "auto" else int(estimator.n_inducing))
-    if m == n:
-        run.ignores("inducing", "all rows are inducing points")
-    return run.chose("n_inducing", m, "all rows" if m == n else "accurate enough for most tables")
-
-
 class SparseMixin:
     """Settings, training and fitted attributes; a subclass reads the table."""
 
@@ -122,147 +91,43 @@ class SparseMixin:
 
     def _most_points(self, n_outputs: int) -> int:
         """The value of n_inducing="auto" on large tables."""
-        return 512
+        return MOST_POINTS
 
-    def _plan(
-        self,
-        X: np.ndarray,
-        Y: np.ndarray,
-        noise: np.ndarray,
-        scaling: Scaling,
-        likelihood: Likelihood,
-        n_outputs: int,
-        run: FitRun,
-    ) -> SparsePlan:
-        """Resolve and check all settings, before any work."""
-        generator, (n, d) = run.generator, X.shape
-        network = self._new_network(X, scaling, run)
-        targets = (Y - scaling.y_mean) / scaling.y_scale
-        if not likelihood.additive:
-            run.ignores("alpha", f"{likelihood} has no noise beside it")
-        targets = likelihood.start_targets(torch.as_tensor(targets)).numpy()
-        unit = target_unit(targets)
-        kernel, inputs = self._kernel_and_scaling(X, scaling, network, unit, likelihood)
+    def _prepare(
+        self, source: RowSource, likelihood: Likelihood, n_outputs: int, run: FitRun
+    ) -> SparseTraining:
+        """The model, the plan and the rows in the model's units, before any work."""
+        (n, d), scaling = source.X.shape, source.scaling
+        network = self._new_network(source.X, scaling)
+        targets = torch.as_tensor((source.Y - scaling.y_mean) / scaling.y_scale)
+        unit = target_unit(likelihood.start_targets(targets).numpy())
+        kernel, inputs = self._kernel_and_scaling(source.X, scaling, network, unit, likelihood)
         width = d if network is None else network.n_features
-        noisy = likelihood.conjugate and float(np.max(noise, initial=0.0)) < KNOWN_NOISE
+        noisy = likelihood.conjugate and float(np.max(source.noise, initial=0.0)) < KNOWN_NOISE
         priors = self._priors(kernel, (n, width), noisy and network is None, run)
         compiled = compile_kernel(kernel, width, priors=priors)
         model = SparseModel(compiled, likelihood, n_outputs, network)
-        settings, planned = self._sparse_settings(n, model, inputs, run)
-        whole = self._may_be_whole(model) and n <= min(SMALL_TABLE, settings.n_inducing)
-        self._report_unused(model, settings, n, whole, run)
-        dtype = resolve_dtype(self.dtype, n, threshold=_FLOAT64_ROWS)
-        run.chose(
-            "dtype", str(dtype).removeprefix("torch."), f"float64 up to {_FLOAT64_ROWS:,} rows"
-        )
-        m, s, b = settings.n_inducing, model.n_factors, settings.batch_size
-        run.check_memory(
-            8 * m * m * (6 + 6 * s) + 8 * m * b * (4 + 2 * s),
-            f"{m} inducing points with {s} covariances of {m} x {m}",
-            f"use fewer, for example n_inducing={max(1, m // 4)}",
-        )
-        source = RowSource(X, Y, inputs, dtype, run.device).resident()
-        rows = SparseRows(source, torch.as_tensor(noise).to(run.device, dtype))
-        self._check_rows(model, rows, X)
-        weights = [] if network is None else network.initial(generator, dtype)
-        weights = [w.to(run.device) for w in weights]
+        plan = plan_batches(self, model, n, d, self._most_points(n_outputs))
+        run.follow(plan)
+        rows = SparseRows.of(replace(source, scaling=inputs, dtype=plan.precision).resident())
+        self._check_rows(model, rows)
+        weights = [] if network is None else network.initial(run.generator, plan.precision)
         run.reports(
-            summary=f"{m} inducing points, batches of {b}, in "
-            f"{str(dtype).removeprefix('torch.')} on {run.device}"
+            summary=f"{plan.n_inducing.value} inducing points, batches of "
+            f"{plan.settings.batch_size}, in {plan.dtype.value} on {run.device}"
         )
-        return SparsePlan(model, rows, settings, inputs, weights, unit, whole, planned)
+        weights = [w.to(run.device) for w in weights]
+        return SparseTraining(model, rows, self._scaled_points(plan, inputs), weights, unit)
 
-    def _may_be_whole(self, model: SparseModel) -> bool:
-        """Whether the bound could be the exact likelihood, with all rows as inducing points."""
-        return (
-            self.optimizer is not None
-            and model.kernel.n_params > 0
-            and isinstance(self.inducing, str)
-            and model.likelihood.conjugate
-            and model.network is None
-            and self.variational_optimizer == "natural"
-        )
+    def _scaled_points(self, plan: SparsePlan, inputs: Scaling) -> SparsePlan:
+        """The plan with the inducing points that the user has given in the model's units."""
+        if isinstance(self.inducing, str):
+            return plan
+        points = check_points("inducing", self.inducing, inputs.x_mean.size)
+        points = (points - inputs.x_mean) / inputs.x_scale
+        return replace(plan, settings=replace(plan.settings, inducing=points))
 
-    def _sparse_settings(
-        self, n: int, model: SparseModel, inputs: Scaling, run: FitRun
-    ) -> tuple[SparseSettings, bool]:
-        """The settings, and whether there are at least as many steps as "auto" would take."""
-        if self.optimizer not in ("adam", None):
-            raise ValueError(
-                f"Unknown optimizer {self.optimizer!r}: use 'adam', or None to keep the kernel and "
-                "the inducing points. variational_optimizer is a parameter of its own."
-            )
-        if self.variational_optimizer not in ("natural", "adam"):
-            raise ValueError(
-                f"Unknown variational_optimizer {self.variational_optimizer!r}: use 'natural' "
-                "(natural gradients) or 'adam'."
-            )
-        natural = self.variational_optimizer == "natural"
-        most = self._most_points(model.n_outputs)
-        if self._may_be_whole(model):
-            # Exact training is then faster than training with fewer points.
-            most = max(most, SMALL_TABLE if n <= SMALL_TABLE else 0)
-        m = planned_points(self, n, len(inputs.x_mean), most, run)
-        inducing = self.inducing
-        if not isinstance(inducing, str):
-            inducing = check_points("inducing", inducing, inputs.x_mean.size) - inputs.x_mean
-            inducing = inducing / inputs.x_scale
-        batch = min(n, int(self.batch_size))
-        fewest = _STEPS[0] if n <= 200 else _STEPS[1]
-        enough = int(np.clip(_EPOCHS * n / batch, fewest, _STEPS[2]))
-        steps = enough if self.max_iter == "auto" else int(self.max_iter)
-        run.chose("max_iter", steps, f"{_EPOCHS} passes, within {fewest} and {_STEPS[2]} steps")
-        rate = float(self.learning_rate)
-        own = self.variational_learning_rate
-        if own == "auto":
-            own = (_WHOLE_RATE if batch == n else _NATURAL_RATE) if natural else rate
-            why = "the weight of a batch" if natural else "that of the hyperparameters"
-            run.chose("variational_learning_rate", own, why)
-        if natural and own > 1:
-            raise ValueError(
-                f"variational_learning_rate={own!r} is the weight of a batch in a natural gradient "
-                "step, at most 1: use a smaller one, or variational_optimizer='adam'."
-            )
-        settings = SparseSettings(
-            m,
-            inducing,
-            self.optimize_inducing,
-            self.optimizer,
-            rate,
-            self.variational_optimizer,
-            float(own),
-            batch,
-            steps,
-        )
-        return settings, steps >= enough
-
-    def _report_unused(
-        self, model: SparseModel, settings: SparseSettings, n: int, whole: bool, run: FitRun
-    ) -> None:
-        natural = settings.variational_optimizer == "natural"
-        closed = natural and model.likelihood.conjugate
-        if self.optimizer is None:
-            names = ("learning_rate", "optimize_inducing")
-            run.ignores(names, "optimizer=None keeps kernel and inducing points")
-            if closed:
-                names = ("batch_size", "max_iter", "variational_learning_rate")
-                run.ignores(names, "the optimal distribution has a closed form")
-        if closed and settings.batch_size == n:
-            why = "a step sees all rows and computes the optimal distribution"
-            run.ignores("variational_learning_rate", why)
-        if whole:
-            names = (
-                "learning_rate",
-                "variational_learning_rate",
-                "batch_size",
-                "optimize_inducing",
-            )
-            why = "all rows are inducing points: their exact likelihood is maximised"
-            run.ignores(names, why)
-
-    def _new_network(self, X: np.ndarray, scaling: Scaling, run: FitRun) -> Network | None:
-        if self.feature_extractor is None or callable(self.feature_extractor):
-            run.ignores("activation", "no network is given by its layer sizes")
+    def _new_network(self, X: np.ndarray, scaling: Scaling) -> Network | None:
         if self.feature_extractor is None:
             return None
         network = make_network(X.shape[1], self.feature_extractor, self.activation)
@@ -298,25 +163,25 @@ class SparseMixin:
         kernel = default_kernel(width, spread, unit)
         return kernel if likelihood.additive else kernel.k1
 
-    def _check_rows(self, model: SparseModel, rows: SparseRows, X: np.ndarray) -> None:
+    def _check_rows(self, model: SparseModel, rows: SparseRows) -> None:
         """Refuse rows that this likelihood cannot take."""
 
     # ------------------------------------------------------------------ training
 
-    def _train(self, plan: SparsePlan, run: FitRun) -> SparseFit:
+    def _train(self, training: SparseTraining, run: FitRun) -> SparseFit:
         """Train, set the fitted attributes and report."""
-        theta, n_start, reason = self._start(plan, run)
+        theta, n_start, reason = self._start(training, run)
         # The noise from an exact start on some rows is too small for inducing points.
-        noise = n_start > 0 and self.kernel is None and not (plan.whole or run.stopped)
-        noise = noise and plan.model.likelihood.conjugate and plan.model.likelihood.additive
-        stepper = run.finish("points", lambda: begin(plan, theta, run.generator, noise))
-        run.preview = lambda model, step: model._keep(plan, stepper.fitted())
+        noise = n_start > 0 and self.kernel is None and not (training.plan.whole or run.stopped)
+        noise = noise and training.model.likelihood.conjugate and training.model.likelihood.additive
+        stepper = run.finish("points", lambda: begin(training, theta, run.generator, noise))
+        run.preview = lambda model, step: model._keep(training, stepper.fitted())
         n_steps = 0
-        if not (plan.whole or run.stopped or stepper.settled):
+        if not (training.plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
-            known = float(plan.rows.noise.max()) >= KNOWN_NOISE
+            known = float(training.rows.noise.max()) >= KNOWN_NOISE
             # The rows that are left out know nothing of a user's priors.
-            free = noise and stepper.belief.closed and not plan.model.kernel.log_prior
+            free = noise and stepper.belief.closed and not training.model.kernel.log_prior
             if free and not (known or run.stopped):
                 with run.stage("noise", optional=True):
                     stepper.rescale()
@@ -327,64 +192,64 @@ class SparseMixin:
             return finished(stepper, n_steps)
 
         fit, n_steps = run.finish("belief", belief)
-        self._keep(plan, fit)
+        self._keep(training, fit)
         rate = "variational_learning_rate" if self.optimizer is None else "learning_rate"
-        run.ended(reason, n_iter=n_start + n_steps, planned=plan.planned, rate=rate)
-        epochs = n_steps * plan.settings.batch_size / len(plan.rows)
+        run.ended(reason, n_iter=n_start + n_steps, planned=training.plan.enough, rate=rate)
+        epochs = n_steps * training.plan.settings.batch_size / len(training.rows)
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit
 
-    def _start(self, plan: SparsePlan, run: FitRun) -> tuple[torch.Tensor, int, str]:
+    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:
         """The starting theta, the number of evaluations and the reason for their end."""
-        model, n = plan.model, len(plan.rows)
+        model, n = training.model, len(training.rows)
         kernel = model.kernel
         deep = model.network is not None or n < _FEWEST_START
-        if self.optimizer is None or kernel.n_params == 0 or (deep and not plan.whole):
+        if self.optimizer is None or kernel.n_params == 0 or (deep and not training.plan.whole):
             return kernel.theta0, 0, "converged"
         start_size = rows_for(kernel.n_features, START_ROWS)
-        rows = random_rows(n, n if plan.whole else start_size, run.generator)
-        X, Y, noise = plan.rows.take(rows)
-        if self.kernel is not None and not plan.whole:
+        rows = random_rows(n, n if training.plan.whole else start_size, run.generator)
+        X, Y, noise = training.rows.take(rows)
+        if self.kernel is not None and not training.plan.whole:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
             some = GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n)
             found = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
             return torch.as_tensor(found.theta), 0, "converged"
-        steps = plan.settings.max_iter
-        if not plan.whole or self.max_iter == "auto":
+        steps = training.plan.settings.max_iter
+        if not training.plan.whole or self.max_iter == "auto":
             steps = min(steps, START_STEPS)
         starts: list[Start] = [(kernel, X, Y, torch.as_tensor)]
-        if not plan.whole:
+        if not training.plan.whole:
             starts = self._start_problems(model, X, Y)
         best, n_iter = None, 0
         for start in starts:
             if best is not None and run.stopped:
                 break
-            found = self._regressed(start, noise, steps, plan, run)
+            found = self._regressed(start, noise, steps, training, run)
             n_iter += found.result.n_iter
             if best is None or found.explained > best.explained + _CLEARLY_BETTER:
                 best = found
         if best.origin:
             run.reports(start=best.origin)
         if model.likelihood.conjugate and model.likelihood.additive:
-            check = [a.double() for a in plan.rows.take(rows_to_check(n, run))]
+            check = [a.double() for a in training.rows.take(rows_to_check(n, run))]
             warn_if_rough(GPProblem(kernel, *check), best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
 
     def _regressed(
-        self, start: Start, noise: torch.Tensor, steps: int, plan: SparsePlan, run: FitRun
+        self, start: Start, noise: torch.Tensor, steps: int, training: SparseTraining, run: FitRun
     ) -> _Regressed:
         """An exact regression on some rows, or on all."""
         kernel, X, Y, to_theta = start
-        n = len(plan.rows)
+        n = len(training.rows)
 
         def preview(model: Any, step: TrainingStep) -> None:
-            stepper = begin(plan, to_theta(torch.as_tensor(step.theta)), run.generator)
-            model._keep(plan, finished(stepper, 0)[0])
+            stepper = begin(training, to_theta(torch.as_tensor(step.theta)), run.generator)
+            model._keep(training, finished(stepper, 0)[0])
 
         run.preview = preview
         problem = GPProblem(kernel, X, Y, noise, prior_weight=len(X) / n)
-        if plan.whole:
+        if training.plan.whole:
             first = start_rows(n, kernel.n_features)
             result = exact_start(problem, run, max_iter=steps, subset_size=first, precise=True)
             return _Regressed(to_theta(torch.as_tensor(result.theta)), result)
@@ -407,19 +272,19 @@ class SparseMixin:
 
     # ------------------------------------------------------------------ fitted state
 
-    def _keep(self, plan: SparsePlan, fit: SparseFit) -> None:
+    def _keep(self, training: SparseTraining, fit: SparseFit) -> None:
         """Set the fitted attributes."""
-        model, dtype = plan.model, plan.rows.source.dtype
-        self._keep_scaling(plan.inputs)
+        model, scaling = training.model, training.rows.source.scaling
+        self._keep_scaling(scaling)
         self.kernel_ = model.kernel.to_sklearn(fit.theta.cpu())
         self.likelihood_ = model.likelihood
         # Points may be trained in single precision, but are used in double precision.
         Z = fit.Z.cpu().double().numpy()
-        self.inducing_points_ = Z if model.network is not None else Z + plan.inputs.x_mean
+        self.inducing_points_ = Z if model.network is not None else Z + scaling.x_mean
         self._set_belief(fit.belief)
         self._network, self._weights = model.network, network_to_numpy(fit.weights)
         self.lower_bound_ = fit.value
-        self.dtype_ = str(dtype).removeprefix("torch.")
+        self.dtype_ = training.plan.dtype.value
 
     def _set_belief(self, belief: WhitenedBelief) -> None:
         self.variational_mean_ = belief.mean.cpu().numpy()
@@ -477,13 +342,12 @@ class SparseMixin:
         with torch.no_grad():
             return self._network(network_from_numpy(self._weights), rows).numpy()
 
-    def _absorb(
-        self, X: np.ndarray, Y: np.ndarray, noise: np.ndarray, n_outputs: int, run: FitRun
-    ) -> None:
+    def _absorb(self, source: RowSource, n_outputs: int, run: FitRun) -> None:
         """Update the belief with further rows; keeps hyperparameters and inducing points."""
-        seen, passes = self.n_samples_seen_, _PASSES
-        if self.max_iter != "auto":
-            passes = int(self.max_iter)
+        seen, X = self.n_samples_seen_, source.X
+        passes = resolve(
+            self.max_iter, _PASSES, "passes over the new rows; Gaussian noise needs one"
+        )
         model, fit = self._fitted(n_outputs, run.device)
         check_categories(model.kernel, X)
         m, s = len(fit.Z), model.n_factors
@@ -492,13 +356,12 @@ class SparseMixin:
             f"{m} inducing points with {s} covariances of {m} x {m}",
             "fit with fewer inducing points",
         )
-        source = RowSource(X, Y, self._scaling, torch.float64, run.device)
-        rows = SparseRows(source, torch.as_tensor(noise).to(run.device))
-        self._check_rows(model, rows, X)
-        run.begin(X, Y, seen)
+        rows = SparseRows.of(source)
+        self._check_rows(model, rows)
+        run.begin(X, source.Y, seen)
         generator = torch.Generator().manual_seed(seen)
-        belief, n_iter, reason = absorb(model, rows, fit, run, generator, passes)
+        belief, n_iter, reason = absorb(model, rows, fit, run, generator, int(passes.value))
         self._set_belief(belief)
-        run.chose("max_iter", passes, "passes over the new rows; Gaussian noise needs one")
-        run.ended(reason, n_iter=n_iter, planned=passes >= _PASSES)
+        run.chose("max_iter", *passes)
+        run.ended(reason, n_iter=n_iter, planned=passes.value >= _PASSES)
         run.reports(epochs=float(n_iter), summary=f"{len(X)} rows beside {seen} earlier ones")

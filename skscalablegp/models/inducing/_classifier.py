@@ -16,9 +16,11 @@ from sklearn.utils import check_random_state
 
 from ..._compat import fit_context, sobol
 from ...core import FitRun, GPClassifierBase, input_scaling
+from ...core.data import RowSource
 from ...core.likelihoods import Bernoulli, Likelihood, Softmax, resolve_likelihood
 from ...kernels import compile_kernel, default_kernel
 from ._base import SparseMixin, Start
+from ._plan import MOST_POINTS
 from ._stepper import SparseFit, SparseModel, SparseRows
 from ._training import left_out
 
@@ -272,7 +274,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         with FitRun(self) as run:
             X, codes = self._read_rows(X, y, reset=False)
             Y = codes[:, None].astype(np.float64)
-            self._absorb(X, Y, np.zeros(len(X)), len(self.classes_), run)
+            source = RowSource(X, Y, self._scaling, torch.float64, run.device, np.zeros(len(X)))
+            self._absorb(source, len(self.classes_), run)
         return self
 
     def _fit(self, X: Any, y: Any, classes: Any) -> SVGPClassifier:
@@ -280,19 +283,20 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
             X, codes = self._read_rows(X, y, classes=classes)
             Y, c = codes[:, None].astype(np.float64), len(self.classes_)
             likelihood = self._checked_likelihood(c, run)
-            scaling = input_scaling(X, Y, False)
-            plan = self._plan(X, Y, np.zeros(len(X)), scaling, likelihood, c, run)
+            scaling, noise = input_scaling(X, Y, False), np.zeros(len(X))
+            source = RowSource(X, Y, scaling, device=run.device, noise=noise)
+            training = self._prepare(source, likelihood, c, run)
             run.begin(X, Y)
             self.draws_ = None if likelihood.n_latent(c) == 1 else self._draw(c)
             self.probability_power_ = 1.0
-            fit = self._train(plan, run)
+            fit = self._train(training, run)
             if self.calibrate and not run.stopped:
                 with run.stage("calibration", optional=True):
-                    self.probability_power_ = self._calibrated(plan.model, plan.rows, fit)
+                    self.probability_power_ = self._calibrated(training.model, training.rows, fit)
         return self
 
     def _most_points(self, n_outputs: int) -> int:
-        return 512 if n_outputs == 2 else 256
+        return MOST_POINTS if n_outputs == 2 else MOST_POINTS // 2
 
     def _calibrated(self, model: SparseModel, rows: SparseRows, fit: SparseFit) -> float:
         """The power of the probabilities with the best leave-one-out log loss."""

@@ -14,7 +14,6 @@ import torch
 
 from ..._compat import fit_context
 from ...core import (
-    SMALL_TABLE,
     FitRun,
     StageSettings,
     TableRegressorBase,
@@ -29,25 +28,18 @@ from ...core import (
 )
 from ...core.data import column_spread, far_rows
 from ...core.training import (
-    Optimizer,
     TrainingResult,
     TrainingStep,
-    resolve_optimizer,
     restart_points,
     train,
 )
 from ...linalg.gradients import GPProblem
-from ._base import planned_points
 from ._bound import NaturalBelief
 from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
+from ._plan import CollapsedPlan, plan_collapsed
 from ._posterior import InducingPosterior
 from ._selection import candidates, select_inducing
 from ._training import START_ROWS, START_STEPS, point_units
-
-_LARGEST_DEFAULT = 512
-# Steps on the bound, and steps on exact likelihoods, which cost less.
-_MAX_ITER, _WHOLE_STEPS = 100, 500
-_LEARNING_RATE = 0.1
 
 
 class SGPRRegressor(TableRegressorBase):
@@ -247,71 +239,36 @@ class SGPRRegressor(TableRegressorBase):
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             n, d = table.X.shape
-            whole = self._may_be_whole(n)
-            m = planned_points(self, n, d, n if whole else _LARGEST_DEFAULT, run)
-            optimizer = self._resolved_optimizer(whole, run)
-            run.check_memory(
-                8 * (8 * m * m + 6 * m * BLOCK_ROWS),
-                f"{m} inducing points with matrices of {m} x {m}",
-                f"use fewer, for example n_inducing={max(1, m // 4)}",
-            )
+            plan = plan_collapsed(self, n, d)
+            run.follow(plan)
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
             with torch.no_grad():
                 check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
             run.computes_in_float64("the bound is a difference of large numbers")
             run.begin(table.X, table.y)
             self._keep_table(table)
-            start = self._start(problem, m, whole, run)
+            start = self._start(problem, plan, run)
             theta = torch.as_tensor(start.theta)
-            gradient = run.finish("points", lambda: self._gradient(problem, theta, m, run))
+            gradient = run.finish("points", lambda: self._gradient(problem, theta, plan, run))
             run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
-            result = start if whole else self._train(problem, gradient, optimizer, start, run)
+            result = start if plan.whole else self._train(problem, gradient, plan, start, run)
             jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
             run.ended(
                 start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
-                n_iter=start.n_iter + (0 if whole else result.n_iter),
+                n_iter=start.n_iter + (0 if plan.whole else result.n_iter),
                 planned=result.planned,
             )
-            run.reports(jitter=jitter, summary=f"{m} inducing points in float64 on {run.device}")
+            summary = f"{plan.n_inducing.value} inducing points in float64 on {run.device}"
+            run.reports(jitter=jitter, summary=summary)
         return self
 
     _objective = "lower_bound_"
 
     # ------------------------------------------------------------------ steps of a fit
 
-    def _resolved_optimizer(self, whole: bool, run: FitRun) -> Optimizer | None:
-        """The optimiser, and a report of the parameters that it does not use."""
-        if self.optimizer is None:
-            unused = ("max_iter", "learning_rate", "n_iter_no_change", "optimize_inducing")
-            run.ignores((*unused, "n_restarts_optimizer"), "optimizer=None keeps kernel and points")
-            return None
-        rate = _LEARNING_RATE if self.learning_rate == "auto" else float(self.learning_rate)
-        optimizer = resolve_optimizer(self.optimizer, rate)
-        own = getattr(optimizer, "learning_rate", None)
-        if own is None:
-            run.ignores("learning_rate", "only Adam has one")
-            run.ignores("n_iter_no_change", "only Adam uses this rule")
-        elif self.learning_rate not in ("auto", own):
-            raise ValueError(
-                f"learning_rate={self.learning_rate!r} contradicts optimizer={self.optimizer!r}: "
-                "leave learning_rate='auto', or use optimizer='adam'."
-            )
-        else:
-            run.chose("learning_rate", own, "suitable for logarithms of hyperparameters")
-        run.chose("max_iter", _WHOLE_STEPS if whole else _MAX_ITER, "enough for most tables")
-        return optimizer
-
-    def _may_be_whole(self, n: int) -> bool:
-        """Whether all rows are points: the bound is then the exact likelihood, which costs less."""
-        if not _LARGEST_DEFAULT < n <= SMALL_TABLE or self.optimize_inducing:
-            return False
-        auto = isinstance(self.n_inducing, str) and isinstance(self.inducing, str)
-        default = isinstance(self.optimizer, str) and self.optimizer == "lbfgs"
-        return auto and default
-
-    def _start(self, problem: GPProblem, m: int, whole: bool, run: FitRun) -> TrainingResult:
+    def _start(self, problem: GPProblem, plan: CollapsedPlan, run: FitRun) -> TrainingResult:
         """The starting point: the optimum of an exact fit on some rows, or on all of them."""
-        kernel, n = problem.kernel, len(problem.X)
+        kernel, n, whole = problem.kernel, len(problem.X), plan.whole
         if self.optimizer is None or kernel.n_params == 0:
             return TrainingResult.untrained(kernel.theta0.numpy())
         start = rows_for(problem.X.shape[1], START_ROWS)
@@ -321,7 +278,7 @@ class SGPRRegressor(TableRegressorBase):
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 
         def preview(model: Any, step: TrainingStep) -> None:
-            Z = self._points(problem, torch.as_tensor(step.theta), m, run.generator)
+            Z = self._points(problem, torch.as_tensor(step.theta), plan, run.generator)
             model._finish(problem, InducingGradient(Z), step.theta)
 
         run.preview = preview
@@ -330,17 +287,23 @@ class SGPRRegressor(TableRegressorBase):
             check = problem.subset(rows_to_check(n, run).to(problem.X.device))
             warn_if_rough(check, result.theta, n, run)
             return result
-        steps = _WHOLE_STEPS if self.max_iter == "auto" else int(self.max_iter)
-        restarts = self.n_restarts_optimizer
-        first = start_rows(*problem.X.shape)
         return exact_start(
-            some, run, max_iter=steps, n_restarts=restarts, subset_size=first, precise=True
+            some,
+            run,
+            max_iter=int(plan.max_iter.value),
+            n_restarts=self.n_restarts_optimizer,
+            subset_size=start_rows(*problem.X.shape),
+            precise=True,
         )
 
     def _points(
-        self, problem: GPProblem, theta: torch.Tensor, m: int, generator: torch.Generator
+        self,
+        problem: GPProblem,
+        theta: torch.Tensor,
+        plan: CollapsedPlan,
+        generator: torch.Generator,
     ) -> torch.Tensor:
-        X = problem.X
+        X, m = problem.X, plan.n_inducing.value
         if not isinstance(self.inducing, str):
             return torch.as_tensor(np.asarray(self.inducing, dtype=np.float64)).to(X)
         if m < len(X):
@@ -350,13 +313,13 @@ class SGPRRegressor(TableRegressorBase):
         return X[chosen.to(X.device)]
 
     def _gradient(
-        self, problem: GPProblem, theta: torch.Tensor, m: int, run: FitRun
+        self, problem: GPProblem, theta: torch.Tensor, plan: CollapsedPlan, run: FitRun
     ) -> InducingGradient:
         """The gradient estimator, with units for inducing points that are trained.
 
         Also reserves time for the last evaluation of the bound.
         """
-        Z = self._points(problem, theta, m, run.generator)
+        Z = self._points(problem, theta, plan, run.generator)
         some = problem.subset(torch.arange(min(len(problem.X), 2 * BLOCK_ROWS)).to(Z.device))
         few = problem_blocks(some)
         run.budget.reserve_for(
@@ -371,7 +334,7 @@ class SGPRRegressor(TableRegressorBase):
         self,
         problem: GPProblem,
         gradient: InducingGradient,
-        optimizer: Optimizer | None,
+        plan: CollapsedPlan,
         initial: TrainingResult,
         run: FitRun,
     ) -> TrainingResult:
@@ -380,7 +343,7 @@ class SGPRRegressor(TableRegressorBase):
         An interrupt before the first evaluation leaves the initial hyperparameters if these have
         been trained on some rows, and no model otherwise.
         """
-        steps = _MAX_ITER if self.max_iter == "auto" else int(self.max_iter)
+        steps, optimizer = int(plan.max_iter.value), plan.new_optimizer
         bounds, moving = problem.kernel.bounds.numpy(), gradient.moving()
         first = np.concatenate([initial.theta, moving])
         untrained = TrainingResult.untrained(first)

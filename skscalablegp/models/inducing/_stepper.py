@@ -91,6 +91,11 @@ class SparseRows:
     source: RowSource
     noise: Tensor
 
+    @classmethod
+    def of(cls, source: RowSource) -> SparseRows:
+        """The rows of a source with the variances that it has."""
+        return cls(source, torch.as_tensor(source.noise).to(source.device, source.dtype))
+
     def __len__(self) -> int:
         return len(self.source)
 

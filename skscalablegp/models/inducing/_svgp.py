@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..._compat import fit_context
 from ..._validation import check_duplicates
 from ...core import FitRun, MinibatchGPRegressorBase, input_scaling
+from ...core.data import RowSource
 from ...core.likelihoods import resolve_likelihood, shares_covariance
 from ...core.posteriors import Posterior, observed
 from ._base import SparseMixin
@@ -244,9 +244,10 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             scaling = input_scaling(X, Y, normalize, shared, likelihood.heavy_tails)
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=True)
             noise = self._own_noise(len(X), scaling.y_scale) + known
-            plan = self._plan(X, Y, noise, scaling, likelihood, t, run)
+            source = RowSource(X, Y, scaling, device=run.device, noise=noise)
+            training = self._prepare(source, likelihood, t, run)
             run.begin(X, Y)
-            self._train(plan, run)
+            self._train(training, run)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -288,7 +289,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             scaling, likelihood = self._scaling, self.likelihood_
             known = self._known_noise(noise_variance, len(X), scaling, likelihood, reset=False)
             noise = self._own_noise(len(X), scaling.y_scale) + known
-            self._absorb(X, Y, noise, t, run)
+            self._absorb(RowSource(X, Y, scaling, torch.float64, run.device, noise), t, run)
         return self
 
     def __sklearn_tags__(self):
@@ -299,7 +300,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return resolve_likelihood(self.likelihood, 1).additive
 
-    def _check_rows(self, model, rows, X: np.ndarray) -> None:
+    def _check_rows(self, model, rows) -> None:
         x = rows.take(slice(0, 1))[0].double()
         if model.network is not None:
             x = x.new_zeros(1, model.network.n_features)
@@ -307,7 +308,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
             # White noise is the same for all rows, except in a few unusual products of kernels.
             total = rows.noise.double() + model.kernel.noise(model.kernel.theta0, x)
         if model.likelihood.additive and bool((total <= 0).any()):
-            check_duplicates(X, total.cpu().numpy())
+            check_duplicates(rows.source.X, total.cpu().numpy())
             check_positive(total)
 
     def _build_posterior(self) -> Posterior:

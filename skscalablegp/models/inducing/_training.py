@@ -11,11 +11,12 @@ import torch
 from torch import Generator, Tensor
 
 from ...core import FitRun, random_rows
-from ...core.data import Scaling, column_spread, far_rows
+from ...core.data import column_spread, far_rows
 from ...core.training import TrainingStep, train_steps
 from ...kernels import TorchKernel
 from ._bound import NaturalBelief, WhitenedBelief, Whitening, variational_bound
 from ._collapsed import collapsed_bound
+from ._plan import SparsePlan
 from ._selection import candidates, select_inducing
 from ._stepper import SparseFit, SparseModel, SparseRows, SparseSettings, SparseStepper
 
@@ -34,34 +35,26 @@ _ABSORBED = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class SparsePlan:
-    """The resolved settings and data of one fit.
+class SparseTraining:
+    """The beginning of one training by batches.
 
     Attributes
     ----------
     model : SparseModel
     rows : SparseRows
-    settings : SparseSettings
-    inputs : Scaling
-        Applied to rows.
+        In the model's units.
+    plan : SparsePlan
     weights : list of Tensor
         Initial weights of the network, which training changes.
     unit : float
         The target's mean square.
-    whole : bool
-        Whether all rows are inducing points and the exact likelihood is maximised.
-    planned : bool
-        Whether there are at least as many steps as "auto" would take.
     """
 
     model: SparseModel
     rows: SparseRows
-    settings: SparseSettings
-    inputs: Scaling
+    plan: SparsePlan
     weights: list[Tensor]
     unit: float
-    whole: bool
-    planned: bool
 
 
 def best_noise(
@@ -114,10 +107,10 @@ def choose_points(
     with torch.no_grad():
         Z = model.features(weights, Z)
     if isinstance(settings.inducing, str):
-        ours = select_inducing(
+        chosen = select_inducing(
             model.kernel, theta, Z, settings.n_inducing, settings.inducing, generator
         )
-        Z = Z[ours.to(Z.device)]
+        Z = Z[chosen.to(Z.device)]
     return Z
 
 
@@ -134,20 +127,20 @@ def point_units(kernel: TorchKernel, theta: Tensor, spread: Tensor) -> Tensor:
 
 
 def begin(
-    plan: SparsePlan, theta: Tensor, generator: Generator, choose_noise: bool = False
+    training: SparseTraining, theta: Tensor, generator: Generator, choose_noise: bool = False
 ) -> SparseStepper:
     """The stepper at the starting hyperparameters.
 
     With `choose_noise`, the default kernel's noise is chosen by `best_noise`.
     """
-    model, rows, settings = plan.model, plan.rows, plan.settings
+    model, rows, settings = training.model, training.rows, training.plan.settings
     theta = theta.to(rows.noise.device)
-    Z = choose_points(model, theta, plan.weights, rows, settings, generator)
+    Z = choose_points(model, theta, training.weights, rows, settings, generator)
     if choose_noise:
-        theta = best_noise(model, theta, Z, rows, plan.unit, generator)
+        theta = best_noise(model, theta, Z, rows, training.unit, generator)
     spread = torch.as_tensor(column_spread(Z.detach().cpu().numpy())).to(Z)
     units = point_units(model.kernel, theta, spread)
-    return SparseStepper(model, rows, theta, Z, plan.weights, units, settings, generator)
+    return SparseStepper(model, rows, theta, Z, training.weights, units, settings, generator)
 
 
 def train_batches(stepper: SparseStepper, run: FitRun) -> tuple[int, str]:
