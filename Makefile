@@ -3,7 +3,7 @@
 # make test-all  the same, then all tests, those that are marked slow among them
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
-# make typecheck  mypy on typical uses and on the modules that users import
+# make typecheck  mypy on typical uses, on the modules that users import, and on the lower layers
 # make test-oldest  the tests with the lowest versions of pyproject.toml, in an environment of its own
 # make faults the same, then refits that fail at random places, by exceptions and by signals
 #

@@ -352,6 +352,21 @@ def test_benchmark_names_what_it_knows(data_folder):
     assert "IterativeGPRegressor" in done.stderr
 
 
+def test_exceptions_from_the_limits_have_reasons():
+    """A function that is too complex or has too many arguments says why, in the same line."""
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert {"C901", "PLR0913"} <= set(limits["select"])
+    assert limits["pylint"]["max-args"] <= 8 and limits["mccabe"]["max-complexity"] <= 10
+    exceptions = [
+        (path.name, line)
+        for path in SOURCES
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"# noqa: .*(C901|PLR0913)", line)
+    ]
+    assert exceptions
+    assert not [entry for entry in exceptions if not re.search(r"\([a-z][a-z ]+\)$", entry[1])]
+
+
 def test_test_files_have_different_names():
     # Folders of tests are no packages: of two files with one name only one can be collected.
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

@@ -25,7 +25,7 @@ _NEARBY = 0.1
 _CODES = 20
 
 
-def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:
+def nothing_learned(model: Any, X: Any, y: Any, classes: Any = None) -> str:  # noqa: C901 (one branch for each case)
     """A sentence if a simple model predicts clearly better than one that has learned nothing.
 
     Parameters

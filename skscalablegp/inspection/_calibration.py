@@ -99,7 +99,7 @@ class IntervalCalibrationDisplay:
     name: str | None = None
 
     @classmethod
-    def from_estimator(
+    def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
         estimator: Any,
         X: Any,
@@ -169,7 +169,7 @@ class IntervalCalibrationDisplay:
         return display.plot(kind=kind, ax=ax, line_kwargs=line_kwargs, bar_kwargs=bar_kwargs)
 
     @classmethod
-    def from_predictions(
+    def from_predictions(  # noqa: PLR0913 (one for each setting)
         cls,
         y_true: ArrayLike,
         quantiles: ArrayLike,

@@ -68,7 +68,7 @@ class PredictionIntervalDisplay:
     label: str = "interval"
 
     @classmethod
-    def from_estimator(
+    def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
         estimator: Any,
         X: Any,
@@ -144,7 +144,7 @@ class PredictionIntervalDisplay:
         )
 
     @classmethod
-    def from_predictions(
+    def from_predictions(  # noqa: PLR0913 (one for each setting)
         cls,
         y_true: ArrayLike,
         y_pred: ArrayLike,

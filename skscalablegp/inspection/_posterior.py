@@ -95,7 +95,7 @@ class PosteriorDisplay:
     observed: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
-    def from_estimator(
+    def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
         estimator: Any,
         X: Any,

@@ -68,7 +68,7 @@ class RelevanceDisplay:
     unit: str = "nats a row"
 
     @classmethod
-    def from_estimator(
+    def from_estimator(  # noqa: PLR0913 (one for each setting)
         cls,
         estimator: Any,
         X: Any,

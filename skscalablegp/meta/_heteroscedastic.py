@@ -164,7 +164,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         estimator: Any = None,
         noise_estimator: Any = None,

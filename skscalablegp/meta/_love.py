@@ -130,7 +130,7 @@ class LOVEPredictor(MetaRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         estimator: Any = None,
         *,

@@ -139,7 +139,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         estimator: Any = None,
         mean_function: Any = None,
@@ -206,7 +206,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             run.ended(best.status, n_iter=best.process.n_iter_, because=best.because)
         return self
 
-    def _best(
+    def _best(  # noqa: C901 (one branch for each case)
         self, fresh: Any, mean: Any, X: np.ndarray, y: np.ndarray, told: dict, run: FitRun
     ) -> Weighted:
         """The process on the errors, or on the targets if that predicts rows left out better."""

@@ -143,7 +143,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     array([1., 0.])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         estimators: Any = None,
         *,
@@ -305,7 +305,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         weights, *predicted = chosen
         self._finish(members, weights, LeftOut(rows, *predicted, "held_out"))
 
-    def _unseen(self, member, fresh, X, y, told, folds, order, share, run):
+    def _unseen(self, member, fresh, X, y, told, folds, order, share, run):  # noqa: PLR0913 (what one fit without some rows needs)
         """Rows, means and variances by a regressor fitted without them; None if there is no time.
 
         The variances include the known noise that the regressor received. They are None for a

@@ -16,7 +16,8 @@ from ..likelihoods import Gaussian, Likelihood
 if TYPE_CHECKING:
     from ._low_rank import LowRankForm
 
-Rows, Draws = Float[Tensor, "m d"], Float[Tensor, "m t s"]
+Rows = Float[Tensor, "m d"]
+Draws = Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
 
 

@@ -222,7 +222,7 @@ def _with_prior(estimate: GradientEstimate, value: float, grad: np.ndarray) -> G
     )
 
 
-def train(
+def train(  # noqa: PLR0913 (the settings of one training)
     problem: GPProblem,
     estimator: GradientEstimator,
     optimizer: Optimizer,

@@ -87,7 +87,7 @@ class QuasiNewton(BaseEstimator, Optimizer):
         self.final_gain = final_gain
         self.information_rows = information_rows
 
-    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:
+    def maximize(self, evaluate, theta, bounds, max_iter, metric=None) -> Optimum:  # noqa: C901 (one loop that reads as the algorithm)
         check_number("tol", self.tol)
         check_number("gain_tol", self.gain_tol)
         if self.final_gain is not None:

@@ -83,7 +83,7 @@ class StepsResult:
     stop_reason: str
 
 
-def train_steps(
+def train_steps(  # noqa: PLR0913 (the settings of one training)
     stepper: Stepper,
     *,
     max_steps: int,

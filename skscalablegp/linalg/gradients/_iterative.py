@@ -216,7 +216,7 @@ class PathwiseGradient(_IterativeGradient):
         tests, and kernels without a spectral density.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         solver: Any = "cg",
         *,

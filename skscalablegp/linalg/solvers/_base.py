@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -83,6 +83,8 @@ class UpdatedState(SolverState):
     strikes: Tensor = None
     intact: bool = True
 
+
+AnyState = TypeVar("AnyState", bound="SolverState")
 
 # The solvers that have a name, by name.
 SOLVERS: dict[str, type[Solver]] = {}
@@ -218,7 +220,7 @@ def record(
     state.exact = exact
 
 
-def give_up(state: SolverState) -> SolverState:
+def give_up(state: AnyState) -> AnyState:
     """Mark all columns as broken, since the matrix seems not to be positive definite."""
     state.columns = torch.full_like(state.columns, Column.BROKEN)
     return state

@@ -92,7 +92,7 @@ class CGState(UpdatedState):
     Z: Tensor = None
     direction: Tensor = None
     dual_Z: Tensor | None = None
-    dual_direction: Tensor | None = None
+    dual_direction: Tensor = None
     gamma: Tensor = None
     beta: Tensor = None
     rz: Tensor = None

@@ -181,7 +181,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,
@@ -389,7 +389,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,
@@ -587,7 +587,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
     (2,)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -214,7 +214,7 @@ class PoERegressor(GPRegressorBase):
     (3, True)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

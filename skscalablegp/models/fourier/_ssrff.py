@@ -164,7 +164,7 @@ class SSRFFRegressor(GPRegressorBase):
 
     _named = {"truncation": resolve_truncation}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -247,7 +247,7 @@ class KISSGPRegressor(GPRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -199,7 +199,7 @@ class SparseMixin:
         run.reports(jitter=fit.jitter, epochs=epochs)
         return fit
 
-    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:
+    def _start(self, training: SparseTraining, run: FitRun) -> tuple[torch.Tensor, int, str]:  # noqa: C901 (one branch for each case)
         """The starting theta, the number of evaluations and the reason for their end."""
         model, n = training.model, len(training.rows)
         kernel = model.kernel

@@ -218,7 +218,7 @@ class BoundEvaluation:
 
 
 @torch.no_grad()
-def variational_bound(
+def variational_bound(  # noqa: PLR0913 (the terms of one equation)
     likelihood: Likelihood,
     belief: WhitenedBelief,
     K: KernelValues,

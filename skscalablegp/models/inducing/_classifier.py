@@ -188,7 +188,7 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -182,7 +182,7 @@ class SGPRRegressor(TableRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

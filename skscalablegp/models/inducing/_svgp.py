@@ -177,7 +177,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
 
     _robust_likelihood = "student_t"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -226,7 +226,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

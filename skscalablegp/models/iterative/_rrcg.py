@@ -215,7 +215,7 @@ class RRCGRegressor(SolvedGPRegressor):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

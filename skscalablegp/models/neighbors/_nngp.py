@@ -220,7 +220,7 @@ class NNGPRegressor(GPRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

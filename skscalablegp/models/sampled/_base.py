@@ -37,7 +37,7 @@ _TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_steps}
 class QSGPMixin:
     """Training and fitted attributes. Subclasses read tables and make predictions."""
 
-    def _train(
+    def _train(  # noqa: PLR0913, C901 (the parts of one fit)
         self,
         run: FitRun,
         X: np.ndarray,

@@ -195,7 +195,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

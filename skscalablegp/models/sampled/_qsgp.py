@@ -210,7 +210,7 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
 
     _robust_likelihood = "laplace"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

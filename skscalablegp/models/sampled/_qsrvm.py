@@ -218,7 +218,7 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         kernel: Any = None,
         *,

@@ -69,7 +69,7 @@ class SampledStepper(Stepper):
 
     objective_name = OBJECTIVE
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         source: RowSource,
         basis: SampledBasis,
