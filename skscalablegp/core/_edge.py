@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -120,4 +120,4 @@ def answers(method: F) -> F:
             )
         return answer
 
-    return answered
+    return cast(F, answered)

@@ -293,7 +293,7 @@ class FitRun(Run):
         return self.monitor.preview
 
     @preview.setter
-    def preview(self, show: Callable[[Any, TrainingStep], None] | None) -> None:
+    def preview(self, show: Callable[[Any, TrainingStep], Any] | None) -> None:
         self.monitor.preview = None if show is None else partial(self._model_at, show)
 
     def _tell(self, step: TrainingStep) -> bool:

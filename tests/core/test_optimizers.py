@@ -9,6 +9,7 @@ import scipy.optimize
 import torch
 from sklearn.base import clone
 
+import skscalablegp
 from skscalablegp.core.training import OPTIMIZERS, TensorAdam, resolve_optimizer
 from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
@@ -259,3 +260,18 @@ print("torch._dynamo" in sys.modules)
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("IterativeGPRegressor", "KISSGPRegressor", "NNGPRegressor", "PoERegressor"),
+        *("QSGPRegressor", "QSRVMRegressor", "RFFRegressor", "SGPRRegressor"),
+    ],
+)
+def test_the_name_that_reports_use_is_accepted(name):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(40, 2))
+    y = np.sin(4 * X[:, 0]) + 0.1 * rng.standard_normal(40)
+    model = getattr(skscalablegp, name)(optimizer="bfgs", random_state=0)
+    assert model.fit(X, y).score(X, y) > 0.8

@@ -101,7 +101,9 @@ def far_rows(X: np.ndarray) -> np.ndarray:
     blocks = range(0, len(X), BLOCK_ROWS)
     parts = (np.asarray(X[start : start + BLOCK_ROWS]) for start in blocks)
     return np.flatnonzero(
-        np.concatenate([((part < low) | (part > high)).any(1) for part in parts] or [[]])
+        np.concatenate(
+            [((part < low) | (part > high)).any(1) for part in parts] or [np.zeros(0, dtype=bool)]
+        )
     )
 
 

@@ -35,8 +35,8 @@ class FeatureWeights:
     @classmethod
     def of(cls, estimator: Any, device: torch.device) -> FeatureWeights:
         """The weights of a fitted estimator."""
-        kept = estimator.coef_precision_cholesky_, estimator.coef_
-        return cls(*(torch.tensor(array, device=device) for array in kept))
+        factor = torch.tensor(estimator.coef_precision_cholesky_, device=device)
+        return cls(factor, torch.tensor(estimator.coef_, device=device))
 
 
 class FeaturePosterior(Posterior):

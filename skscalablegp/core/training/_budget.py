@@ -75,7 +75,8 @@ class Budget:
     """
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None):
-        self.limit, self.ended = limit, None
+        self.limit = limit
+        self.ended: str | None = None
         self._outer, self._begun, self.reserved = outer, now(), 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Budget:
         return {"limit": self.limit, "ended": self.ended}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["limit"])
+        Budget.__init__(self, state["limit"])
         self.ended = state["ended"]
 
     # ------------------------------------------------------------------ time
@@ -129,7 +130,10 @@ class Budget:
 
     def for_result(self) -> float | None:
         """Seconds for the part that gives the result: what is left, but at least a tenth of all."""
-        return None if self.limit is None else max(self.left, _LEAST_FOR_RESULT * self.limit)
+        left = self.left
+        if self.limit is None or left is None:
+            return None
+        return max(left, _LEAST_FOR_RESULT * self.limit)
 
     def reserve_for(self, work: Callable[[], Any], times: float) -> None:
         """Reserve the time of `times` calls of `work`, which is called once if there is a limit."""

@@ -147,7 +147,8 @@ class KISSGPRegressor(GPRegressorBase):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : "auto", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, default="auto"
+    optimizer : "auto", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
+            default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
         quasi-Newton method with exact values and gradients. A network is trained in any case.
     n_restarts_optimizer : int, default=0

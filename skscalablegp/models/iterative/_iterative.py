@@ -56,8 +56,8 @@ class IterativeGPRegressor(SolvedGPRegressor):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : "auto", "natural", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or None, \
-            default="auto"
+    optimizer : "auto", "natural", "bfgs", "fmin_l_bfgs_b", "lbfgs", "adam", callable, object or \
+            None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is a
         quasi-Newton method if values and gradients are exact or a subset has given the curvature.
         Otherwise, that is above 50,000 rows or with ``subset_size=None``, it is "natural":
