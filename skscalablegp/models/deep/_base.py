@@ -29,7 +29,7 @@ from ...core import (
     train_exactly,
     warn_if_rough,
 )
-from ...core.data import RowSource, Scaling, column_moments, column_ranges
+from ...core.data import BLOCK_ROWS, RowSource, Scaling, column_moments, column_ranges
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import ExactPosterior, FeaturePosterior, FeatureWeights, Posterior
 from ...core.training import train_steps
@@ -484,7 +484,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             return self._inputs(X).cpu().numpy()
         features, tensors = self._trained(torch.float64)
         with torch.no_grad():
-            parts = [features.embed(tensors, rows) for _, rows in self._chunks(X)]
+            parts = [
+                features.embed(tensors, self._inputs(X[start : start + BLOCK_ROWS]))
+                for start in range(0, len(X), BLOCK_ROWS)
+            ]
         return torch.cat(parts).cpu().numpy()
 
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from ._objective import FeatureMoments, data_fit, log_det_direction
@@ -45,7 +44,7 @@ class FeatureBatch:
     other: Tensor | None = None
 
 
-class BatchGradient(BaseEstimator, ABC):
+class BatchGradient(ABC):
     """A rule that turns a batch into a scalar whose gradient is the direction of descent.
 
     Objects hold settings. A state holds whatever changes from step to step.
@@ -56,7 +55,7 @@ class BatchGradient(BaseEstimator, ABC):
         Whether the rule reads `FeatureBatch.other`.
     """
 
-    needs_independent_batch = False
+    needs_independent_batch: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Any:
@@ -132,6 +131,7 @@ def steps_between(rate: float) -> int:
     return max(1, int(0.1 / rate))
 
 
+@dataclass(frozen=True)
 class MinibatchGradient(BatchGradient):
     """BSGD: the marginal likelihood of the batch alone, whose gradient is biased for the table.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -41,6 +40,7 @@ class RunningGram:
     rate: float
 
 
+@dataclass(frozen=True)
 class CompositionalGradient(BatchGradient):
     """SCGD: descend g_S + <Ft^-1, F_S>, where Ft is an exponential average of the batches' F_S.
 
@@ -61,9 +61,8 @@ class CompositionalGradient(BatchGradient):
     O(b m^2) a step and O(m^3) every tenth of the average's window. Shoham and Avron, section 3.2.
     """
 
-    def __init__(self, averaging: Any = "auto", decay: float = 0.0):
-        self.averaging = averaging
-        self.decay = decay
+    averaging: float | str = "auto"
+    decay: float = 0.0
 
     def start(self, moments, noise, batch_size, dtype):
         rate = averaging_rate(self.averaging, batch_size, len(moments.gram))

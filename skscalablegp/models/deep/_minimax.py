@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -64,6 +64,7 @@ class Saddle:
     rate: float
 
 
+@dataclass(frozen=True)
 class MinimaxGradient(BatchGradient):
     """Descend Psi = g + log|A| + mu <B, A - F> in (w, alpha, s2, A), ascend it in |B| <= 1.
 
@@ -96,17 +97,11 @@ class MinimaxGradient(BatchGradient):
     O(b m^2) a step and O(m^3) every tenth of the window. Shoham and Avron, section 3.1.
     """
 
-    needs_independent_batch = True
+    needs_independent_batch: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        penalty: float | Callable[[int], float] = 2.0,
-        rate: Any = "auto",
-        scale: str = "relative",
-    ):
-        self.penalty = penalty
-        self.rate = rate
-        self.scale = scale
+    penalty: float | Callable[[int], float] = 2.0
+    rate: float | str = "auto"
+    scale: str = "relative"
 
     def start(self, moments: FeatureMoments, noise: float, batch_size: int, dtype: Any) -> Saddle:
         rate = averaging_rate(self.rate, batch_size, len(moments.gram), WINDOW)

@@ -156,7 +156,7 @@ class WeightSpaceStepper(Stepper):
         if self._failed:
             return
         before, factor = self._state, 1.0 if self._schedule is None else self._schedule(self._t)
-        batch, scales = self._next_batch()
+        batch, log_scales = self._next_batch()
         try:
             loss, self._state = self.rule.estimate(batch, before)
         except torch.linalg.LinAlgError:
@@ -164,7 +164,7 @@ class WeightSpaceStepper(Stepper):
             self._failed = True
             return
         self._optimizer.zero_grad()
-        (loss - scales).backward()
+        (loss - log_scales).backward()
         # This changes the weights that the backward pass reads, and must therefore follow it.
         self.rule.descend_weights(batch, before, self._weight_rate * max(factor, _SLOWEST_WEIGHTS))
         if isinstance(self._optimizer, torch.optim.SGD):
@@ -185,17 +185,17 @@ class WeightSpaceStepper(Stepper):
             with torch.no_grad():
                 others = next(self._others)
                 other = self.features(self.tensors, source.rows(others)[0])
-        phi, log_noise, gained = self.features(self.tensors, X), self.log_noise, 0.0
+        phi, log_noise, log_scales = self.features(self.tensors, X), self.log_noise, 0.0
         if self.features.white.tied:
             log_noise = self.features.white.log(self.tensors[self.features.theta_at]).to(phi)
         if source.noise is not None:
             s2 = torch.exp(log_noise)
             scale = row_scale(s2, source.known(index))
             phi, Y = phi * scale[:, None], Y * scale[:, None]
-            gained = 2 * Y.shape[1] * scale.log().mean()
+            log_scales = 2 * Y.shape[1] * scale.log().mean()
             if other is not None:
                 other = other * row_scale(s2.detach(), source.known(others))[:, None]
-        return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), gained
+        return FeatureBatch(phi, Y, self.weights, log_noise, self.rows.n, other), log_scales
 
     def _project(self) -> None:
         """Move the noise and the kernel's hyperparameters back into their bounds."""

@@ -213,8 +213,8 @@ class SparseMixin:
             if not (model.likelihood.conjugate and model.likelihood.additive):
                 return kernel.theta0, 0, "converged"
             some = GPProblem(kernel, X, Y, noise, prior_weight=len(rows) / n)
-            found = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
-            return torch.as_tensor(found.theta), 0, "converged"
+            start = compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
+            return torch.as_tensor(start.theta), 0, "converged"
         steps = training.plan.settings.max_iter
         if not training.plan.whole or self.max_iter == "auto":
             steps = min(steps, START_STEPS)
@@ -225,10 +225,10 @@ class SparseMixin:
         for start in starts:
             if best is not None and run.stopped:
                 break
-            found = self._regressed(start, noise, steps, training, run)
-            n_iter += found.result.n_iter
-            if best is None or found.explained > best.explained + _CLEARLY_BETTER:
-                best = found
+            regressed = self._regressed(start, noise, steps, training, run)
+            n_iter += regressed.result.n_iter
+            if best is None or regressed.explained > best.explained + _CLEARLY_BETTER:
+                best = regressed
         if best.origin:
             run.reports(start=best.origin)
         if model.likelihood.conjugate and model.likelihood.additive:

@@ -311,13 +311,13 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         log_p = p.clamp_min(1e-12).log()
 
         def loss(log_power: float) -> float:
-            own = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
+            log_likelihood = torch.log_softmax(np.exp(log_power) * log_p, 1).gather(1, codes)
             # The logarithm has a standard normal prior, for tables with few rows.
-            return float(-own.sum()) + 0.5 * log_power**2
+            return float(-log_likelihood.sum()) + 0.5 * log_power**2
 
         bounds = (-_LARGEST_POWER, _LARGEST_POWER)
-        found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-        return float(np.exp(found.x))
+        power = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
+        return float(np.exp(power.x))
 
     def _draw(self, c: int) -> np.ndarray:
         seed = check_random_state(self.random_state).randint(2**31 - 1)

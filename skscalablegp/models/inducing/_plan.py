@@ -119,12 +119,10 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
         whole=whole,
         enough=int(steps.value) >= enough,
         ignored=ignored | _unused(params, model, batch == n, whole),
-        needs=(
-            MemoryNeed(
-                8 * m * m * (6 + 6 * s) + 8 * m * batch * (4 + 2 * s),
-                f"{m} inducing points with {s} covariances of {m} x {m}",
-                f"use fewer, for example n_inducing={max(1, m // 4)}",
-            ),
+        needs=_needs(
+            m,
+            8 * m * m * (6 + 6 * s) + 8 * m * batch * (4 + 2 * s),
+            f"{s} covariances of {m} x {m}",
         ),
     )
 
@@ -170,13 +168,7 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
         new_optimizer=optimizer,
         whole=whole,
         ignored=ignored,
-        needs=(
-            MemoryNeed(
-                8 * (8 * m * m + 6 * m * BLOCK_ROWS),
-                f"{m} inducing points with matrices of {m} x {m}",
-                f"use fewer, for example n_inducing={max(1, m // 4)}",
-            ),
-        ),
+        needs=_needs(m, 8 * (8 * m * m + 6 * m * BLOCK_ROWS), f"matrices of {m} x {m}"),
     )
 
 
@@ -197,6 +189,12 @@ def _points(params: Any, n: int, d: int, most: int) -> tuple[Choice, dict[str, s
     if m == n:
         return Choice(m, "all rows"), ignore("inducing", because="all rows are inducing points")
     return Choice(m, "accurate enough for most tables"), {}
+
+
+def _needs(m: int, size: float, what: str) -> tuple[MemoryNeed]:
+    """The memory that m inducing points take, in bytes, mainly for the matrices of `what`."""
+    remedy = f"use fewer, for example n_inducing={max(1, m // 4)}"
+    return (MemoryNeed(size, f"{m} inducing points with {what}", remedy),)
 
 
 def _check_optimizers(params: Any) -> None:

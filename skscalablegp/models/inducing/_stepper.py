@@ -204,10 +204,9 @@ class SparseStepper(Stepper):
         X, Y, extra = batch
         X = self.model.features(self.weights, X)
         K = self.model.values(self._theta, self.Z, X, extra)
-        ours = self.belief.whitened()
         return K, variational_bound(
             self.model.likelihood,
-            ours,
+            self.belief.whitened(),
             K,
             Y,
             weight,
@@ -248,10 +247,10 @@ class SparseStepper(Stepper):
         theta, Z, rows = self._theta.detach(), self.Z.detach(), self.rows
         n = len(rows)
         chosen = torch.randperm(n, generator=self.generator)[:_SCALED_ROWS].sort().values
-        found = left_out_scales(self.model.kernel, theta, Z, rows.blocks, rows.take(chosen))
+        scales = left_out_scales(self.model.kernel, theta, Z, rows.blocks, rows.take(chosen))
         with torch.no_grad():
             # The first hyperparameter is the prior variance, the last one the noise.
-            self._theta[[0, -1]] += torch.tensor(found, dtype=torch.float64).log().to(self._theta)
+            self._theta[[0, -1]] += torch.tensor(scales, dtype=torch.float64).log().to(self._theta)
             self._theta.clamp_(self._bounds[:, 0], self._bounds[:, 1])
 
     def first_step(self) -> int:

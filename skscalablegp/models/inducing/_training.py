@@ -223,11 +223,11 @@ def absorb(
             with torch.no_grad():
                 for X, Y, extra in rows.blocks():
                     K = model.values(fit.theta, fit.Z, model.features(fit.weights, X), extra)
-                    said = variational_bound(
+                    bound = variational_bound(
                         model.likelihood, whitened, K, Y, 1.0, generator, eval_gradient=False
                     )
-                    total = said.rows if total is None else total + said.rows
-                    value += said.value + whitened.divergence()
+                    total = bound.rows if total is None else total + bound.rows
+                    value += bound.value + whitened.divergence()
             done += 1
             rate = 1.0 if model.likelihood.conjugate else max(0.3, 1 / (done + 1))
             belief = belief.towards(prior.plus(total), rate)
