@@ -19,7 +19,7 @@ from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, resolve
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
-from ._run import FitRun, Run
+from ._run import FitRun, Run, reporting_only
 from ._signal import input_weights
 from ._stages import (
     best_of,

@@ -61,6 +61,8 @@ class FitReport(Bunch):
         the number of the element, such as "k1__length_scale 0".
     summary : str
         The method in words.
+    warnings : tuple of str
+        The warnings of the fit, without the `remark`.
     remark : str
         Why another model suits the table better, and which; empty unless a check found that.
     far_targets : str

@@ -65,6 +65,18 @@ _FAR, _FEW_ROWS = 10.0, 20
 
 # Number of fits that are under way. Those below another see parts of its table, or residuals.
 _UNDER_WAY: ContextVar[int] = ContextVar("fits under way", default=0)
+# Whether the next fit leaves its warnings to an outer fit, which reads its report.
+_REPORTS_ONLY: ContextVar[bool] = ContextVar("fits that only report", default=False)
+
+
+@contextmanager
+def reporting_only() -> Iterator[None]:
+    """Fits in this block do not warn, because the outer fit reads their reports."""
+    token = _REPORTS_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _REPORTS_ONLY.reset(token)
 
 
 class Run:
@@ -150,6 +162,7 @@ class FitRun(Run):
         self._ignored: dict[str, str] = {}
         self._facts: dict[str, Any] = {}
         self._messages: list[str] = []
+        self._advice: list[str] = []
         self._events: FitEvents | None = None
         self._status, self._limit, self._n_iter = "converged", "max_iter", 0
         self._rate = "learning_rate"
@@ -167,6 +180,8 @@ class FitRun(Run):
         self._old_posterior = est._remembered()
         est._remember(None)
         self._token = _UNDER_WAY.set(_UNDER_WAY.get() + 1)
+        # Fits below this one warn as usual, unless their reports are read.
+        self._reports_only, self._mode = _REPORTS_ONLY.get(), _REPORTS_ONLY.set(False)
         # Fits need gradients, also inside a user's `torch.no_grad()`, or after an interrupt inside
         # one of torch's own, which can leave it in force.
         self._gradients = torch.is_grad_enabled()
@@ -175,6 +190,7 @@ class FitRun(Run):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         _UNDER_WAY.reset(self._token)
+        _REPORTS_ONLY.reset(self._mode)
         torch.set_grad_enabled(self._gradients)
         try:
             return self._leave(error)
@@ -517,10 +533,9 @@ class FitRun(Run):
         if message not in self._messages:
             self._messages.append(message)
 
-    def out_of_depth(self, message: str) -> None:
-        """Warn that another model suits the table better; the report keeps the sentence."""
-        self.warn(message)
-        self.reports(remark=message)
+    def advise_other_model(self, message: str) -> None:
+        """Warn that another model suits the table better; the report keeps the advice apart."""
+        self._advice.append(message)
 
     # ------------------------------------------------------------------ the end
 
@@ -608,7 +623,7 @@ class FitRun(Run):
             "residuals": None,
             "jitter": 0.0,
             "summary": "",
-            "remark": "",
+            "remark": " ".join(self._advice),
             "far_targets": "",
             "start": "",
             "columns": columns_that_matter(self.estimator, self._X),
@@ -621,7 +636,9 @@ class FitRun(Run):
         kernel, ends = getattr(self.estimator, "kernel_", None), {}
         if kernel is not None and self._n_iter and settings.get("optimizer", "auto") is not None:
             ends = at_bounds(kernel)
-        self._ends = [ends[name] for name in ends if _specified(name, settings.get("kernel"))]
+        said = [ends[name] for name in ends if _specified(name, settings.get("kernel"))]
+        if self._messages:
+            said.append(with_name(self.estimator, " ".join(self._messages)))
         return FitReport(
             status=status,
             stop_reason=reason,
@@ -631,14 +648,20 @@ class FitRun(Run):
             seconds=self.monitor.stage_seconds | {"total": self.budget.seconds},
             n_unconverged=len(failed),
             at_bounds=ends,
+            warnings=tuple(said),
             **facts,
         )
 
     def _warn(self) -> None:
-        for sentence in self._ends:
-            warn_once(sentence)
-        if self._messages:
-            warn_once(with_name(self.estimator, " ".join(self._messages)))
+        if self._reports_only:
+            return
+        said = list(self.estimator.fit_report_.warnings)
+        if self._advice:
+            # The sentences on this fit are one warning.
+            before = said.pop() if self._messages else ""
+            said.append(with_name(self.estimator, " ".join([before, *self._advice]).strip()))
+        for text in said:
+            warn_once(text)
 
 
 def _specified(name: str, kernel: Kernel | None) -> bool:

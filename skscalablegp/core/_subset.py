@@ -182,7 +182,7 @@ def warn_if_rough(
         more = left_out(problem, theta).unexplained
         if more > min(_FALL * few.unexplained, unexplained):
             return
-        run.out_of_depth(
+        run.advise_other_model(
             f"the target is too rough for an approximation. Of {len(some.X)} random rows nearly "
             f"every one is a parameter of its own (mean leverage {few.leverage:.2f}), and together "
             f"they explain only {1 - few.unexplained:.0%} of the variance of a row that is left "

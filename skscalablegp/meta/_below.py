@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from sklearn.base import MetaEstimatorMixin, clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
-from ..core import FitRun, GPPredictionBase, LeftOut
+from ..core import FitRun, GPPredictionBase, LeftOut, reporting_only
 from ..kernels import with_column_numbers
 from ._scaled import Scaled
 
@@ -214,12 +212,12 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         verbose=max(int(own["verbose"]), int(run.monitor.verbose)),
     )
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with reporting_only():
             inner.fit(X, y, **params)
     finally:
         inner.set_params(**own)
-    status, because = inner.fit_report_.status, inner.fit_report_.stop_reason
+    report = inner.fit_report_
+    status, because = report.status, report.stop_reason
     cut = status == "max_seconds" and shared
     if status == "interrupted" or (cut and (share == 1 or run.budget.left == 0)):
         run.budget.end(status)
@@ -229,17 +227,11 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
             f"{run.budget.limit:g}, the best state so far is kept: raise max_seconds"
         )
         run.warn(f"{because}.")
-    advice = "" if advised else inner.fit_report_.remark
-    for warning in caught:
-        said = str(warning.message)
-        if advice:
-            said = said.replace(advice, "").rstrip()
-        if not issubclass(warning.category, ConvergenceWarning):
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-        elif not (run.stopped or cut or said in ("", f"{type(inner).__name__}:")):
-            run.warn(said)
+    if not (run.stopped or cut):
+        for text in report.warnings:
+            run.warn(text)
+        if advised and report.remark:
+            run.advise_other_model(f"{type(inner).__name__}: {report.remark}")
     return status, because
 
 

@@ -209,14 +209,18 @@ def test_advice_to_use_another_model_is_for_single_regressors(monkeypatch):
     """Weights decide between several; other warnings of a member are passed on."""
 
     def advise(model, problem, run):
-        run.out_of_depth("use another model.")
+        run.advise_other_model("use another model.")
 
     monkeypatch.setattr(RFFRegressor, "_check_roughness", advise)
     X, y = table()
     few = RFFRegressor(n_components=40)
     stack(few, Ridge()).fit(X, y)
-    with pytest.warns(UserWarning, match="RFFRegressor: use another model"):
-        stack(few).fit(X, y)
+    with pytest.warns(UserWarning, match="RFFRegressor: use another model") as warned:
+        model = stack(few).fit(X, y)
+    assert len(warned) == 1 and model.fit_report_.remark == "RFFRegressor: use another model."
+    assert model.fit_report_.warnings == ()
+    # The advice passes through reports, whose readers decide.
+    stack(model, Ridge()).fit(X, y)
     with pytest.warns(UserWarning, match="raise max_iter.$"):
         stack(RFFRegressor(n_components=40, max_iter=1), Ridge()).fit(X, y)
 

@@ -488,7 +488,7 @@ class KISSGPRegressor(GPRegressorBase):
             error = few.Y - self._remembered().mean(torch.as_tensor(some.X))
             own = float(error.square().mean() / few.Y.var(0, correction=0).mean())
             if own > _INTERACTIONS * exact:
-                run.out_of_depth(
+                run.advise_other_model(
                     f"columns interact. The sum of functions of one column each leaves {own:.2g} "
                     "of the target's variance unexplained; an exact process of only "
                     f"{len(few.Y)} rows leaves {exact:.2g} of rows left out. Use "
