@@ -259,7 +259,7 @@ def left_out_in_time(
     return found
 
 
-def predicted_unseen(
+def predict_held_out(
     fresh: Any,
     run: FitRun,
     X: np.ndarray,

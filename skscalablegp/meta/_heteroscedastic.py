@@ -20,7 +20,7 @@ from ._below import (
     fit_below,
     left_out_in_time,
     mean_square,
-    predicted_unseen,
+    predict_held_out,
     split,
     told_noise,
 )
@@ -249,7 +249,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         `share` of the remaining time is for fits without these rows.
         """
         below = self._learned
-        found = None if run.stopped else self._unseen(fresh, X, y, told, share, run)
+        found = None if run.stopped else self._without_targets(fresh, X, y, told, share, run)
         if found is None:
             run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
             if below.unscaled(X[:1])[1] is None:
@@ -299,7 +299,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
         best = min(losses, key=losses.get)
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
-    def _unseen(self, fresh, X, y, told, share: float, run: FitRun):
+    def _without_targets(self, fresh, X, y, told, share: float, run: FitRun):
         """Predictions of rows by models that were fitted without them.
 
         Returns
@@ -335,7 +335,7 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             run.ignores("validation_fraction", "no rows are held out")
         # Meanwhile callbacks see the model of all rows.
         seen = lambda model, _: model._finish(inner)  # noqa: E731
-        return predicted_unseen(fresh, run, X, y, split(n, way, held, run), seen, share, told)
+        return predict_held_out(fresh, run, X, y, split(n, way, held, run), seen, share, told)
 
     def _finish(self, scaled: Scaled) -> None:
         """The fitted model."""

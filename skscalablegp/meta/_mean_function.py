@@ -216,7 +216,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         order = run.random_state.permutation(len(X))[:_JUDGED]
         fits: list[Weighted] = []
         for weight in weights:
-            inner, errors = clone(fresh), y - weight * self._unseen
+            inner, errors = clone(fresh), y - weight * self._cross_fitted
 
             def preview(
                 model: MeanFunctionRegressor, below: GPPredictionBase, weight: float = weight
@@ -266,7 +266,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             weighted = {name: values[rows] for name, values in told.items()}
             return clone(fresh).fit(X[rows], y[rows], **weighted)
 
-        self._unseen = np.empty(len(X))
+        self._cross_fitted = np.empty(len(X))
         with run.stage("mean function"):
             begun = run.budget.seconds
             mean = fitted(np.arange(len(X)))
@@ -275,7 +275,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
             if n_folds < self.n_folds:
                 run.ignores("n_folds", f"there is time for {n_folds} folds")
             for seen, new in split(len(X), n_folds, 0, run):
-                self._unseen[new] = fitted(seen).predict(X[new])
+                self._cross_fitted[new] = fitted(seen).predict(X[new])
         return mean
 
     def _finish(self, inner: GPPredictionBase, mean: Any, weight: float) -> None:
@@ -293,7 +293,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
         return ShiftedPosterior(process, self.mean_function_, self.weight_)
 
     def _left_out(self, X, y, noise_variance, rows):
-        shift = self.weight_ * self._unseen
+        shift = self.weight_ * self._cross_fitted
         process = fitted_process(self.estimator_)
         left = process.left_out(X, y - shift, noise_variance, rows)
         return left and replace(left, mean=left.mean + shift[left.rows])

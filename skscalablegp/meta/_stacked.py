@@ -25,13 +25,15 @@ from ._below import (
     left_out_in_time,
     mean_square,
     noise_weights,
-    predicted_unseen,
+    predict_held_out,
     split,
     told_noise,
 )
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
 
+# Name of the default regressor that held-out rows may leave out.
+_OPTIONAL = "randomized_trees"
 # Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
 # Statuses of fits that were not cut short.
@@ -188,7 +190,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         """
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
-            fresh = [self._opened(regressor, run) for _, regressor in self._given(len(X), run)]
+            given = self._given(len(X), run)
+            fresh = [self._opened(regressor, run) for _, regressor in given]
             told = [told_noise(regressor, known) for regressor in fresh]
             members: list[Scaled] = []
             endings: list[tuple[str, str]] = []
@@ -207,7 +210,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                     break
             self._finish(members)
             if not run.stopped and len(members) > 1:
-                self._weigh(fresh, X, y, known, told, run)
+                optional = self.estimators is None and given[-1][0] == _OPTIONAL
+                self._weigh(fresh, X, y, known, told, optional, run)
             shown = ", ".join(
                 f"{weight:.2g} {type(inner).__name__} ({status})"
                 for weight, inner, (status, _) in zip(
@@ -241,7 +245,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if n > SMALL_TABLE:
                 given.append(("deep", SCGDDKLRegressor()))
             if _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
-                given.append(("randomized_trees", RandomizedTrees()))
+                given.append((_OPTIONAL, RandomizedTrees()))
             run.chose("estimators", [name for name, _ in given], f"{n:,} rows")
             return given
         pairs = [pair for pair in self.estimators if isinstance(pair, tuple) and len(pair) == 2]
@@ -256,8 +260,21 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 raise ValueError(f"estimators: {name!r} is no regressor, but {regressor!r}.")
         return pairs
 
-    def _weigh(self, fresh: Any, X: np.ndarray, y: np.ndarray, known: Any, told: Any, run: FitRun):
-        """Set the weights, from predictions of the same rows by all regressors."""
+    def _weigh(
+        self,
+        fresh: Any,
+        X: np.ndarray,
+        y: np.ndarray,
+        known: Any,
+        told: Any,
+        optional: bool,
+        run: FitRun,
+    ) -> None:
+        """Set the weights, from predictions of the same rows by all regressors.
+
+        The last regressor is left out if it is `optional` and held-out rows have a higher density
+        without it.
+        """
         n = len(X)
         n_held = min(int(self.validation_fraction * n), _MOST_HELD_OUT)
         way = best_way(n, n_held)
@@ -268,10 +285,10 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         members, found = [], []
         for k, member in enumerate(self._members):
             share = (1 - SHARES["predictions"]) / (len(fresh) - k)
-            unseen = self._unseen(member, fresh[k], X, y, told[k], folds, order, share, run)
-            if unseen is None:
+            left = self._without_targets(member, fresh[k], X, y, told[k], folds, order, share, run)
+            if left is None:
                 return
-            rows, mean, variance = unseen.rows, unseen.mean, unseen.variance
+            rows, mean, variance = left.rows, left.mean, left.variance
             at = None if known is None else known[rows]
             contained = variance is not None and "noise_variance" in told[k]
             if variance is None:
@@ -290,7 +307,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         counts = np.ones(n) if known is None else noise_weights(known)
         errors = y[rows] - means
         sizes, best = [len(members)], -np.inf
-        if isinstance(members[-1].inner, RandomizedTrees) and len(members) > 1:
+        if optional:
             # Their standard deviations may blur those of regressors with smaller errors.
             sizes.append(len(members) - 1)
         for size in sizes:
@@ -305,7 +322,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         weights, *predicted = chosen
         self._finish(members, weights, LeftOut(rows, *predicted, "held_out"))
 
-    def _unseen(self, member, fresh, X, y, told, folds, order, share, run):  # noqa: PLR0913 (what one fit without some rows needs)
+    def _without_targets(self, member, fresh, X, y, told, folds, order, share, run):  # noqa: PLR0913 (what one fit without some rows needs)
         """Rows, means and variances by a regressor fitted without them; None if there is no time.
 
         The variances include the known noise that the regressor received. They are None for a
@@ -321,7 +338,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             model._finish(self._members)
 
-        found = predicted_unseen(fresh, run, X, y, folds, preview, share, told)
+        found = predict_held_out(fresh, run, X, y, folds, preview, share, told)
         return None if run.stopped else found
 
     def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
