@@ -15,7 +15,7 @@ from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling
 from ._model import GPModel, check_categories
 from ._parameters import PARAMETERS
-from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, resolve
+from ._plan import Choice, Machine, MemoryNeed, Plan, ignore, is_auto, only_float64, resolve
 from ._prediction import GPPredictionBase
 from ._regressor import GPRegressorBase, TableRegressorBase
 from ._report import STATUSES, FitReport
@@ -25,6 +25,7 @@ from ._stages import (
     best_of,
     fit_hyperparameters,
     train_or_report,
+    train_planned,
     well_conditioned,
 )
 from ._starts import Start
@@ -42,8 +43,7 @@ from ._training_plan import (
     GAIN_PER_ROW,
     StageSettings,
     Subsets,
-    TrainingPlan,
-    nothing_to_train,
+    plan_stages,
     plan_training,
 )
 from ._warn import warn_once

@@ -23,10 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+# Not typing.Self, which the checks of annotations under pytest cannot resolve in a method.
+P = TypeVar("P", bound="Plan")
 
 
 class Choice(NamedTuple):
@@ -91,6 +94,10 @@ class Plan:
     ignored: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[MemoryNeed, ...] = ()
 
+    def ignoring(self: P, *names: str, because: str) -> P:
+        """The plan with further parameters that have no effect."""
+        return replace(self, ignored={**self.ignored, **ignore(*names, because=because)})
+
     @property
     def choices(self) -> dict[str, Choice]:
         """The fields that are choices, by name; those of plans inside this one come first."""
@@ -105,6 +112,12 @@ class Plan:
         parts = [getattr(self, part.name) for part in fields(self)]
         inner = [part.without_effect for part in parts if isinstance(part, Plan)]
         return {name: why for part in (*inner, self.ignored) for name, why in part.items()}
+
+
+def only_float64(params: Any, reason: str) -> dict[str, Any]:
+    """The fields `dtype` and `ignored` of a plan that is in double precision for every `dtype`."""
+    ignored = ignore("dtype", because=reason) if params.dtype == "float32" else {}
+    return {"dtype": Choice("float64", reason), "ignored": ignored}
 
 
 def is_auto(value: Any) -> bool:

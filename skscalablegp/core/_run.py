@@ -158,6 +158,7 @@ class FitRun(Run):
             callbacks = _checked_callbacks(estimator.callbacks)
         self.monitor = Monitor(callbacks, Budget(estimator.max_seconds), int(estimator.verbose))
         self.priors: dict[str, Any] | None = None
+        self._follows = False
         self._choices: dict[str, Choice] = {}
         self._ignored: dict[str, str] = {}
         self._facts: dict[str, Any] = {}
@@ -431,8 +432,10 @@ class FitRun(Run):
         MemoryError
             If the plan needs more memory than there is, before any work is done.
         """
-        for need in plan.needs:
+        # Later, the work itself has taken the memory.
+        for need in plan.needs if not self._follows else ():
             self.check_memory(*need)
+        self._follows |= bool(plan.needs)
         for name, choice in plan.choices.items():
             self.chose(name, *choice)
         self._ignored |= plan.without_effect

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from ..linalg.gradients import ExactGradient, GPProblem, GradientEstimator
+from ._plan import Plan
 from ._run import FitRun, Run
 from ._starts import choose_start
 from ._training_plan import (
     EXACT_STEPS,
     REFINING_STEPS,
     StageSettings,
-    nothing_to_train,
+    TrainingPlan,
+    plan_stages,
     plan_training,
 )
 from .data import centroid_subsets
@@ -58,10 +60,25 @@ def train_or_report(
     unused : tuple of str
         Further parameters that have no effect if there is nothing to train.
     """
-    kernel, theta = problem.kernel, problem.kernel.theta0.numpy()
-    nothing = nothing_to_train(settings.optimizer, kernel.n_params, unused)
-    run.follow(nothing or plan_training(settings, estimator.exact, len(problem.X)))
-    if nothing is not None:
+    n, n_params = len(problem.X), problem.kernel.n_params
+    plan = plan_stages(settings, estimator.exact, n, n_params, unused)
+    run.follow(plan)
+    return train_planned(problem, estimator, settings, plan, run)
+
+
+def train_planned(
+    problem: GPProblem,
+    estimator: GradientEstimator,
+    settings: StageSettings,
+    plan: Plan,
+    run: FitRun,
+) -> TrainingResult:
+    """Call `fit_hyperparameters` from the kernel's own values, unless nothing is to be trained.
+
+    `plan` is that of `plan_stages` for these settings.
+    """
+    theta = problem.kernel.theta0.numpy()
+    if not isinstance(plan, TrainingPlan):
         return TrainingResult.untrained(theta, problem.X.dtype)
     return fit_hyperparameters(problem, estimator, theta, settings, run)
 

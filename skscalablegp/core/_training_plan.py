@@ -202,22 +202,25 @@ def plan_training(settings: StageSettings, exact: bool, n: int) -> TrainingPlan:
     )
 
 
-def nothing_to_train(
-    optimizer: Any, n_params: int = 1, unused: tuple[str, ...] = ()
-) -> Plan | None:
-    """The plan where no hyperparameter is trained; None where some are.
+def plan_stages(
+    settings: StageSettings, exact: bool, n: int, n_params: int = 1, unused: tuple[str, ...] = ()
+) -> Plan:
+    """The `TrainingPlan`, or another one where no hyperparameter is trained.
 
     Parameters
     ----------
-    optimizer : object
-        The parameter of the estimator.
+    settings : StageSettings
+    exact : bool
+        Whether values and gradients on all rows are exact.
+    n : int
+        Number of rows.
     n_params : int
         Number of free hyperparameters.
     unused : tuple of str
-        Parameters that have no effect then, beside those of all models.
+        Parameters that have no effect if nothing is trained, beside those of all models.
     """
-    if optimizer is not None and n_params > 0:
-        return None
+    if settings.optimizer is not None and n_params > 0:
+        return plan_training(settings, exact, n)
     why, names = "optimizer=None keeps the hyperparameters", (*_OF_TRAINING, *unused)
     if n_params == 0:
         why, names = "all hyperparameters are fixed", ("optimizer", *names)

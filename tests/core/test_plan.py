@@ -105,6 +105,15 @@ def test_plans_that_do_not_fit_into_memory_are_refused():
         Model(memory_budget=1e6).fit(large)
 
 
+def test_memory_is_checked_once_before_the_work(monkeypatch):
+    seen = []
+    monkeypatch.setattr(FitRun, "check_memory", lambda self, *need: seen.append(need))
+    need = MemoryNeed(2e6, "A large matrix", "use fewer rows")
+    large = replace(plan(Model(), 10), needs=(need,))
+    Model().fit(large, replace(large, rows=7))
+    assert seen == [need]
+
+
 def test_runs_know_their_machine():
     with FitRun(Model(memory_budget=1e6, max_seconds=9.0)) as run:
         machine = run.machine

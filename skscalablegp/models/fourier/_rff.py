@@ -11,29 +11,24 @@ from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
     LARGEST_FEATURE_SIGNAL,
-    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
-    StageSettings,
     data_scaled_kernel,
     exact_check,
     rows_to_check,
     to_numpy,
     to_torch,
-    train_or_report,
+    train_planned,
     warn_if_rough,
 )
 from ...core.data import Table
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
-from ._training import FLOAT64, checked_pairs
-
-# Value of n_components="auto".
-_COMPONENTS = 700
+from ._plan import plan_features, takes_features
+from ._training import checked_pairs
 
 
 class RFFRegressor(GPRegressorBase):
@@ -221,13 +216,15 @@ class RFFRegressor(GPRegressorBase):
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel)
-            run.computes_in_float64(FLOAT64)
-            if self._is_small(table):
-                self._fit_rows(table, kernel, run)
+            plan = plan_features(self, *table.X.shape, run.machine, n_params=kernel.n_params)
+            run.follow(plan)
+            n, m = len(table.X), plan.n_components.value
+            self.dtype_ = plan.dtype.value
+            pairs = checked_pairs(run, "n_components", kernel, m or 2, n)
+            if m is None:
+                self._features = self.coef_ = self.coef_precision_cholesky_ = None
+                self._fit_exactly(table, kernel, plan.stages, "give n_components", run)
                 return self
-            m = self.n_components if self.n_components != "auto" else _COMPONENTS
-            run.chose("n_components", m, "accurate enough for most tables")
-            pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
             run.begin(table.X, table.y)
             features = sample_prior_features(
                 kernel, kernel.n_features, pairs, run.generator, device=run.device
@@ -237,12 +234,12 @@ class RFFRegressor(GPRegressorBase):
             # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
             self._features = to_numpy(features)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
-            settings = StageSettings.of(self, self.n_restarts_optimizer)
             few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
             run.budget.reserve_for(
                 lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
             )
-            result = train_or_report(problem, FeatureGradient(features), settings, run)
+            gradient = FeatureGradient(features)
+            result = train_planned(problem, gradient, plan.stages, plan.training, run)
             if self.kernel is None and self.optimizer is not None:
                 self._check_roughness(problem, run)
             jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
@@ -273,22 +270,9 @@ class RFFRegressor(GPRegressorBase):
         self.log_marginal_likelihood_value_ = evaluation.value
         return max(evaluation.jitter, weights.jitter)
 
-    def _is_small(self, table: Table) -> bool:
-        """Whether "auto" means the exact process rather than features."""
-        return self.n_components == "auto" and len(table.X) <= SMALL_TABLE
-
     def _default_kernel(self, table: Table) -> Kernel:
-        limit = None if self._is_small(table) else LARGEST_FEATURE_SIGNAL
+        limit = LARGEST_FEATURE_SIGNAL if takes_features(self, len(table.X)) else None
         return data_scaled_kernel(table.X, table.y, limit)
-
-    def _fit_rows(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
-        """Fit the exact process of all rows instead of features."""
-        n = len(table.X)
-        checked_pairs(run, "n_components", kernel, 2, n)
-        run.chose("n_components", None, f"{n} rows: the exact process is as fast")
-        self._features = self.coef_ = self.coef_precision_cholesky_ = None
-        settings = StageSettings.of(self, self.n_restarts_optimizer)
-        self._fit_exactly(table, kernel, settings, "give n_components", run)
 
     # ------------------------------------------------------------------ after training
 

@@ -7,27 +7,13 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import (
-    SMALL_TABLE,
-    FactorBudget,
-    FitRun,
-    GPRegressorBase,
-    StageSettings,
-    train_or_report,
-)
-from ...core.data import Table
+from ...core import FactorBudget, FitRun, GPRegressorBase, train_planned
 from ...core.posteriors import Posterior
-from ...core.training import check_noisy_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
-from ._gradients import SingleSampleGradient
-from ._training import FLOAT64, checked_pairs
-
-# Value of min_components="auto" in a series.
-_COMPONENTS = 500
-# Parameters of the series, which have no effect if nothing is trained.
-_OF_SERIES = ("min_components", "component_step", "truncation")
+from ._plan import plan_series
+from ._training import checked_pairs
 
 
 class SSRFFRegressor(GPRegressorBase):
@@ -219,21 +205,23 @@ class SSRFFRegressor(GPRegressorBase):
             If the work would not fit into memory; raised before it starts.
         """
         with FitRun(self) as run:
-            check_noisy_optimizer(self.optimizer, type(self).__name__, ("adam",))
             table = self._read_table(X, y, noise_variance, run)
             kernel = self._compile_kernel(table, run)
             table = table.centred(kernel)
-            run.computes_in_float64(FLOAT64)
-            if self._is_small(len(table.X)):
-                self._fit_rows(table, kernel, run)
+            plan = plan_series(self, *table.X.shape, run.machine, n_params=kernel.n_params)
+            run.follow(plan)
+            self.dtype_ = plan.dtype.value
+            n, m = len(table.X), plan.min_components.value
+            checked_pairs(run, "min_components", kernel, min(m or 2, n), n)
+            if m is None:
+                self._fit_exactly(table, kernel, plan.stages, "use RFFRegressor", run)
                 return self
-            gradient = self._gradient(kernel, len(table.X), run)
             run.begin(table.X, table.y)
             problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
             run.preview = lambda model, step: model._finish(kernel, step.theta)
             factor = FactorBudget(problem, run)
-            result = train_or_report(problem, gradient, StageSettings.of(self), run, _OF_SERIES)
+            result = train_planned(problem, plan.gradient, plan.stages, plan.training, run)
             problem.workspace.release()
             jitter = factor.finish(
                 "factor", table, self._keep_table, lambda: self._finish(kernel, result.theta)
@@ -244,38 +232,6 @@ class SSRFFRegressor(GPRegressorBase):
                 summary=f"gradients from random features, exact predictions on {run.device}",
             )
         return self
-
-    def _is_small(self, n: int) -> bool:
-        """Whether "auto" means the exact process rather than a series."""
-        free = isinstance(self.optimizer, str) and self.optimizer == "auto"
-        return self.min_components == "auto" and free and n <= SMALL_TABLE
-
-    def _fit_rows(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
-        """Fit the exact process of all rows without noisy steps."""
-        n = len(table.X)
-        resolve_truncation(self.truncation)
-        checked_pairs(run, "min_components", kernel, 2, n)
-        run.chose("min_components", None, f"{n} rows: the exact process is faster")
-        run.ignores(("component_step", "truncation"), "the exact process has no series")
-        self._fit_exactly(table, kernel, StageSettings.of(self), "use RFFRegressor", run)
-
-    def _gradient(self, kernel: TorchKernel, n: int, run: FitRun) -> SingleSampleGradient:
-        """The gradient estimator; refuses kernels without features and tables too large."""
-        run.check_memory(
-            24 * n * n,
-            f"The exact last term of the series for {n} rows (three {n} x {n} matrices)",
-            "use RFFRegressor or RRCGRegressor, whose memory is linear in the rows, or fewer rows",
-        )
-        m = self.min_components if self.min_components != "auto" else _COMPONENTS
-        run.chose("min_components", m, "noise and cost of a step are balanced")
-        gradient = SingleSampleGradient(
-            self.truncation, min_components=m, component_step=self.component_step
-        )
-        checked_pairs(run, "min_components", kernel, min(m, n), n)
-        if gradient.levels(n).truncation is None:
-            why = f"{n} rows are no more than min_components, rounded up: all steps are exact"
-            run.ignores(_OF_SERIES, why)
-        return gradient
 
     def _finish(self, kernel: TorchKernel, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""

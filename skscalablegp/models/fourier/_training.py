@@ -10,9 +10,6 @@ from ...features import frequencies_per_product, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel
 from ._collapsed import BATCH_ROWS
 
-# The reason for double precision.
-FLOAT64 = "sums of many products of features need double precision"
-
 
 def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
     """The number of frequencies for each product of the kernel, of m functions in all.

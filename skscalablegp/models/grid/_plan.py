@@ -19,8 +19,7 @@ from ...core import (
     data_scaled_kernel,
     ignore,
     is_auto,
-    nothing_to_train,
-    plan_training,
+    plan_stages,
     resolve,
 )
 from ._grid import Grid, varying_columns
@@ -90,8 +89,7 @@ def plan_method(params: Any, n: int) -> MethodPlan:
     settings = StageSettings.of(params, params.n_restarts_optimizer)
     return MethodPlan(
         solver=solver,
-        training=nothing_to_train(params.optimizer)
-        or plan_training(settings, solver.value == "cholesky", n),
+        training=plan_stages(settings, solver.value == "cholesky", n),
         priors=resolve(params.priors, None, "a grid takes those that are given"),
         ignored=ignored,
     )

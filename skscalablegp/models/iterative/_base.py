@@ -19,10 +19,9 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     Machine,
-    TrainingPlan,
-    fit_hyperparameters,
     to_numpy,
     to_torch,
+    train_planned,
     well_conditioned,
 )
 from ...core.data import Table, n_columns, random_rows
@@ -159,15 +158,12 @@ class SolvedGPRegressor(GPRegressorBase):
         self, problem: GPProblem, plan: IterativePlan, run: FitRun
     ) -> tuple[TrainingResult, IterativePlan]:
         """Train the hyperparameters, if there are any, and revise the plan where that fails."""
-        theta, stages = problem.kernel.theta0.numpy(), plan.stages
-        if not isinstance(plan.training, TrainingPlan):
-            return TrainingResult.untrained(theta, problem.X.dtype), plan
-        result = fit_hyperparameters(problem, plan.estimator, theta, stages, run)
+        result = train_planned(problem, plan.estimator, plan.stages, plan.training, run)
         local = plan.posterior.value == "neighbors" and not plan.all_rows
         if not (local and result.planned and result.n_iter) or run.stopped:
             return result, plan
         result, why = with_neighbourhoods(
-            problem, result, stages.gain_per_row, self._max_jitter(), run
+            problem, result, plan.stages.gain_per_row, self._max_jitter(), run
         )
         if why:
             training = replace(plan.training, max_iter=Choice(0, why))

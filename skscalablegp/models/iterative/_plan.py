@@ -18,7 +18,7 @@ from ...core import (
     Subsets,
     ignore,
     is_auto,
-    nothing_to_train,
+    plan_stages,
     plan_training,
     resolve,
     rows_for,
@@ -140,9 +140,8 @@ class IterativePlan(Plan):
         plan = self.in_precision(str(dtype).removeprefix("torch."))
         if self.estimator.exact:
             return replace(plan, solves=self.solves.factorised())
-        ignored = dict(self.ignored)
         if self.posterior.value == "exact":
-            ignored |= ignore(*_OF_SOLVES, because=FACTORISED)
+            plan = plan.ignoring(*_OF_SOLVES, because=FACTORISED)
         return replace(
             plan,
             solver=Choice("cholesky", _ILL_CONDITIONED),
@@ -150,7 +149,6 @@ class IterativePlan(Plan):
             training=plan_training(self.stages, True, self.n),
             estimator=ExactGradient(self.solves.max_jitter),
             solves=self.solves.factorised(),
-            ignored=ignored,
         )
 
     def describe(self, dtype: str, device: torch.device) -> str:
@@ -230,10 +228,8 @@ def plan(
 def with_training(plan: IterativePlan, n_params: int) -> IterativePlan:
     """The plan with that of training on all rows, or of a fit that trains nothing."""
     unused = ("training_max_epochs", "subset_size", "gradient", "train_on")
-    training = nothing_to_train(plan.stages.optimizer, n_params, unused)
-    return replace(
-        plan, training=training or plan_training(plan.stages, plan.estimator.exact, plan.n)
-    )
+    training = plan_stages(plan.stages, plan.estimator.exact, plan.n, n_params, unused)
+    return replace(plan, training=training)
 
 
 # ---------------------------------------------------------------------- parts of both models

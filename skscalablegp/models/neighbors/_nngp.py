@@ -13,17 +13,12 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ..._validation import resolve_dtype
 from ...core import (
-    SMALL_TABLE,
+    Choice,
     FitRun,
     GPRegressorBase,
-    StageSettings,
-    Subsets,
     random_rows,
-    rows_for,
-    start_rows,
-    train_or_report,
+    train_planned,
 )
 from ...core.data import Table
 from ...core.posteriors import Posterior
@@ -32,17 +27,13 @@ from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GPProblem, GradientEstimator, GradientState
 from ._metric import Metric
 from ._objectives import LocalGradient, Scales, neighbours_of
+from ._plan import NeighborPlan, plan
 from ._posterior import NeighborPosterior
 
-# Values of n_neighbors="auto" on tables that are not small. Predictions with the larger number take
-# three times as long, which is accepted for this gain in nats per row.
-_NEIGHBORS, _MORE_NEIGHBORS, _WORTH = 200, 400, 0.02
-# Rows of the exact fit from which training starts, and with objective="subset".
-_START, _SUBSET = 1000, 3000
+# The gain, in nats per row, for which "auto" takes the larger number of neighbours.
+_WORTH = 0.02
 # Number of rows of the calibration, which costs as much as their prediction.
 _CALIBRATION = 2000
-# Rows up to which "auto" predicts in double precision.
-_DOUBLE_ROWS = 10_000
 
 
 class NNGPRegressor(GPRegressorBase):
@@ -284,20 +275,15 @@ class NNGPRegressor(GPRegressorBase):
         return self
 
     def _fit_table(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
-        n = len(table.X)
-        self.n_neighbors_, self.local_power_, self._scale = self._enough(n), 0.0, 1.0
-        why = f"{n:,} rows; all of them up to {SMALL_TABLE:,}"
-        run.chose("n_neighbors", self.n_neighbors_, why)
+        (n, d), t = table.X.shape, table.targets.shape[1]
+        settings = plan(self, n, d, run.machine, n_targets=t, n_params=kernel.n_params)
+        run.follow(settings)
+        self.n_neighbors_, self.local_power_, self._scale = settings.n_neighbors.value, 0.0, 1.0
+        self.dtype_ = settings.dtype.value
         if self.n_neighbors_ >= n:
-            why = "all rows are neighbours: the exact process"
-            unused = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
-            run.ignores(unused, why)
-            run.computes_in_float64(why)
             self._kind, self._seen, self._near = "subset", np.arange(n), None
-            settings = StageSettings.of(self, self.n_restarts_optimizer)
-            self._fit_exactly(table, kernel, settings, "use a smaller n_neighbors", run)
+            self._fit_exactly(table, kernel, settings.stages, "use a smaller n_neighbors", run)
             return
-        self.dtype_ = run.chose("dtype", self._precision(n), f"{n:,} rows")
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
         # Refuses kernels that have no metric, before any work.
         Metric(kernel, kernel.theta0, problem.X[:2])
@@ -307,50 +293,24 @@ class NNGPRegressor(GPRegressorBase):
         run.preview = lambda model, step: model._keep(
             kernel, step.theta, step.objective if step.stage == "full" else np.nan
         )
-        result = self._train(problem, run)
+        result = self._train(problem, settings, run)
         run.finish("value", lambda: self._keep(kernel, result.theta, result.value))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         self._remember(run.finish("index", self._build_posterior))
         run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
 
-    def _enough(self, n: int) -> int:
-        """The number of neighbours in a table of n rows."""
-        if self.n_neighbors == "auto":
-            return n if n <= SMALL_TABLE else _NEIGHBORS
-        return min(self.n_neighbors, n)
-
-    def _precision(self, n: int) -> str:
-        return str(resolve_dtype(self.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
-
-    def _train(self, problem: GPProblem, run: FitRun) -> TrainingResult:
+    def _train(self, problem: GPProblem, settings: NeighborPlan, run: FitRun) -> TrainingResult:
         """Train; keep the objective's rows, for `log_marginal_likelihood`."""
         n, exact = len(problem.X), self.objective == "subset"
-        size = self.subset_size
-        if size == "auto" or (exact and size is None):
-            size = _SUBSET if exact else rows_for(problem.X.shape[1], _START)
-        size = None if size is None else min(size, n)
-        centers = min(self.n_centers, n)
-        if exact:
-            run.ignores("n_centers", "the exact likelihood of a subset has no neighbourhoods")
-        need = 8 * n * (4 * problem.X.shape[1] + problem.Y.shape[1]) + 24 * (size or 0) ** 2
-        what = f"A search tree of {n:,} rows and an exact start on subset_size={size} rows"
-        run.check_memory(need, what, "use a smaller subset_size, or fewer rows")
         self._kind, self._near = self.objective, None
-        self._seen = random_rows(n, size if exact else centers, run.generator).numpy()
+        self._seen = random_rows(n, settings.n_rows, run.generator).numpy()
         part, estimator = self._objective_on(problem)
-        settings = StageSettings.of(
-            self,
-            self.n_restarts_optimizer,
-            subsets=Subsets.of(start_rows(*part.X.shape) if exact else size),
-        )
-        unused = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
-        result = train_or_report(part, estimator, settings, run, unused)
-        run.chose("subset_size", size, f"{n:,} rows: an exact start saves steps")
+        result = train_planned(part, estimator, settings.stages, settings.training, run)
         asked = self.calibrate or self.n_neighbors == "auto"
         fixed = self.optimizer is None or problem.kernel.n_params == 0
         if asked and not (fixed or run.stopped):
             with run.stage("calibration", optional=True):
-                result = self._calibrated(problem, result, run)
+                result = self._calibrated(problem, settings, result, run)
         if not exact:
             near = result.state.extra.get("near")
             if near is None or near.shape[1] != self.n_neighbors_:
@@ -361,7 +321,7 @@ class NNGPRegressor(GPRegressorBase):
         return result
 
     def _calibrated(
-        self, problem: GPProblem, result: TrainingResult, run: FitRun
+        self, problem: GPProblem, settings: NeighborPlan, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
         """Choose the number of neighbours and scale the kernel, by rows that are left out."""
         # Predictions of the rows in the training objective are too good to tell the scale. They
@@ -370,29 +330,31 @@ class NNGPRegressor(GPRegressorBase):
         others = torch.as_tensor(np.setdiff1d(np.arange(n), seen))
         auto, scaled = self.n_neighbors == "auto", self.calibrate and len(others) > 0
         if self.calibrate and not scaled:
-            run.ignores("calibrate", "training has predicted all rows")
+            run.follow(settings.ignoring("calibrate", because="training has predicted all rows"))
         if not len(others):
             others = torch.arange(n)
         theta = torch.as_tensor(result.theta)
         scales = Scales(problem, theta)
         if scaled and not scales.free:
-            run.ignores("calibrate", "no hyperparameters scale the whole kernel")
+            why = "no hyperparameters scale the whole kernel"
+            run.follow(settings.ignoring("calibrate", because=why))
         scaled = scaled and scales.free
         if not (auto or scaled):
             return result
         rows = others[random_rows(len(others), _CALIBRATION, run.generator)].to(problem.X.device)
-        near = neighbours_of(problem, theta, rows, _MORE_NEIGHBORS if auto else self.n_neighbors_)
+        near = neighbours_of(problem, theta, rows, max(settings.compared))
         found = {}
-        for m in (_NEIGHBORS, _MORE_NEIGHBORS) if auto else (self.n_neighbors_,):
+        for m in settings.compared:
             run.budget.check()
             dtype = getattr(torch, self.dtype_)
             found[m] = scales.best(rows, near[:, :m], dtype, scaled, self.local_scale)
         if auto:
-            few, many = found[_NEIGHBORS].density, found[_MORE_NEIGHBORS].density
-            self.n_neighbors_ = _MORE_NEIGHBORS if many > few + _WORTH else _NEIGHBORS
-            gain = f"{_MORE_NEIGHBORS} instead of {_NEIGHBORS} gain {many - few:.3f} nats a row"
-            run.chose("n_neighbors", self.n_neighbors_, gain)
-            if self.n_neighbors_ != _NEIGHBORS:
+            few, many = settings.compared
+            gain = found[many].density - found[few].density
+            self.n_neighbors_ = many if gain > _WORTH else few
+            why = f"{many} instead of {few} gain {gain:.3f} nats a row"
+            run.follow(replace(settings, n_neighbors=Choice(self.n_neighbors_, why)))
+            if self.n_neighbors_ != few:
                 # The likelihood is that of rows given as many neighbours as predictions take.
                 result = replace(result, value=float("nan"))
         if not scaled:
@@ -453,18 +415,20 @@ class NNGPRegressor(GPRegressorBase):
             X, Y, known = self._read_more(X, y, noise_variance, run)
             old, m = len(self.X_train_), self.n_neighbors_
             n = self._append(X, Y, known)
+            settings = plan(self, *self.X_train_.shape, run.machine)
+            precision = settings.dtype.value
             if m == old or self.n_neighbors != "auto":
-                self.n_neighbors_ = self._enough(n)
+                self.n_neighbors_ = settings.n_neighbors.value
             if self.n_neighbors_ == n:
                 # The likelihood is that of all rows, as after a fit.
                 posterior, evaluation = run.finish("index", self._exact)
                 self.local_power_ = 0.0
                 self._seen = np.arange(n)
                 self.log_marginal_likelihood_value_ = evaluation.value
-            elif self.n_neighbors_ == m < old and self.dtype_ == self._precision(n):
+            elif self.n_neighbors_ == m < old and self.dtype_ == precision:
                 posterior = before.plus(self._trained_problem(), len(X))
             else:
-                self.dtype_ = self._precision(n)
+                self.dtype_ = precision
                 posterior = run.finish("index", self._build_posterior)
             self._remember(posterior)
             if self._kind != "subset":

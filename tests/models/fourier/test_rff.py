@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import RFFRegressor, RRCGRegressor, SSRFFRegressor
-from skscalablegp.core import to_torch
+from skscalablegp.core import Machine, to_torch
 from skscalablegp.core.training import StopTraining
 from skscalablegp.features import sample_prior_features
 from skscalablegp.gradients import GradientState
@@ -35,6 +35,7 @@ from skscalablegp.models.fourier import (
     level_terms,
     single_sample_terms,
 )
+from skscalablegp.models.fourier._plan import plan_features, plan_series
 from skscalablegp.training import LBFGS, Adam
 from skscalablegp.truncation import ExponentialTruncation, FixedTruncation, ReciprocalTruncation
 
@@ -460,9 +461,29 @@ def test_small_tables_are_the_exact_process_by_default():
         model.predict(X, return_std=True), exact.predict(X, return_std=True), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert model._is_small(2000) and not model._is_small(2001)
-    assert not SSRFFRegressor(optimizer="adam")._is_small(60)
-    assert not SSRFFRegressor(min_components=500)._is_small(60)
+
+
+@pytest.mark.parametrize(
+    "n, params, features, series",
+    [
+        (2_000, {}, None, None),
+        (2_001, {}, 700, 500),
+        (60, {"optimizer": "adam"}, None, 500),
+        (200, {"n_components": 40, "min_components": 50}, 40, 50),
+    ],
+)
+def test_plans_draw_features_for_large_tables_or_if_asked(n, params, features, series):
+    def known(model):
+        return {name: value for name, value in params.items() if name in model().get_params()}
+
+    plan = plan_features(RFFRegressor(**known(RFFRegressor)), n, 3, Machine(), n_params=5)
+    assert plan.n_components.value == features and plan.dtype.value == "float64"
+    assert ("optimizer" in plan.choices) == (features is not None)
+    plan = plan_series(SSRFFRegressor(**known(SSRFFRegressor)), n, 3, Machine(), n_params=5)
+    assert plan.min_components.value == series and (plan.gradient is None) == (series is None)
+    # Nothing is truncated on tables without more rows than the first term has functions.
+    assert ("truncation" in plan.without_effect) == (series is None or n <= series)
+    assert [need.bytes for need in plan.needs] == ([] if series is None else [24 * n * n])
 
 
 def test_time_is_looked_at_between_the_terms_of_a_step():

@@ -20,13 +20,14 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from skscalablegp import NNGPRegressor
-from skscalablegp.core import fitted_process
+from skscalablegp.core import Machine, fitted_process
 from skscalablegp.core.posteriors import ExactPosterior
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, compile_kernel
 from skscalablegp.linalg.gradients import GPProblem, exact_marginal_likelihood
 from skscalablegp.models.neighbors._local import blocks, chain, left_out, predict
 from skscalablegp.models.neighbors._metric import Index, Metric
 from skscalablegp.models.neighbors._objectives import Scales, neighbours_of
+from skscalablegp.models.neighbors._plan import plan
 
 KERNEL = ConstantKernel(2.0) * Matern([0.7, 1.5], nu=1.5) + WhiteKernel(0.05)
 KERNELS = {
@@ -301,15 +302,44 @@ def test_calibration_counts_known_noise():
     assert found.density > max(density(0.97 * found.scale), density(1.03 * found.scale))
 
 
+def few_neighbors(monkeypatch, worth):
+    """A table of more than 50 rows has 8 or 60 neighbours."""
+    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60).items():
+        monkeypatch.setattr(f"skscalablegp.models.neighbors._plan.{name}", value)
+    monkeypatch.setattr("skscalablegp.models.neighbors._nngp._WORTH", worth)
+
+
+@pytest.mark.parametrize(
+    "n, params, neighbors, dtype, subset, n_rows",
+    [
+        (2_000, {}, 2_000, "float64", None, 0),
+        (2_001, {}, 200, "float64", 1_000, 1_000),
+        (100_000, {}, 200, "float32", 1_000, 1_000),
+        (5_000, {"n_centers": 30, "n_neighbors": 9}, 9, "float64", 1_000, 30),
+        (5_000, {"objective": "subset"}, 200, "float64", 3_000, 3_000),
+        (5_000, {"subset_size": None}, 200, "float64", None, 1_000),
+        (500, {"n_neighbors": 20, "dtype": "float32"}, 20, "float32", 500, 500),
+    ],
+    ids=str,
+)
+def test_plans(n, params, neighbors, dtype, subset, n_rows):
+    made = plan(NNGPRegressor(**params), n, 4, Machine(), n_params=6)
+    assert (made.n_neighbors.value, made.dtype.value, made.n_rows) == (neighbors, dtype, n_rows)
+    assert (made.subset_size and made.subset_size.value) == subset
+    assert ("objective" in made.without_effect) == (neighbors == n)
+    assert ("n_centers" in made.without_effect) == (neighbors == n or "objective" in params)
+    assert made.compared == (
+        () if neighbors == n else (200, 400) if neighbors == 200 else (neighbors,)
+    )
+
+
 @pytest.mark.parametrize(
     "worth, chosen, calibrate", [(0.02, 60, True), (10, 8, True), (10, 8, False)]
 )
 def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
     monkeypatch, worth, chosen, calibrate, given_start
 ):
-    module = "skscalablegp.models.neighbors._nngp."
-    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=worth).items():
-        monkeypatch.setattr(module + name, value)
+    few_neighbors(monkeypatch, worth)
     X, y, X_new = table(400)
     settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
     ours = model(n_centers=40, calibrate=calibrate, **settings).fit(X, y)
@@ -350,9 +380,7 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_training_that_predicts_all_rows(monkeypatch, calibrate):
     """Neighbours are compared all the same; the scale has no rows to be judged by."""
-    module = "skscalablegp.models.neighbors._nngp."
-    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60, _WORTH=0.0).items():
-        monkeypatch.setattr(module + name, value)
+    few_neighbors(monkeypatch, 0.0)
     X, y, _ = table(120)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, n_centers=120)
     ours = model(n_neighbors="auto", calibrate=calibrate, **settings).fit(X, y)
@@ -612,7 +640,7 @@ def test_threads_change_nothing():
 
 
 def test_rows_that_are_added_change_the_precision_with_the_size(monkeypatch):
-    monkeypatch.setattr("skscalablegp.models.neighbors._nngp._DOUBLE_ROWS", 100)
+    monkeypatch.setattr("skscalablegp.models.neighbors._plan._DOUBLE_ROWS", 100)
     X = np.random.default_rng(0).random((120, 2))
     y = np.sin(6 * X[:, 0])
     ours = NNGPRegressor(n_neighbors=20, random_state=0).fit(X[:90], y[:90])

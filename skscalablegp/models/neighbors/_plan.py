@@ -1,0 +1,117 @@
+"""The plan of a nearest-neighbour Gaussian process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..._validation import resolve_dtype
+from ...core import (
+    SMALL_TABLE,
+    Choice,
+    Machine,
+    MemoryNeed,
+    Plan,
+    StageSettings,
+    Subsets,
+    is_auto,
+    only_float64,
+    plan_stages,
+    resolve,
+    rows_for,
+    start_rows,
+)
+
+# Values of n_neighbors="auto" on tables that are not small. Predictions with the larger number take
+# three times as long.
+_NEIGHBORS, _MORE_NEIGHBORS = 200, 400
+# Rows of the exact fit from which training starts, and with objective="subset".
+_START, _SUBSET = 1000, 3000
+# Rows up to which "auto" predicts in double precision.
+_DOUBLE_ROWS = 10_000
+# Parameters of a model that is trained and has neighbours.
+_OF_NEIGHBORS = ("objective", "calibrate", "local_scale", "subset_size", "n_centers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborPlan(Plan):
+    """How one fit is carried out.
+
+    Attributes
+    ----------
+    n_neighbors, dtype, subset_size : Choice
+        Of the parameters. As many neighbours as rows are the exact process, which has no subset.
+    compared : tuple of int
+        Numbers of neighbours among which the calibration chooses.
+    n_rows : int
+        Number of rows whose density training maximises.
+    stages : StageSettings
+    training : Plan
+        Of training on these rows.
+    """
+
+    n_neighbors: Choice
+    dtype: Choice
+    stages: StageSettings
+    subset_size: Choice | None = None
+    compared: tuple[int, ...] = ()
+    n_rows: int = 0
+    training: Plan = Plan()
+
+
+def plan(
+    params: Any, n: int, d: int, machine: Machine, *, n_targets: int = 1, n_params: int = 1
+) -> NeighborPlan:
+    """The plan of an `NNGPRegressor` for n rows of d columns.
+
+    Parameters
+    ----------
+    params : NNGPRegressor
+        Only its parameters are read.
+    n, d : int
+    machine : Machine
+    n_targets, n_params : int, default=1
+        Number of target columns, and of free hyperparameters.
+    """
+    rows, stages = f"{n:,} rows", StageSettings.of(params, params.n_restarts_optimizer)
+    neighbors = resolve(
+        params.n_neighbors,
+        n if n <= SMALL_TABLE else _NEIGHBORS,
+        f"{rows}; all of them up to {SMALL_TABLE:,}",
+    )
+    if neighbors.value >= n:
+        why = "all rows are neighbours: the exact process"
+        neighbors = Choice(n, neighbors.reason)
+        all_rows = NeighborPlan(n_neighbors=neighbors, stages=stages, **only_float64(params, why))
+        return all_rows.ignoring(*_OF_NEIGHBORS, because=why)
+    exact, size = params.objective == "subset", params.subset_size
+    if is_auto(size) or (exact and size is None):
+        size = _SUBSET if exact else rows_for(d, _START)
+    size = None if size is None else min(size, n)
+    n_rows = size if exact else min(params.n_centers, n)
+    subsets = Subsets.of(start_rows(n_rows, d) if exact else size)
+    stages = replace(stages, subsets=subsets)
+    dtype = str(resolve_dtype(params.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
+    compared = (neighbors.value,)
+    if is_auto(params.n_neighbors):
+        compared = (_NEIGHBORS, _MORE_NEIGHBORS)
+    made = NeighborPlan(
+        n_neighbors=neighbors,
+        dtype=Choice(dtype, rows),
+        subset_size=Choice(size, f"{rows}: an exact start saves steps"),
+        compared=compared,
+        n_rows=n_rows,
+        stages=stages,
+        training=plan_stages(stages, True, n_rows if exact else n, n_params, _OF_NEIGHBORS),
+        needs=(_search_tree(n, d, n_targets, size),),
+    )
+    why = "the exact likelihood of a subset has no neighbourhoods"
+    return made.ignoring("n_centers", because=why) if exact else made
+
+
+def _search_tree(n: int, d: int, n_targets: int, size: int | None) -> MemoryNeed:
+    return MemoryNeed(
+        8 * n * (4 * d + n_targets) + 24 * (size or 0) ** 2,
+        f"A search tree of {n:,} rows and an exact start on subset_size={size} rows",
+        "use a smaller subset_size, or fewer rows",
+    )
