@@ -113,7 +113,7 @@ class NeighborPosterior(Posterior):
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b b"]]:
         """The mean, and a matrix B with covariance B B'; O(b^3 / 3)."""
         near = self._near(X)
-        mean, variance = self._moments(X, near)
+        mean, variance, _ = self._moments(X, near)
         half = chain(self._problem, self._theta, X, near, *self._earlier(X))
         length = half.norm(dim=1)
         scale = torch.where(length > 0, variance.sqrt() / length.clamp_min(1e-300), 0.0)
