@@ -8,4 +8,4 @@ from .linalg.gradients import PathwiseGradient as PathwiseGradient
 from .linalg.gradients import StandardGradient as StandardGradient
 from .linalg.gradients import TruncatedGradient as TruncatedGradient
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))

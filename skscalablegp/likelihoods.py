@@ -9,4 +9,4 @@ from .core.likelihoods import Softmax as Softmax
 from .core.likelihoods._laplace import Laplace as Laplace
 from .core.likelihoods._student_t import StudentT as StudentT
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))

@@ -13,4 +13,4 @@ from .kernels import HalfCauchy as HalfCauchy
 from .kernels import LogNormal as LogNormal
 from .kernels import Prior as Prior
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))

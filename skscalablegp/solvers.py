@@ -17,4 +17,4 @@ from .linalg.solvers._block_cg import BlockCG as BlockCG
 from .linalg.solvers._sdd import SDD as SDD
 from .linalg.solvers._sgd import SGD as SGD
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))

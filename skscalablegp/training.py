@@ -9,4 +9,4 @@ from .core.training import Optimizer as Optimizer
 from .core.training import QuasiNewton as QuasiNewton
 from .core.training import TrainingStep as TrainingStep
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))

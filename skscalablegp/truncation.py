@@ -7,4 +7,4 @@ from .linalg.truncation import ReciprocalTruncation as ReciprocalTruncation
 from .linalg.truncation import Truncation as Truncation
 from .linalg.truncation import TruncationDistribution as TruncationDistribution
 
-__all__ = sorted(name for name in globals() if not name.startswith("_"))
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and callable(value))
