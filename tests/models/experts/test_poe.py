@@ -20,6 +20,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 from skscalablegp import PoERegressor
 from skscalablegp.core import fitted_process
+from skscalablegp.core.training import Budget
 from skscalablegp.models.experts import COMBINATIONS
 from skscalablegp.models.experts import _parts as _experts
 from skscalablegp.models.experts._parts import global_first, kmeans_parts, random_parts
@@ -437,10 +438,12 @@ def test_an_interrupt_ends_the_training_of_separate_experts(at, monkeypatch):
         if at == "start" and step.iteration == 2:
             raise KeyboardInterrupt
 
-    def trained(*task):
-        seen.append(task)
-        expert = train_expert(*task)
-        return replace(expert, stop_reason="interrupted") if len(seen) == 2 else expert
+    def trained(table, theta, settings, budget, *rest):
+        seen.append(table)
+        expert = train_expert(table, theta, settings, budget, *rest)
+        if len(seen) < 2:
+            return expert
+        return replace(expert, stop_reason=budget.end("interrupted"))
 
     monkeypatch.setattr(_experts, "train_expert", trained)
     model = poe(share_hyperparameters=False, combination="gpoe", callbacks=press)
@@ -485,10 +488,10 @@ def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
     X, y, _ = table()
     shares, train_expert = [], _experts.train_expert
 
-    def slow(table, theta, settings, seconds, *rest):
-        shares.append(seconds)
+    def slow(table, theta, settings, budget, *rest):
+        shares.append(budget.limit)
         reason = "max_seconds" if len(shares) == 1 else "converged"
-        return replace(train_expert(table, theta, settings, None, *rest), stop_reason=reason)
+        return replace(train_expert(table, theta, settings, Budget(), *rest), stop_reason=reason)
 
     monkeypatch.setattr(_experts, "train_expert", slow)
     with pytest.warns(ConvergenceWarning, match="raise max_seconds"):
