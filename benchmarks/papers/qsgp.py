@@ -143,9 +143,10 @@ def figure1(rank, control, repeats=150):
     from skscalablegp.models.sampled import (
         BasisDraw,
         Control,
+        NoiseAtRows,
         Projection,
+        SampledBatch,
         SeededFourier,
-        Site,
         Squares,
         SupportRows,
         sampled_gradient,
@@ -165,7 +166,7 @@ def figure1(rank, control, repeats=150):
     p = torch.as_tensor(rng.permutation(n)[: max(rank, 1)])
     support = SupportRows(compiled, theta, X[p], X[p, :1], X[p[:1]], X[p[:1], :1])
     a = basis.part(np.arange(basis.n_blocks)).evaluate(theta, X[p]) @ mu.reshape(-1, 1)
-    site = Site(Gaussian(), noise, 1 / noise)
+    known_noise = NoiseAtRows(Gaussian(), noise, 1 / noise)
     values, gradients, square = [], [], torch.zeros(b, 1)
     for _ in range(repeats):
         rows = X[torch.as_tensor(rng.choice(n, b, replace=False))]
@@ -184,15 +185,15 @@ def figure1(rank, control, repeats=150):
             known = Squares(a, 1 / noise / rank)
         elif control == "regression":
             known = Projection(support.regression(support.cross(rows)), a)
-        batch = torch.zeros(b, 1), *draws, known, square, n
-        value = sampled_loss(site, *batch)
+        batch = SampledBatch(torch.zeros(b, 1), *draws, known, square, n)
+        value = sampled_loss(known_noise, batch)
         if control == "squares":
             # Equation 3, which training only ever sees the gradient of.
             product = (draws[0].support() * draws[1].support()).sum()
             value = value + 0.5 * n / noise / rank * (a.square().sum() - product)
         values.append(float(value))
         gradient = torch.zeros(2, m // 2)
-        for (part, _), g in zip(parts, sampled_gradient(site, *batch), strict=True):
+        for (part, _), g in zip(parts, sampled_gradient(known_noise, batch), strict=True):
             gradient.index_add_(1, part.index, g.reshape(2, -1))
         gradients.append(gradient.flatten())
     spread = torch.stack(gradients).double().var(0).mean()

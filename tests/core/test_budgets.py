@@ -30,7 +30,9 @@ from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.blocks import watched
 from skscalablegp.models.fourier._collapsed import collapsed_marginal_likelihood
 from skscalablegp.models.inducing import _collapsed
+from skscalablegp.models.sampled import _qsrvm
 from skscalablegp.models.sampled._exact import exact_process
+from skscalablegp.models.sampled._start import Rows
 
 
 class Clock:
@@ -296,7 +298,7 @@ def test_a_budget_that_is_spent_at_the_start_costs_one_score():
 def test_a_late_process_takes_one_newton_step():
     X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
     labels = (X > 0).astype(float)
-    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), X, labels, 30
+    args = RBF() * 9.0 + WhiteKernel(1e-3), Bernoulli(), Rows(X, labels), 30
     late, whole = exact_process(*args, late=lambda: True), exact_process(*args)
     assert late.lower_bound < whole.lower_bound - 0.1
     assert np.corrcoef(late.mean[:, 0], whole.mean[:, 0])[0, 1] > 0.9
@@ -304,7 +306,7 @@ def test_a_late_process_takes_one_newton_step():
 
 def test_relevance_vectors_are_not_calibrated_after_the_deadline(monkeypatch):
     ours = table(80)
-    monkeypatch.setattr(QSRVMRegressor, "_checked", lambda *_: pytest.fail("no time for it"))
+    monkeypatch.setattr(_qsrvm, "compared", lambda *_: pytest.fail("no time for it"))
     with pytest.warns(ConvergenceWarning, match="max_seconds"):
         model = QSRVMRegressor(max_seconds=1e-6, random_state=0).fit(ours.X, ours.y)
     assert np.isfinite(model.predict(ours.X)).all()

@@ -40,15 +40,15 @@ MUTANTS = [
     (
         "dense columns left out of the variance",
         ESTIMATES,
-        "variance = (square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)).clamp_min(0)",
-        "variance = square",
+        "return self.square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)",
+        "return self.square",
         STEPS,
         True,
     ),
     (
         "each draw meets its own residual",
         ESTIMATES,
-        "    if site.gaussian or control.crosses:\n",
+        "    if noise.gaussian or control.crosses:\n",
         "    if False:\n",
         ONE_STEP,
     ),
@@ -111,14 +111,14 @@ MUTANTS = [
     (
         "hyperparameters forget the diagonal",
         STEPPER,
-        "square = scale * (third",
-        "square = 0 * (third",
+        "square=scale * (third",
+        "square=0 * (third",
         THETA,
     ),
     (
         "the sampled loss forgets the rows that are not drawn",
         ESTIMATES,
-        "return -n / len(Y) * value.sum()",
+        "return -batch.n / len(Y) * value.sum()",
         "return -value.sum()",
         BOUNDS + "sampled_loss",
     ),
@@ -160,8 +160,8 @@ MUTANTS = [
     (
         "Newton steps with half of the curvature",
         "models/sampled/_exact.py",
-        "curvature = -2 * site.terms(Y, f, std.square()).d_variance",
-        "curvature = -site.terms(Y, f, std.square()).d_variance",
+        "curvature = -2 * noise.terms(Y, f, std.square()).d_variance",
+        "curvature = -noise.terms(Y, f, std.square()).d_variance",
         _TESTS + "newton_steps",
     ),
 ]

@@ -2,8 +2,16 @@
 
 from ._basis import SeededFourier
 from ._classifier import QSGPClassifier
-from ._estimates import BasisDraw, Control, Projection, Squares, sampled_gradient, sampled_loss
+from ._estimates import (
+    BasisDraw,
+    Control,
+    Projection,
+    SampledBatch,
+    Squares,
+    sampled_gradient,
+    sampled_loss,
+)
+from ._noise import NoiseAtRows
 from ._qsgp import QSGPRegressor
 from ._qsrvm import QSRVMRegressor
-from ._site import Site
 from ._support import SupportRows

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..._validation import check_points
-from ...core import LARGEST_FEATURE_SIGNAL, FitRun
+from ...core import FitRun
 from ...core.data import RowSource, Scaling, column_moments, target_moments
 from ...core.likelihoods import Likelihood
 from ...core.posteriors import Posterior
 from ...kernels import compile_kernel
 from ._basis import Functions
-from ._exact import ExactModel, exact_process, train_exact
+from ._exact import ExactModel, exact_process, train_by_full_batches
 from ._fit import Fit, Trained
-from ._plan import Plan, Settings, check_room, make_plan, report, report_past
+from ._noise import NoiseAtRows, noise_of
+from ._plan import SampledPlan, TableSize, pivot_limit, plan
 from ._process import pivots
-from ._site import Site, noise_of
-from ._start import Start, first_rows, trained_start
-from ._steps import train_steps
+from ._start import Start, exact_start_of
+from ._steps import train_by_steps
 
 # Number of rows from which the typical curvature of a likelihood is computed.
 _CURVATURE_ROWS = 1000
@@ -31,7 +33,51 @@ _INTERRUPTED_SECONDS = 1.0
 # Kernel functions are chosen until the variance of every row, given these functions, is below this
 # share of the noise (or of one over the likelihood's curvature).
 _LEFT_OPEN = 1e-2
-_TRAIN = {"exact": train_exact, "steps": train_steps, "dual": train_steps}
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """The validated rows of a fit.
+
+    Attributes
+    ----------
+    X, Y : ndarray of shape (n, d), (n, t)
+    likelihood : Likelihood
+    normalize_y : bool
+    noise_variance : float, array-like of shape (n,), or None
+        Known noise of the rows, in squared units of the target.
+    """
+
+    X: np.ndarray
+    Y: np.ndarray
+    likelihood: Likelihood
+    normalize_y: bool = False
+    noise_variance: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Origin:
+    """Where training begins.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    model : callable
+        Gives the model of a fit that ends before its first step.
+    functions : Functions or None
+        The functions of the past model, if there is one.
+    seed : int
+        Of random features.
+    n_iter, reason : int, str
+        Steps of the exact start, and why it ended.
+    """
+
+    kernel: Any
+    model: Callable[[], Any]
+    functions: Functions | None = None
+    seed: int = 0
+    n_iter: int = 0
+    reason: str = "converged"
 
 
 class QSGPMixin:
@@ -40,154 +86,112 @@ class QSGPMixin:
     def _train(  # noqa: PLR0913, C901 (the parts of one fit)
         self,
         run: FitRun,
-        X: np.ndarray,
-        Y: np.ndarray,
-        likelihood: Likelihood,
-        normalize_y: bool,
+        table: Observations,
         past: Any = None,
         n_seen: int = 0,
         grows: bool = False,
-        noise_variance: Any = None,
     ) -> None:
-        """Plan, start from an exact fit, and train on (n, t) targets.
+        """Plan, start from an exact fit, and train.
 
         Parameters
         ----------
         run : FitRun
-        X, Y : ndarray of shape (n, d), (n, t)
-        likelihood : Likelihood
-        normalize_y : bool
+        table : Observations
         past : ExactModel, SampledModel or None
             The model that training continues from.
         n_seen : int, default=0
             Number of other rows that this model has seen.
         grows : bool, default=False
-            Whether these are the first rows of a stream. If so, functions are not chosen for them
-            alone.
-        noise_variance : float, array-like of shape (n,), or None
-            Known noise of the rows, in squared units of the target.
+            Whether these are the first rows of a stream.
         """
-        settings, (n, t) = Settings.of(self, kernel=self._own_kernel(X)), Y.shape
-        shared = noise_variance is not None and getattr(self, "normalize_y", None) == "auto"
-        units = self.standardize, normalize_y, settings.kernel, shared, likelihood.heavy_tails
-        scaling = self._scaling if past else scaling_of(X, Y, *units)
-        noise = self._noise_of(noise_variance, n, scaling, likelihood, past is None)
-        source = RowSource(X, Y, scaling, torch.float64, run.device, noise)
-        points = past.functions.points if past else self._points(X, source, run.random_state)
-        most = 0 if past or grows else settings.pivots(likelihood, n)
-        plan = make_plan(
-            settings, likelihood, n, None if points is None else len(points), past, most
-        )
-        check_room(plan, n, t, run, stepwise=isinstance(settings.basis, str))
-        report(plan, settings, likelihood, n, run)
-        self.likelihood_ = likelihood
+        (n, t), kernel = table.Y.shape, self._own_kernel(table.X)
+        scaling = self._scaling if past else self._scaling_of(table, kernel)
+        known = self._noise_of(table, scaling, past is None)
+        source = RowSource(table.X, table.Y, scaling, torch.float64, run.device, known)
+        points = past.functions.points if past else self._points(source, run.random_state)
+        size = TableSize(n, t, None if points is None else len(points))
+        chosen = plan(self, kernel, size, table.likelihood, past, grows)
+        run.follow(chosen)
+        self.likelihood_ = table.likelihood
         self._keep_scaling(scaling)
-        run.begin(X, Y, seen=n_seen)
-
-        trained = Trained(None, "converged", 0)
+        run.begin(table.X, table.Y, seen=n_seen)
         if past is None:
-            # The basis is drawn first, so that it does not depend on the number of rows.
-            seed = int(run.random_state.randint(2**31 - 1))
-
-            def process(start: Start) -> ExactModel:
-                rows, begun = (start.X, start.Y, _PROCESS_STEPS, start.known), run.budget.seconds
-
-                def late() -> bool:
-                    spent = run.budget.seconds - begun
-                    hasty = run.budget.ended == "interrupted" and spent > _INTERRUPTED_SECONDS
-                    return run.budget.left == 0 or hasty
-
-                return exact_process(start.kernel, likelihood, *rows, late)
-
-            # The error of random features is proportional to the signal's variance.
-            largest = LARGEST_FEATURE_SIGNAL if plan.basis == "fourier" else None
-            start = first_rows(settings, likelihood, source, run, largest)
-            run.budget.reserve("weights")
-            with run.stage("start", optional=True):
-                start = trained_start(
-                    start,
-                    settings,
-                    likelihood,
-                    run,
-                    lambda model, at: model._keep(process(at)),
-                    smooth=not plan.exact,
-                )
-            kernel, n_iter = start.kernel, start.n_iter
-            trained = Trained(None, start.reason, 0)
+            origin = self._started(chosen, table.likelihood, source, run)
         else:
-            report_past(settings, run)
-            kernel, n_iter = past.functions.kernel, 0
+            origin = _Origin(past.functions.kernel, lambda: past, past.functions)
+        trained = Trained(None, origin.reason, 0)
         if not run.stopped:
-            fit = Fit(settings, plan, source, likelihood, run, past, n_seen)
-            compiled = compile_kernel(kernel, fit.d)
-            few = fit.source.rows(slice(0, _CURVATURE_ROWS))[1].double()
-            known = fit.source.known(slice(0, _CURVATURE_ROWS))
-            site = Site.of(likelihood, noise_of(compiled, compiled.theta0), few, known)
-            functions = None
-            if past is not None:
-                functions = past.functions
-            elif plan.basis == "pivots":
-                with run.stage("functions", optional=True):
-                    functions = self._chosen(plan, kernel, source, site, run)
-            elif plan.basis == "points":
-                functions = Functions.at(kernel, points)
-            else:
-                functions = Functions.fourier(
-                    kernel, fit.d, plan.n_components, plan.components, seed
-                )
-            if functions is not None:
-                trained = _TRAIN[plan.method](fit, functions, site)
+            fit = Fit(source, run, chosen.steps, past, n_seen)
+            noise = _typical_noise(origin.kernel, table.likelihood, fit.source)
+            functions = origin.functions or _functions(chosen, origin, points, fit, noise)
+            if functions is not None and chosen.steps is None:
+                trained = train_by_full_batches(fit, functions, noise, chosen.max_iter.value)
+            elif functions is not None:
+                trained = train_by_steps(fit, functions, noise)
         model = trained.model
         if model is None:
-            # Training ended before its first step. The model is that of the start's rows, or the
-            # past one.
-            model = run.finish("start's rows", lambda: past or process(start))
+            model = run.finish("start's rows", origin.model)
         self._keep(model)
         run.ended(
             trained.reason,
-            n_iter=n_iter + trained.n_iter,
-            planned=plan.planned,
+            n_iter=origin.n_iter + trained.n_iter,
+            planned=chosen.planned,
             rate="variational_learning_rate",
         )
-        run.reports(summary=plan.summary(model.functions.n_components))
+        run.reports(summary=chosen.summary(model.functions.n_components))
         if model.inference == "stochastic":
-            run.reports(epochs=trained.n_iter * plan.rows / n)
+            run.reports(epochs=trained.n_iter * chosen.steps.batch_size / n)
 
-    def _noise_of(
-        self, noise_variance: Any, n: int, scaling: Scaling, likelihood: Likelihood, reset: bool
-    ) -> np.ndarray | None:
+    def _started(
+        self, chosen: SampledPlan, likelihood: Likelihood, source: RowSource, run: FitRun
+    ) -> _Origin:
+        """The exact start, whose model is the exact process on its rows."""
+
+        def process(start: Start) -> ExactModel:
+            begun = run.budget.seconds
+
+            def late() -> bool:
+                spent = run.budget.seconds - begun
+                hasty = run.budget.ended == "interrupted" and spent > _INTERRUPTED_SECONDS
+                return run.budget.left == 0 or hasty
+
+            return exact_process(start.kernel, likelihood, start.rows, _PROCESS_STEPS, late)
+
+        # The basis is drawn first, so that it does not depend on the number of rows.
+        seed = int(run.random_state.randint(2**31 - 1))
+        start = exact_start_of(
+            chosen.start, likelihood, source, run, lambda model, now: model._keep(process(now))
+        )
+        return _Origin(
+            start.kernel,
+            lambda: process(start),
+            seed=seed,
+            n_iter=start.n_iter,
+            reason=start.reason,
+        )
+
+    def _noise_of(self, table: Observations, scaling: Scaling, reset: bool) -> np.ndarray | None:
         """Known noise of the rows in the model's units; None for classifiers."""
         return None
 
-    def _chosen(
-        self, plan: Plan, kernel: Any, source: RowSource, site: Site, run: FitRun
-    ) -> Functions:
-        """Kernel functions at rows that determine the function at the other rows."""
-        X = source.rows(slice(None))[0]
-        tol = _LEFT_OPEN / site.curvature
-        rows, left = pivots(
-            compile_kernel(kernel, X.shape[1]), X, plan.n_components, tol, run.budget.check
-        )
-        why = "given these, every row's variance is below a hundredth of the noise"
-        if left > tol:
-            why = f"as many as a few seconds allow for {len(X):,} rows"
-        run.chose("n_components", len(rows), why)
-        run.chose("n_dense", len(rows), "solved exactly")
-        return Functions.at(kernel, X[rows].cpu().numpy())
+    def _scaling_of(self, table: Observations, kernel: Any) -> Scaling:
+        """Units of the model."""
+        shared = table.noise_variance is not None and self.normalize_y == "auto"
+        robust = table.likelihood.heavy_tails
+        targets = target_moments(table.Y, table.normalize_y, shared, robust)
+        return Scaling(*input_moments(table.X, self.standardize, kernel), *targets)
 
-    def _points(
-        self, X: np.ndarray, source: RowSource, random_state: np.random.RandomState
-    ) -> np.ndarray | None:
+    def _points(self, source: RowSource, random_state: np.random.RandomState) -> np.ndarray | None:
         """Points of a kernel basis in the model's units; None if the settings name none."""
-        if isinstance(self.basis, str) and self.basis != "rows":
+        if not isinstance(self.basis, str):
+            points = check_points("basis", self.basis, source.X.shape[1])
+            return source.scaling.inputs(points, torch.float64, torch.device("cpu")).numpy()
+        if self.basis != "rows":
             return None
-        if isinstance(self.basis, str):
-            rows: Any = slice(None)
-            if self.n_components != "auto" and self.n_components < len(X):
-                rows = np.sort(random_state.permutation(len(X))[: self.n_components])
-            return source.rows(rows)[0].cpu().numpy()
-        points = check_points("basis", self.basis, X.shape[1])
-        return source.scaling.inputs(points, torch.float64, torch.device("cpu")).numpy()
+        rows: Any = slice(None)
+        if self.n_components != "auto" and self.n_components < len(source):
+            rows = np.sort(random_state.permutation(len(source))[: self.n_components])
+        return source.rows(rows)[0].cpu().numpy()
 
     def _check_growing(self) -> None:
         if isinstance(self.basis, str) and self.basis == "rows":
@@ -203,8 +207,7 @@ class QSGPMixin:
         state, points = self._state, self._state.functions.points
         if X.shape[1] != len(self._scaling.x_mean) or t != state.n_targets:
             return None
-        settings = Settings.of(self)
-        pivots = settings.pivots(self.likelihood_, len(X)) > 0
+        pivots = pivot_limit(self, self.likelihood_, len(X)) > 0
         fourier = isinstance(self.basis, str) and self.basis != "rows" and not pivots
         if fourier != (points is None):
             return None
@@ -229,18 +232,46 @@ class QSGPMixin:
         return self._state.posterior(self.n_features_in_, self._fit_device())
 
 
-def scaling_of(
-    X: np.ndarray,
-    Y: np.ndarray,
-    standardize: bool,
-    normalize_y: bool,
-    kernel: Any,
-    shared: bool = False,
-    robust: bool = False,
-) -> Scaling:
-    """Units of the model, from one pass over the data; codes of categories keep theirs."""
+def _typical_noise(kernel: Any, likelihood: Likelihood, source: RowSource) -> NoiseAtRows:
+    """The likelihood with the kernel's noise, and its curvature at the first rows."""
+    rows = slice(0, _CURVATURE_ROWS)
+    Y, compiled = source.rows(rows)[1].double(), compile_kernel(kernel, source.X.shape[1])
+    return NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y, source.known(rows))
+
+
+def _functions(
+    chosen: SampledPlan,
+    origin: _Origin,
+    points: np.ndarray | None,
+    fit: Fit,
+    noise: NoiseAtRows,
+) -> Functions | None:
+    """The basis functions; None if the time is up before they are chosen."""
+    kernel, m = origin.kernel, chosen.n_components.value
+    if chosen.functions == "points":
+        return Functions.at(kernel, points)
+    if chosen.functions == "fourier":
+        return Functions.fourier(kernel, fit.d, m, chosen.n_drawn, origin.seed)
+    with fit.run.stage("functions", optional=True):
+        return _at_pivots(kernel, m, _LEFT_OPEN / noise.curvature, fit)
+    return None
+
+
+def _at_pivots(kernel: Any, most: int, tol: float, fit: Fit) -> Functions:
+    """Kernel functions at rows that determine the function at the other rows."""
+    run, X = fit.run, fit.source.rows(slice(None))[0]
+    rows, left = pivots(compile_kernel(kernel, fit.d), X, most, tol, run.budget.check)
+    why = "given these, every row's variance is below a hundredth of the noise"
+    if left > tol:
+        why = f"as many as a few seconds allow for {fit.n:,} rows"
+    run.chose("n_components", len(rows), why)
+    return Functions.at(kernel, X[rows].cpu().numpy())
+
+
+def input_moments(X: np.ndarray, standardize: bool, kernel: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means and scales of the columns, from one pass; codes of categories keep their units."""
     d = X.shape[1]
     mean, scale = column_moments(X, robust=True) if standardize else (np.zeros(d), np.ones(d))
     coded = [] if kernel is None else compile_kernel(kernel, d).coded
     mean[coded], scale[coded] = 0.0, 1.0
-    return Scaling(mean, scale, *target_moments(Y, normalize_y, shared, robust))
+    return mean, scale

@@ -10,7 +10,7 @@ import torch
 from ..._compat import fit_context
 from ...core import FitRun, GPClassifierBase
 from ...core.likelihoods import Bernoulli
-from ._base import QSGPMixin
+from ._base import Observations, QSGPMixin
 
 # The latent functions have large variances, so that the quadrature needs many nodes.
 _LIKELIHOOD = Bernoulli(n_nodes=101)
@@ -78,12 +78,12 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         Whether the weights are computed with full-batch linear algebra or by stochastic steps.
         "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
         points, or at some of the rows, are always solved by full batches.
-    variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
+    variational_optimizer : {"preconditioned", "adagrad"}, default="preconditioned"
         Optimiser of the variational distribution. It trains the distribution of the weights.
         "adagrad", which starts from zero, is the paper's choice.
     variational_learning_rate : float or "auto", default="auto"
         Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
-        largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
+        largest safe step) and 0.1 for "adagrad".
     decay : float, default=0.1
         Fraction of the learning rates that remains at the last step. They fall exponentially.
     optimizer : {"bfgs", "adam"} or None, default="bfgs"
@@ -264,7 +264,7 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
             X, codes = self._read_rows(X, y)
             labels = self._labels(codes)
             past = self._past(X, labels.shape[1]) if np.array_equal(old, self.classes_) else None
-            self._train(run, X, labels, _LIKELIHOOD, False, past)
+            self._train(run, Observations(X, labels, _LIKELIHOOD), past)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -292,13 +292,12 @@ class QSGPClassifier(QSGPMixin, GPClassifierBase):
         first = "n_iter_" not in vars(self)
         with FitRun(self) as run:
             X, codes = self._read_rows(X, y, reset=first, classes=classes if first else None)
-            labels = self._labels(codes)
+            table = Observations(X, self._labels(codes), _LIKELIHOOD)
             if first:
-                self._train(run, X, labels, _LIKELIHOOD, False, grows=True)
+                self._train(run, table, grows=True)
             else:
                 self._check_growing()
-                past = self._state
-                self._train(run, X, labels, _LIKELIHOOD, False, past, past.n_rows)
+                self._train(run, table, self._state, n_seen=self._state.n_rows)
         return self
 
     # ------------------------------------------------------------------ predict

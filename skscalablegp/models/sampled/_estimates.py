@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._site import Site
+from ._noise import NoiseAtRows
 
 
 @dataclass(frozen=True)
@@ -108,26 +108,12 @@ class Projection(Control):
         return draw.function() + self.A @ (self.a - draw.support()).detach()
 
 
-def sampled_loss(
-    site: Site,
-    Y: Float[Tensor, "b t"],
-    left: BasisDraw,
-    right: BasisDraw,
-    control: Control,
-    square: Float[Tensor, "b 1"],
-    n: int,
-    noise: Float[Tensor, " b"] | None = None,
-) -> Tensor:
-    """Estimate minus E_q log p(Y | f), over all n rows and targets.
+@dataclass(frozen=True)
+class SampledBatch:
+    """What a step has drawn.
 
-    The estimate is unbiased for a Gaussian likelihood (theorems 1 and 2). For others its
-    expectation, given the variance, is an upper bound that is exact for draws of all functions:
-    log p is concave, so that its mean over draws of f is at most its value at the mean over draws
-    (theorem 3). Eq. 5 has the variance of f where it should have the standard deviation.
-
-    Parameters
+    Attributes
     ----------
-    site : Site
     Y : Tensor of shape (b, t)
         Targets of the drawn rows.
     left, right : BasisDraw
@@ -138,31 +124,57 @@ def sampled_loss(
         Variance of f from the other columns of C.
     n : int
         Number of rows of the table.
-    noise : Tensor of shape (b,), optional
-        Noise variances; those of the site by default.
     """
-    f, g, t = control.function(left), control.function(right), Y.shape[1]
-    variance = square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)
-    noise = site.variances(Y).to(f) if noise is None else noise
-    if site.gaussian:
+
+    Y: Float[Tensor, "b t"]
+    left: BasisDraw
+    right: BasisDraw
+    control: Control
+    square: Float[Tensor, "b 1"]
+    n: int
+
+    def functions(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+        """The estimates of f from both draws."""
+        return self.control.function(self.left), self.control.function(self.right)
+
+    def variance(self, f: Float[Tensor, "b k"], g: Float[Tensor, "b k"]) -> Float[Tensor, "b 1"]:
+        """The estimate of the variance of f, given those of f; it may be negative."""
+        t = self.Y.shape[1]
+        return self.square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)
+
+
+def sampled_loss(
+    noise: NoiseAtRows, batch: SampledBatch, variances: Float[Tensor, " b"] | None = None
+) -> Tensor:
+    """Estimate minus E_q log p(Y | f), over all n rows and targets.
+
+    The estimate is unbiased for a Gaussian likelihood (theorems 1 and 2). For others its
+    expectation, given the variance, is an upper bound that is exact for draws of all functions:
+    log p is concave, so that its mean over draws of f is at most its value at the mean over draws
+    (theorem 3). Eq. 5 has the variance of f where it should have the standard deviation.
+
+    Parameters
+    ----------
+    noise : NoiseAtRows
+    batch : SampledBatch
+    variances : Tensor of shape (b,), optional
+        Noise variances; those of `noise` by default.
+    """
+    (f, g), Y, t = batch.functions(), batch.Y, batch.Y.shape[1]
+    variance = batch.variance(f, g)
+    variances = noise.variances(Y).to(f) if variances is None else variances
+    if noise.gaussian:
         misfit = ((Y - f[:, :t]) * (Y - g[:, :t])).sum(1) + t * variance[:, 0]
-        value = -0.5 * (misfit / noise + t * torch.log(2 * torch.pi * noise))
+        value = -0.5 * (misfit / variances + t * torch.log(2 * torch.pi * variances))
     else:
         v = variance.clamp_min(0)
-        ends = [site.likelihood.expected(Y, h[:, :t], v, noise).value for h in (f, g)]
+        ends = [noise.likelihood.expected(Y, h[:, :t], v, variances).value for h in (f, g)]
         value = 0.5 * (ends[0] + ends[1])
-    return -n / len(Y) * value.sum()
+    return -batch.n / len(Y) * value.sum()
 
 
 def sampled_gradient(
-    site: Site,
-    Y: Float[Tensor, "b t"],
-    left: BasisDraw,
-    right: BasisDraw,
-    control: Control,
-    square: Float[Tensor, "b 1"],
-    n: int,
-    known: Float[Tensor, "b k"] | None = None,
+    noise: NoiseAtRows, batch: SampledBatch, known: Float[Tensor, "b k"] | None = None
 ) -> tuple[Float[Tensor, "u k"], Float[Tensor, "v k"]]:
     """The gradient of minus E_q log p(Y | f) in the weights of both draws.
 
@@ -175,19 +187,21 @@ def sampled_gradient(
 
     Parameters
     ----------
-    site, Y, left, right, control, square, n
-        As in `sampled_loss`. All targets share the dense columns and their prior, so that the
-        gradient of these is a mean over targets.
+    noise : NoiseAtRows
+    batch : SampledBatch
+        All targets share the dense columns and their prior, so that the gradient of these is a
+        mean over targets.
     known : Tensor of shape (b, k), optional
-        f and the dense columns' values at the rows, from all functions. `square` is then exact too.
+        f and the dense columns' values at the rows, from all functions. The variance from the
+        other columns is then exact too.
     """
-    t = Y.shape[1]
-    f, g = (control.function(d) for d in (left, right)) if known is None else (known, known)
-    variance = (square + (f[:, t:] * g[:, t:]).sum(1, keepdim=True)).clamp_min(0)
-    r, s = (_residuals(site, Y, values, variance) for values in (f, g))
-    if site.gaussian or control.crosses:
+    Y, left, right, control = batch.Y, batch.left, batch.right, batch.control
+    f, g = batch.functions() if known is None else (known, known)
+    variance = batch.variance(f, g).clamp_min(0)
+    r, s = (_residuals(noise, Y, values, variance) for values in (f, g))
+    if noise.gaussian or control.crosses:
         r, s = s, r
-    factor = 0.5 * n / len(Y)
+    factor = 0.5 * batch.n / len(Y)
     pulls = control.pull(left, right), control.pull(right, left)
     return (
         factor * left.scale * (left.phi.T @ r + len(Y) * pulls[0]),
@@ -195,10 +209,10 @@ def sampled_gradient(
     )
 
 
-def _residuals(site: Site, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:
+def _residuals(noise: NoiseAtRows, Y: Tensor, f: Tensor, variance: Tensor) -> Tensor:
     """Derivatives in f for the mean, and mean curvature times value for dense columns."""
     t = Y.shape[1]
-    terms = site.terms(Y, f[:, :t], variance)
+    terms = noise.terms(Y, f[:, :t], variance)
     if f.shape[1] == t:
         return -terms.d_mean
     return torch.cat([-terms.d_mean, -2 / t * terms.d_variance * f[:, t:]], 1)

@@ -17,8 +17,9 @@ from ...kernels import compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions
 from ._fit import Fit, Trained
+from ._noise import NoiseAtRows, noise_of
 from ._process import FullMap, full_map
-from ._site import Site, noise_of
+from ._start import Rows
 from ._stepper import OBJECTIVE
 
 # Largest number of multiplications between two checks of the time.
@@ -98,7 +99,7 @@ class FullBatch:
 
     Attributes
     ----------
-    site : Site
+    noise : NoiseAtRows
     phi : Tensor of shape (n, m)
         The functions at the rows.
     Y : Tensor of shape (n, t)
@@ -108,7 +109,7 @@ class FullBatch:
         Lower Cholesky factor of the prior's precision.
     """
 
-    site: Site
+    noise: NoiseAtRows
     phi: Float64[Tensor, "n m"]
     Y: Float64[Tensor, "n t"]
     mean: Float64[Tensor, "m t"]
@@ -117,7 +118,7 @@ class FullBatch:
     def loss(self, mean: Tensor, variance: Tensor) -> tuple[float, Tensor]:
         """Minus the ELBO as a function of the mean, and its gradient."""
         f, away = self.phi @ mean, self.factor.T @ (mean - self.mean)
-        terms = self.site.terms(self.Y, f, variance)
+        terms = self.noise.terms(self.Y, f, variance)
         value = 0.5 * away.square().sum() - terms.value.sum()
         return float(value), self.factor @ away - self.phi.T @ terms.d_mean
 
@@ -127,7 +128,7 @@ class FullBatch:
         trace = float(_solved(q.factor, prior).square().sum())
         log_det = 2 * float((prior.diagonal().log() - q.factor.diagonal().log()).sum())
         bound = -self.loss(q.mean, q.variance)[0] - 0.5 * t * (trace - m - log_det)
-        if self.site.gaussian:
+        if self.noise.gaussian:
             # The sum over rows of variance over noise is m - trace.
             bound -= 0.5 * t * (m - trace)
         return bound
@@ -158,10 +159,10 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     -----
     O(n m^2 + m^3) a step.
     """
-    site, phi, Y = batch.site, batch.phi, batch.Y
+    noise, phi, Y = batch.noise, batch.phi, batch.Y
     mean, prior = batch.mean, batch.factor @ batch.factor.T
-    if site.gaussian:
-        factor, _ = cholesky_with_jitter(prior + phi.T @ (phi / site.variances(Y)[:, None]))
+    if noise.gaussian:
+        factor, _ = cholesky_with_jitter(prior + phi.T @ (phi / noise.variances(Y)[:, None]))
         none = phi.new_zeros(len(phi), 1)
         gradient = batch.loss(mean, none)[1]
         yield Belief(mean - torch.cholesky_solve(gradient, factor), factor, none)
@@ -170,7 +171,7 @@ def newton_steps(batch: FullBatch, max_iter: int, tol: float = 1e-6) -> Iterator
     unit = float(std.max()) or 1.0
     for step in range(1, max_iter + 1):
         f = phi @ mean
-        curvature = -2 * site.terms(Y, f, std.square()).d_variance / Y.shape[1]
+        curvature = -2 * noise.terms(Y, f, std.square()).d_variance / Y.shape[1]
         new = prior + phi.T @ (curvature * phi)
         # Only half of the change is made, because mean and curvature would otherwise oscillate.
         precision = new if step < 3 else 0.5 * (new + precision)
@@ -210,7 +211,7 @@ def _accepted(
 
 def full_batch(
     functions: FullMap,
-    site: Site,
+    noise: NoiseAtRows,
     X: Tensor,
     Y: Tensor,
     past: ExactModel | None = None,
@@ -229,7 +230,7 @@ def full_batch(
     mean, factor = torch.zeros(m, t).to(phi), torch.eye(m).to(phi)
     if past is not None:
         mean, factor = (torch.as_tensor(a).to(phi) for a in (past.mean, past.factor))
-    return FullBatch(site, phi, Y.double(), mean, factor)
+    return FullBatch(noise, phi, Y.double(), mean, factor)
 
 
 def believed(
@@ -240,7 +241,7 @@ def believed(
         functions,
         q.mean.cpu().numpy(),
         q.factor.cpu().numpy(),
-        batch.site.noise,
+        batch.noise.variance,
         len(batch.Y) + (past.n_rows if past else 0),
         batch.lower_bound(q) + (past.lower_bound if past else 0.0),
     )
@@ -249,53 +250,49 @@ def believed(
 def exact_process(
     kernel: Any,
     likelihood: Likelihood,
-    X: np.ndarray,
-    Y: np.ndarray,
-    steps: int,
-    known: np.ndarray | float = 0.0,
+    rows: Rows,
+    max_iter: int,
     late: Callable[[], bool] = lambda: False,
 ) -> ExactModel:
     """The exact process on some rows, for a fit that ends with its start; O(s^3).
 
     When `late` returns True, Newton steps end.
     """
-    rows, targets = torch.as_tensor(X), torch.as_tensor(Y)
-    compiled = compile_kernel(kernel, X.shape[1])
-    site = Site.of(likelihood, noise_of(compiled, compiled.theta0), targets)
-    site = site.at(torch.as_tensor(known))
-    functions = Functions.at(kernel, X)
-    batch = full_batch(
-        full_map(functions, X.shape[1], site.noise, rows.device), site, rows, targets
-    )
-    for belief in newton_steps(batch, steps):
-        q = belief
+    (X, Y, known), d = map(torch.as_tensor, rows), rows.X.shape[1]
+    compiled = compile_kernel(kernel, d)
+    noise = NoiseAtRows.of(likelihood, noise_of(compiled, compiled.theta0), Y).at(known)
+    functions = Functions.at(kernel, rows.X)
+    batch = full_batch(full_map(functions, d, noise.variance, X.device), noise, X, Y)
+    for belief in newton_steps(batch, max_iter):
+        last = belief
         if late():
             break
-    return believed(functions, batch, q)
+    return believed(functions, batch, last)
 
 
-def train_exact(fit: Fit, functions: Functions, site: Site) -> Trained:
+def train_by_full_batches(
+    fit: Fit, functions: Functions, noise: NoiseAtRows, max_iter: int
+) -> Trained:
     """Train by full batches; after a stop or an interrupt the model of the last step remains."""
-    run, most, past = fit.run, fit.plan.steps, fit.past
     # A model may not be the prior of rows that it was already fitted to.
-    past = past if fit.n_seen > 0 else None
+    run, past = fit.run, fit.past if fit.n_seen > 0 else None
     batch, model, n_iter, reason = None, None, 0, "converged"
     with run.stage("basis", optional=True):
         X, Y = fit.source.rows(slice(None))
-        full = full_map(functions, fit.d, site.noise, run.device)
-        site = site.at(fit.source.known(slice(None)))
-        batch = full_batch(full, site, X, Y, past, run.budget.check)
+        full = full_map(functions, fit.d, noise.variance, run.device)
+        noise = noise.at(fit.source.known(slice(None)))
+        batch = full_batch(full, noise, X, Y, past, run.budget.check)
     if batch is None:
         return Trained(None, run.budget.ended, 0)
     theta = compile_kernel(functions.kernel, fit.d).theta0.numpy()
-    run.monitor.begin("full", most, objective=OBJECTIVE)
+    run.monitor.begin("full", max_iter, objective=OBJECTIVE)
     with run.budget.may_end() as ending:
         run.budget.check()
-        for q in newton_steps(batch, most):
+        for q in newton_steps(batch, max_iter):
             n_iter, model = n_iter + 1, believed(functions, batch, q, past)
             run.preview = lambda copy, step, now=model: copy._keep(now)
             bound = model.lower_bound - (past.lower_bound if past else 0.0)
             run.monitor.record_score(theta, bound / Y.numel(), float(n_iter))
-        if n_iter == most and not site.gaussian:
+        if n_iter == max_iter and not noise.gaussian:
             reason = "max_iter"
     return Trained(model, ending.reason or reason, n_iter)

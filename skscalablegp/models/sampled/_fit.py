@@ -1,9 +1,10 @@
-"""The rows, decisions and driver that all ways of training share."""
+"""The rows and settings that all ways of training share, and the driver of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,11 @@ from torch import Tensor
 
 from ...core import FitRun
 from ...core.data import RowSource
-from ...core.likelihoods import Likelihood
 from ...core.training import Stepper, StepsResult, train_steps
 from ...kernels import TorchKernel
 from ._basis import BasisPart, SampledBasis
-from ._optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
-from ._plan import Plan, Settings
+from ._optimizers import SparseAdaGrad, SparseSGD
+from ._plan import StepPlan
 from ._support import SupportRows, by_unit
 
 # Number of rows from which |phi_r|^2 is estimated, and the largest number of values computed for
@@ -48,43 +48,46 @@ class Trained(NamedTuple):
     n_iter: int
 
 
+@dataclass(eq=False)
 class Fit:
-    """The rows and decisions of one fit.
+    """The rows and settings of one fit.
 
-    Parameters
+    Attributes
     ----------
-    settings : Settings
-    plan : Plan
     source : RowSource
-        Rows in the model's units.
-    likelihood : Likelihood
+        Rows in the model's units; they are converted to the precision of training.
     run : FitRun
-    past : ExactModel or SampledModel, optional
+    steps : StepPlan or None
+        None for full batches.
+    past : ExactModel, SampledModel or None
         The model that training continues from.
-    n_seen : int, default=0
+    n_seen : int
         Number of other rows that this model has seen.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        plan: Plan,
-        source: RowSource,
-        likelihood: Likelihood,
-        run: FitRun,
-        past: Any = None,
-        n_seen: int = 0,
-    ):
-        self.settings, self.plan, self.likelihood, self.run = settings, plan, likelihood, run
-        self.past, self.n_seen = past, n_seen
-        self.n, self.d, self.t = *source.X.shape, source.Y.shape[1]
-        self.source = replace(source, dtype=plan.dtype, _resident=None).resident()
-        self._chosen: tuple[np.ndarray, np.ndarray] | None = None
+    source: RowSource
+    run: FitRun
+    steps: StepPlan | None = None
+    past: Any = None
+    n_seen: int = 0
+
+    def __post_init__(self) -> None:
+        dtype = torch.float64 if self.steps is None else self.steps.torch_dtype
+        self.source = replace(self.source, dtype=dtype, _resident=None).resident()
+        (self.n, self.d), self.t = self.source.X.shape, self.source.Y.shape[1]
 
     @property
     def n_total(self) -> int:
         """Number of rows of the model."""
         return self.n + self.n_seen
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the scores' rows are held out of batches to fit the scale of the variances.
+
+        They are not after a warm start, because the past model was already trained on them.
+        """
+        return self.steps.calibrates and (self.past is None or self.n_seen > 0)
 
     def parts(self, basis: SampledBasis, units: int) -> Iterator[BasisPart]:
         """The whole basis in parts; checks the time after each."""
@@ -99,66 +102,51 @@ class Fit:
         ------
         ValueError
         """
-        name = str(self.plan.dtype).removeprefix("torch.")
-        if not float(K.abs().max()) < torch.finfo(self.plan.dtype).max / max(self.n, 1):
+        if not float(K.abs().max()) < torch.finfo(self.source.dtype).max / max(self.n, 1):
             raise ValueError(
-                f"The kernel's variance is too large for steps in {name}, as it is for large "
-                'targets: use normalize_y=True, smaller units of y, or dtype="float64".'
+                f"The kernel's variance is too large for steps in {self.steps.dtype.value}, as it "
+                "is for large targets: use normalize_y=True, smaller units of y, or "
+                'dtype="float64".'
             )
+
+    @cached_property
+    def split(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
+        s, order = self.steps.control_variate_rank.value, self.run.random_state.permutation(self.n)
+        check = order[s:] if s < self.n else order
+        return np.sort(order[:s]), np.sort(check[: max(50, s // 2)])
 
     def support(self, compiled: TorchKernel) -> SupportRows:
         """The support rows, those of the past model if there is one, and rows for the scores."""
-        theta = compiled.theta0.to(self.source.device)
-        if self.past is not None and self.plan.method == "steps":
-            X, Y = torch.as_tensor(self.past.support_X), torch.as_tensor(self.past.support_Y)
+        source, (support, check) = self.source, self.split
+        if self.past is not None and not self.steps.dual:
+            arrays = self.past.support_X, self.past.support_Y
+            X, Y = (torch.as_tensor(a).to(source.device, source.dtype) for a in arrays)
             known = 0.0
         else:
-            X, Y = self.source.rows(self.split()[0])
-            known = self.source.known(self.split()[0])
-        return SupportRows(
-            compiled,
-            theta,
-            X.to(self.source.device, self.plan.dtype),
-            Y.to(self.source.device, self.plan.dtype),
-            *self.source.rows(self.split()[1]),
-            known,
-            self.source.known(self.split()[1]),
-        )
+            (X, Y), known = source.rows(support), source.known(support)
+        theta = compiled.theta0.to(source.device)
+        return SupportRows(compiled, theta, X, Y, *source.rows(check), known, source.known(check))
 
-    def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the support rows and of the scores' rows, disjoint if rows suffice."""
-        if self._chosen is None:
-            s, order = self.plan.support, self.run.random_state.permutation(self.n)
-            check = order[s:] if s < self.n else order
-            self._chosen = np.sort(order[:s]), np.sort(check[: max(50, s // 2)])
-        return self._chosen
-
-    def optimizer(self) -> SparseOptimizer:
+    def optimizer(self) -> SparseSGD:
         """The optimiser of the variational parameters."""
-        settings, steps = self.settings, self.plan.steps
-        kind = SPARSE_OPTIMIZERS[settings.variational_optimizer]
-        return kind(settings.rate, settings.decay, steps, self.run.budget.spent)
+        steps = self.steps
+        kind = SparseAdaGrad if steps.adaptive else SparseSGD
+        rate = steps.variational_learning_rate.value
+        return kind(rate, steps.decay, steps.n_steps, self.run.budget.spent)
 
-    def drive(
-        self, stepper: Stepper, show: Callable[[Any, float], None] | None = None
-    ) -> StepsResult:
-        """Take all steps.
-
-        `show` sets the current model and its score in a copy of the estimator. Without it callbacks
-        receive no model.
-        """
-        run, steps = self.run, self.plan.steps
-        run.preview = None
-        if show is not None:
-            run.preview = lambda model, step: show(model, -step.objective)
+    def drive(self, stepper: Stepper, show: Callable[[Any, float], None]) -> StepsResult:
+        """Take all steps; `show` sets the model and its score in a copy of the estimator."""
+        run, steps = self.run, self.steps
+        run.preview = lambda model, step: show(model, -step.objective)
         run.monitor.begin("batches", _CHECKS + 2, objective=stepper.objective_name)
         return train_steps(
             stepper,
-            max_steps=steps,
-            check_every=max(1, steps // _CHECKS),
+            max_steps=steps.n_steps,
+            check_every=max(1, steps.n_steps // _CHECKS),
             monitor=run.monitor,
-            n_iter_no_change=self.settings.n_iter_no_change,
-            epochs_per_step=self.plan.rows / self.n,
+            n_iter_no_change=steps.n_iter_no_change,
+            epochs_per_step=steps.batch_size / self.n,
             retreat=_WORSE,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from ...kernels import TorchKernel
 
 
 @dataclass(eq=False)
-class SparseOptimizer(ABC):
+class SparseSGD:
     """Turns a gradient of the drawn entries into a change of the same entries.
 
     Parameters
@@ -33,71 +32,36 @@ class SparseOptimizer(ABC):
     learning_rate: float
     decay: float = 1.0
     n_steps: int = 1
-    spent: Callable[[], float] | None = None
+    spent: Callable[[], float] = lambda: 0.0
     done = 0
 
     def rate(self) -> float:
         """The current learning rate."""
-        progress = self.done / self.n_steps
-        if self.spent is not None:
-            progress = max(progress, self.spent())
+        progress = max(self.done / self.n_steps, self.spent())
         return self.learning_rate * self.decay ** min(progress, 1.0)
 
     def advance(self) -> None:
         """Count a step."""
         self.done += 1
 
-    @abstractmethod
     def change(
         self, index: Tensor, gradient: Float[Tensor, "q u k"], n_units: int
     ) -> Float[Tensor, "q u k"]:
         """The change of the drawn entries, which belong to u units of n_units."""
-
-
-class SparseSGD(SparseOptimizer):
-    """Minus the learning rate times the gradient."""
-
-    def change(self, index, gradient, n_units):
         return -self.rate() * gradient
 
 
-def _state(gradient: Tensor, n_units: int) -> Tensor:
-    return gradient.new_zeros(len(gradient), n_units, gradient.shape[2])
-
-
-class SparseAdaGrad(SparseOptimizer):
+class SparseAdaGrad(SparseSGD):
     """AdaGrad (Duchi et al. 2011) on the drawn entries."""
 
     squares: Tensor | None = None
 
     def change(self, index, gradient, n_units):
         if self.squares is None:
-            self.squares = _state(gradient, n_units)
+            self.squares = gradient.new_zeros(len(gradient), n_units, gradient.shape[2])
         seen = self.squares[:, index] + gradient.square()
         self.squares[:, index] = seen
-        return -self.rate() * gradient / (seen.sqrt() + 1e-10)
-
-
-class SparseAdam(SparseOptimizer):
-    """Adam (Kingma and Ba 2015) whose moments move only when their entry is drawn."""
-
-    betas = (0.9, 0.999)
-    first: Tensor | None = None
-    second: Tensor | None = None
-    seen: Tensor | None = None
-
-    def change(self, index, gradient, n_units):
-        if self.first is None:
-            self.first, self.second = (_state(gradient, n_units) for _ in range(2))
-            self.seen = _state(gradient[:1], n_units)
-        b1, b2 = self.betas
-        count = self.seen[:, index] + 1
-        first = b1 * self.first[:, index] + (1 - b1) * gradient
-        second = b2 * self.second[:, index] + (1 - b2) * gradient.square()
-        self.first[:, index], self.second[:, index] = first, second
-        self.seen[:, index] = count
-        mean = first / (1 - b1**count)
-        return -self.rate() * mean / ((second / (1 - b2**count)).sqrt() + 1e-10)
+        return super().change(index, gradient, n_units) / (seen.sqrt() + 1e-10)
 
 
 class SampledAdam:
@@ -136,10 +100,3 @@ class SampledAdam:
         new = theta - self.learning_rate * self.decay**self._count * mean / (root + 1e-12)
         low, high = kernel.bounds.to(theta).T
         return torch.minimum(torch.maximum(new, low), high)
-
-
-SPARSE_OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
-    "adagrad": SparseAdaGrad,
-    "adam": SparseAdam,
-    "preconditioned": SparseSGD,
-}

@@ -1,14 +1,13 @@
-"""The choice of settings that are left at "auto", from the size of the table alone."""
+"""Plans of sampled models: what "auto" stands for, from parameters and sizes alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ...core import FitRun
+from ...core import LARGEST_FEATURE_SIGNAL, Choice, MemoryNeed, Plan, ignore, is_auto, resolve
 from ...core.likelihoods import Likelihood
 
 # Up to this number of functions full-batch linear algebra is cheaper than steps.
@@ -17,6 +16,8 @@ EXACT_FEATURES = 2048
 _EXACT_WORK = 5e10
 # Above this number of rows there are as many random features as in the paper.
 _SMALL_ROWS = 2_000
+# From this number of rows on there are more steps and more support rows.
+_MANY_ROWS = 20_000
 # Up to this number of rows the default basis is kernel functions at pivots, whose choice may take
 # this many multiplications. Fits by many Newton steps have lower limits.
 _PIVOT_ROWS, _PIVOT_WORK = 12_000, 2.5e10
@@ -24,298 +25,19 @@ _NEWTON_ROWS, _NEWTON_PIVOTS = 2_000, 1024
 # Newton steps of full batches under a likelihood that is not Gaussian.
 _NEWTON_STEPS = 100
 # Learning rates for "auto".
-_RATES = {"preconditioned": 1.0, "adagrad": 0.1, "adam": 0.01}
+_RATES = {"preconditioned": 1.0, "adagrad": 0.1}
 _START_ROWS = 1000
 # From this number of rows on, some are held out to choose the scale of variances.
 _HELD_FROM = 2_000
 # Smallest number of these held-out rows, and their smallest share of the table.
 _HELD, _HELD_SHARE = 200, 0.1
+# The steps of one round that reduces a dictionary, and the largest dictionary without rounds.
+_ROUND_STEPS = 40
+EXACT_DICTIONARY = 2048
+# Largest dictionary for "auto".
+_DICTIONARY = 10_000
 
-
-class Settings(SimpleNamespace):
-    """The parameters of an estimator under their own names, and the values of "auto" for some."""
-
-    @classmethod
-    def of(cls, estimator: Any, **changed: Any) -> Settings:
-        """The settings of an estimator, some of them changed."""
-        made = cls(**estimator.get_params(deep=False) | changed)
-        if made.variational_optimizer not in _RATES:
-            raise ValueError(
-                f"Unknown variational_optimizer={made.variational_optimizer!r}: use one of "
-                f"{sorted(_RATES)}."
-            )
-        if made.optimizer not in ("bfgs", "adam", None):
-            raise ValueError(f"Unknown optimizer={made.optimizer!r}: use 'bfgs', 'adam' or None.")
-        return made
-
-    def pivots(self, likelihood: Likelihood, n: int) -> int:
-        """Largest number of kernel functions in the default basis; 0 for another basis."""
-        auto = (self.n_components, self.n_dense) == ("auto", "auto")
-        rows = _PIVOT_ROWS if likelihood.conjugate else _NEWTON_ROWS
-        if not (self.auto_basis and auto and self.inference != "stochastic" and n <= rows):
-            return 0
-        most = min(n, int((_PIVOT_WORK / max(n, 1)) ** 0.5))
-        return most if likelihood.conjugate else min(most, _NEWTON_PIVOTS)
-
-    @property
-    def auto_basis(self) -> bool:
-        """Whether the functions depend on the table."""
-        return isinstance(self.basis, str) and self.basis == "auto"
-
-    @property
-    def rate(self) -> float:
-        """Learning rate of the weights' means."""
-        given = self.variational_learning_rate
-        return _RATES[self.variational_optimizer] if given == "auto" else given
-
-    @property
-    def theta_rate(self) -> float:
-        """Learning rate of the hyperparameters; 0 if they stay at those of the exact start."""
-        if self.optimizer != "adam":
-            return 0.0
-        return float(self.learning_rate)
-
-    @property
-    def start_rows(self) -> int:
-        """Number of rows for the exact start and for the default kernel."""
-        return _START_ROWS if self.subset_size is None else self.subset_size
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How one fit is carried out.
-
-    Attributes
-    ----------
-    method : {"exact", "steps", "dual"}
-        Full-batch linear algebra, steps, or steps for kernel functions at all rows.
-    basis : {"fourier", "points", "pivots"}
-        Random features, or kernel functions at known points or at points still to be chosen.
-    n_components, n_dense : int
-        m, for pivots its largest value, and c.
-    rows, components : int
-        Rows of a step, and functions of each of its draws.
-    support : int
-        Number of rows of the control variate.
-    steps : int
-        Largest number of steps.
-    planned : bool
-        Whether the number of steps is a schedule to be completed, rather than a limit.
-    calibrates : bool
-        Whether rows are held out for the scale of variances.
-    dtype : torch.dtype
-    """
-
-    method: str
-    basis: str
-    n_components: int
-    n_dense: int
-    rows: int
-    components: int
-    support: int
-    steps: int
-    planned: bool
-    calibrates: bool
-    dtype: torch.dtype
-
-    @property
-    def exact(self) -> bool:
-        return self.method == "exact"
-
-    def summary(self, m: int) -> str:
-        """A line of the report on the final number of functions, m."""
-        if self.exact:
-            return f"full batches, {m} functions, all entries of C"
-        columns = f", {self.n_dense} dense columns" if self.method == "steps" else ""
-        return (
-            f"at most {self.steps} steps of {self.rows} rows and 2 x {self.components} of "
-            f"{m} functions{columns}"
-        )
-
-
-def _or(value: Any, default: int) -> int:
-    return default if value == "auto" else int(value)
-
-
-def make_plan(
-    settings: Settings,
-    likelihood: Likelihood,
-    n: int,
-    points: int | None = None,
-    past: Any = None,
-    pivots: int = 0,
-) -> Plan:
-    """Resolve every "auto".
-
-    Parameters
-    ----------
-    settings : Settings
-    likelihood : Likelihood
-    n : int
-        Rows.
-    points : int or None
-        Number of points of a kernel basis.
-    past : ExactModel, SampledModel or None
-        The model that training continues from. It determines the size.
-    pivots : int, default=0
-        Largest number of kernel functions to choose; 0 for another basis.
-
-    Raises
-    ------
-    ValueError
-        For numbers that contradict each other.
-    """
-    small = n <= _SMALL_ROWS
-    few = min(1024, max(256, 4 * n))
-    m = pivots or _or(settings.n_components, points or (few if small else 100_000))
-    method = "exact" if pivots else _method(settings, n, m, points)
-    c = {"exact": m, "dual": 0, "steps": min(_or(settings.n_dense, 20), m)}[method]
-    if past is not None:
-        method, m, c = past.method, past.functions.n_components, past.n_dense
-    newton = method == "exact"
-    default = _NEWTON_STEPS if newton else 100 if small else 200 if n <= 20_000 else 500
-    steps = _or(settings.max_iter, default)
-    support = min(_or(settings.control_variate_rank, 500 if n <= 20_000 else 1000), n)
-    calibrates = (
-        method == "steps"
-        and settings.covariance == "support"
-        and likelihood.additive
-        and n >= _HELD_FROM
-    )
-    if calibrates:
-        support = min(support, max(1, n - max(_HELD, int(_HELD_SHARE * n))))
-    return Plan(
-        method=method,
-        basis="pivots" if pivots else "fourier" if points is None else "points",
-        n_components=m,
-        n_dense=c,
-        rows=min(settings.batch_size, n),
-        components=min(_or(settings.component_batch_size, m if points else drawn(m)), m),
-        support=support,
-        steps=1 if newton and likelihood.conjugate else steps,
-        planned=steps >= default,
-        calibrates=calibrates,
-        dtype=torch.float64
-        if newton
-        else torch.float32
-        if settings.dtype == "auto"
-        else getattr(torch, settings.dtype),
-    )
-
-
-def _method(settings: Settings, n: int, m: int, points: int | None) -> str:
-    """The method of training; raises a ValueError for settings that contradict each other."""
-    if points is not None and m != points:
-        more = "more" if m > points else "fewer"
-        raise ValueError(
-            f"n_components={m} is {more} than the {points} points of the kernel basis: use "
-            f'n_components="auto", or basis="fourier", which can have any number.'
-        )
-    # Steps for kernel functions have one weight for each row, and a diagonal covariance.
-    stepwise = points is None or (isinstance(settings.basis, str) and points == n)
-    if not stepwise and settings.inference == "stochastic":
-        raise ValueError(
-            'inference="stochastic" needs basis="fourier", or basis="rows" with all rows; a model '
-            'of kernel functions at given points is solved by full batches (inference="auto").'
-        )
-    exact = (
-        not stepwise
-        or settings.inference == "exact"
-        or (
-            settings.inference == "auto"
-            and m <= EXACT_FEATURES
-            and n * m**2 <= _EXACT_WORK
-            and (points is not None or settings.n_dense in ("auto", m))
-        )
-    )
-    return "exact" if exact else "steps" if points is None else "dual"
-
-
-def drawn(m: int) -> int:
-    """Number of Fourier features in a draw."""
-    return min(10_000, max(m // 10, min(m, 1024)))
-
-
-def check_room(plan: Plan, n: int, t: int, run: FitRun, stepwise: bool) -> None:
-    """Refuse a plan that does not fit into memory.
-
-    Parameters
-    ----------
-    plan : Plan
-    n, t : int
-        Rows and latent functions.
-    run : FitRun
-    stepwise : bool
-        Whether steps are a possible remedy.
-
-    Raises
-    ------
-    MemoryError
-    """
-    m = plan.n_components
-    if plan.exact:
-        # The basis at all rows, weighted, and its product with C; the precision, two factors, an
-        # inverse.
-        need = 8 * (3 * n * m + 4 * m * m)
-        what = f"A full-batch model of {m} basis functions at {n} rows"
-        remedy = f"use fewer functions, for example {max(2, m // 10)}"
-        if stepwise:
-            remedy += ', or inference="stochastic"'
-    else:
-        size = 8 if plan.dtype == torch.float64 else 4
-        held = (plan.rows + plan.support) * plan.components * 4
-        need = size * (m * (3 * (t + plan.n_dense) + t + 2) + held)
-        what = f"A model of {m} basis functions with {plan.n_dense} dense columns"
-        remedy = f"use fewer, for example n_components={max(2, m // 10)}, or n_dense=0"
-    run.check_memory(need, what, remedy)
-
-
-def report(plan: Plan, settings: Settings, likelihood: Likelihood, n: int, run: FitRun) -> None:
-    """Report the choices for "auto", and the parameters without effect."""
-    size = f"{n:,} rows"
-    fourier = plan.basis == "fourier"
-    run.chose("n_components", plan.n_components, size if fourier else "as many points")
-    why = {
-        "pivots": f"{size}: kernel functions at rows that determine the others",
-        "points": "points of the last fit",
-        "fourier": f"{size}, a stream, or other settings that ask for random features or steps",
-    }
-    run.chose("basis", "fourier" if fourier else "rows", why[plan.basis])
-    run.chose("n_dense", plan.n_dense, "solved exactly" if plan.exact else "of steps")
-    exact = "full batches are cheaper" if fourier else "kernel functions are few"
-    steps = f"full batches of {plan.n_components:,} functions at {size} would cost too much"
-    run.chose("inference", "exact" if plan.exact else "stochastic", exact if plan.exact else steps)
-    run.chose("max_iter", plan.steps, size)
-    run.chose("dtype", str(plan.dtype).removeprefix("torch."), "exact" if plan.exact else "steps")
-    if plan.exact:
-        run.ignores(_OF_STEPS, "the model is solved by full batches, without steps")
-        run.ignores("covariance", "full batches have all entries of C")
-        run.ignores("dtype", "full batches are in float64")
-        if likelihood.conjugate:
-            run.ignores("max_iter", "one solve finds the optimum of a Gaussian likelihood")
-    else:
-        run.chose("component_batch_size", plan.components, f"of {plan.n_components:,} functions")
-        run.chose("control_variate_rank", plan.support, size)
-        run.chose("variational_learning_rate", settings.rate, settings.variational_optimizer)
-        if settings.control_variate == "squares" and not likelihood.conjugate:
-            run.ignores("control_variate", "'squares' is for a Gaussian likelihood: there is none")
-        elif plan.method == "dual" and plan.components == plan.n_components:
-            run.ignores(
-                "control_variate", "draws that contain all functions have no variance to reduce"
-            )
-    if plan.method == "dual":
-        why = "kernel functions at all rows have a diagonal covariance of their own"
-        run.ignores("n_dense", why)
-        if likelihood.additive:
-            run.ignores("covariance", why)
-    if settings.optimizer is None:
-        run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
-    if settings.theta_rate == 0 or plan.method != "steps":
-        why = "hyperparameters stay where the exact start left them"
-        run.ignores(("learning_rate", "freeze"), why)
-
-
-# Parameters that only steps use.
+# Parameters that only steps use, and those that only the first fit of several uses.
 _OF_STEPS = (
     "n_dense",
     "batch_size",
@@ -329,16 +51,6 @@ _OF_STEPS = (
     "freeze",
     "n_iter_no_change",
 )
-
-
-def report_past(settings: Settings, run: FitRun) -> None:
-    """Report the parameters without effect in a fit that continues from a model."""
-    run.ignores(_OF_THE_FIRST, "the fit continues from the last one")
-    if settings.theta_rate == 0:
-        run.ignores("optimizer", "the fit continues with the last one's hyperparameters")
-
-
-# Parameters that only the first fit uses.
 _OF_THE_FIRST = (
     "kernel",
     "n_components",
@@ -349,3 +61,443 @@ _OF_THE_FIRST = (
     "normalize_y",
     "standardize",
 )
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """n rows with t targets, and the number of points of a kernel basis if they are given."""
+
+    n: int
+    t: int
+    points: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPlan(Plan):
+    """Settings of the exact start.
+
+    Attributes
+    ----------
+    kernel : Kernel or None
+        The user's kernel.
+    rows : int
+    trains : bool
+        Whether hyperparameters are trained.
+    n_restarts : int
+    compares_smooth : bool
+        Whether a squared exponential is compared with the default kernel. Steps converge far better
+        with the noise estimate of a kernel that suits the data.
+    largest_signal : float or None
+        Bound of the signal variance of the default kernel, in units of the target's mean square.
+    """
+
+    kernel: Any
+    rows: int
+    trains: bool
+    n_restarts: int
+    compares_smooth: bool
+    largest_signal: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan(Plan):
+    """Settings of stochastic steps.
+
+    Attributes
+    ----------
+    dual : bool
+        Whether the functions are those of a kernel at all rows, with one weight for each.
+    batch_size, n_steps : int
+        Number of rows in a step, and of steps.
+    decay : float
+        Fraction of the learning rates that remains at the last step.
+    adaptive : bool
+        Whether the optimiser is AdaGrad, rather than gradient descent with a preconditioner.
+    control_variate : {"regression", "squares"} or None
+    by_support : bool
+        Whether predictive variances are those given the support rows.
+    calibrates : bool
+        Whether rows are held out for the scale of variances.
+    theta_rate, freeze : float
+        Learning rate of the hyperparameters, 0 if they stay at those of the exact start, and the
+        share of the steps before they move.
+    n_iter_no_change : int or None
+    """
+
+    n_dense: Choice
+    component_batch_size: Choice
+    control_variate_rank: Choice
+    variational_learning_rate: Choice
+    dtype: Choice
+    batch_size: int
+    n_steps: int
+    dual: bool = False
+    decay: float = 0.1
+    adaptive: bool = False
+    control_variate: str | None = "regression"
+    by_support: bool = False
+    calibrates: bool = False
+    theta_rate: float = 0.0
+    freeze: float = 0.0
+    n_iter_no_change: int | None = None
+
+    @property
+    def preconditioned(self) -> bool:
+        """Whether steps have a preconditioner, and means start at the support rows' posterior."""
+        return self.dual or not self.adaptive
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPlan(Plan):
+    """How one fit is carried out.
+
+    Attributes
+    ----------
+    functions : {"fourier", "pivots", "points"}
+        Random features, kernel functions at rows that are chosen, or at given points.
+    n_drawn : int
+        Number of functions in one draw of steps.
+    planned : bool
+        Whether the number of steps is a schedule to be completed, rather than a limit.
+    start : StartPlan
+    steps : StepPlan or None
+        None for full batches.
+    """
+
+    functions: str
+    n_drawn: int
+    n_components: Choice
+    basis: Choice
+    inference: Choice
+    max_iter: Choice
+    planned: bool
+    start: StartPlan
+    steps: StepPlan | None
+
+    def summary(self, m: int) -> str:
+        """A line of the report on the final number of functions, m."""
+        steps = self.steps
+        if steps is None:
+            return f"full batches, {m} functions, all entries of C"
+        columns = "" if steps.dual else f", {steps.n_dense.value} dense columns"
+        return (
+            f"at most {steps.n_steps} steps of {steps.batch_size} rows and "
+            f"2 x {steps.component_batch_size.value} of {m} functions{columns}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelevancePlan(Plan):
+    """How a relevance vector machine is fitted.
+
+    Attributes
+    ----------
+    most : int
+        Largest number of functions that full batches train.
+    rounds : StepPlan or None
+        None for dictionaries that are not larger.
+    """
+
+    n_components: Choice
+    most: int
+    start: StartPlan
+    rounds: StepPlan | None
+
+
+def _plan_start(params: Any, kernel: Any, steps: bool, finite: bool) -> StartPlan:
+    """The plan of the exact start; `steps` may follow, for a `finite` number of features."""
+    size, untrained = params.subset_size, params.optimizer is None
+    why = "optimizer=None keeps the kernel's hyperparameters"
+    return StartPlan(
+        kernel=kernel,
+        rows=_START_ROWS if size is None else size,
+        trains=not untrained and size is not None,
+        n_restarts=params.n_restarts_optimizer,
+        compares_smooth=steps,
+        # The error of random features is proportional to the signal's variance.
+        largest_signal=LARGEST_FEATURE_SIGNAL if finite else None,
+        ignored=ignore("n_restarts_optimizer", because=why) if untrained else {},
+    )
+
+
+def pivot_limit(params: Any, likelihood: Likelihood, n: int) -> int:
+    """Largest number of kernel functions in the default basis; 0 for another basis."""
+    auto = all(map(is_auto, (params.basis, params.n_components, params.n_dense)))
+    rows = _PIVOT_ROWS if likelihood.conjugate else _NEWTON_ROWS
+    if not (auto and params.inference != "stochastic" and n <= rows):
+        return 0
+    most = min(n, int((_PIVOT_WORK / max(n, 1)) ** 0.5))
+    return most if likelihood.conjugate else min(most, _NEWTON_PIVOTS)
+
+
+def plan(
+    params: Any,
+    kernel: Any,
+    size: TableSize,
+    likelihood: Likelihood,
+    past: Any = None,
+    grows: bool = False,
+) -> SampledPlan:
+    """The plan of a fit.
+
+    Parameters
+    ----------
+    params : QSGPRegressor or QSGPClassifier
+    kernel : Kernel or None
+        The user's kernel with column numbers.
+    size : TableSize
+    likelihood : Likelihood
+    past : ExactModel, SampledModel or None
+        The model that training continues from. It determines the size.
+    grows : bool, default=False
+        Whether these are the first rows of a stream. If so, functions are not chosen for them
+        alone.
+
+    Raises
+    ------
+    ValueError
+        For unknown names, and for numbers that contradict each other.
+    """
+    _check_names(params)
+    n, points = size.n, size.points
+    most_pivots = 0 if past is not None or grows else pivot_limit(params, likelihood, n)
+    m, method = most_pivots, "exact"
+    if not most_pivots:
+        features = min(1024, max(256, 4 * n)) if n <= _SMALL_ROWS else 100_000
+        m = resolve(params.n_components, points or features, "").value
+        method = _method(params, size, m)
+    if past is not None:
+        method, m = past.method, past.functions.n_components
+    exact, fourier = method == "exact", not most_pivots and points is None
+    default = _NEWTON_STEPS if exact else 100 if n <= _SMALL_ROWS else _by_rows(n, 200, 500)
+    limit = resolve(params.max_iter, default, f"{n:,} rows")
+    default_drawn = m if points else min(10_000, max(m // 10, min(m, 1024)))
+    drawn = _capped(params.component_batch_size, default_drawn, m, f"of {m:,} functions")
+    steps = None
+    if not exact:
+        dual = method == "dual"
+        dense = Choice(0, "") if dual else _capped(params.n_dense, 20, m, "of steps")
+        dense = dense if past is None else Choice(past.n_dense, "of the past fit")
+        steps = _plan_steps(params, likelihood, n, dense, drawn, limit.value, dual)
+    return SampledPlan(
+        functions="pivots" if most_pivots else "fourier" if fourier else "points",
+        n_drawn=drawn.value,
+        n_components=Choice(m, f"{n:,} rows" if fourier else "as many points"),
+        basis=_basis(n, fourier),
+        inference=_inference(exact, fourier, m, n),
+        max_iter=limit._replace(value=1) if exact and likelihood.conjugate else limit,
+        planned=limit.value >= default,
+        start=_plan_start(params, kernel, not exact, fourier),
+        steps=steps,
+        ignored=_ignored(params, m, steps, likelihood, past),
+        needs=(_memory(params, size, m, steps),),
+    )
+
+
+def plan_relevance(params: Any, kernel: Any, n: int) -> RelevancePlan:
+    """The plan of a QSRVMRegressor for n rows.
+
+    Raises
+    ------
+    ValueError
+        For an unknown optimizer, and for more functions than rows.
+    """
+    _check_optimizer(params, ("bfgs", None))
+    m = resolve(params.n_components, min(n, _DICTIONARY), f"{n:,} rows")
+    if m.value > n:
+        raise ValueError(
+            f"n_components={m.value} is more than the {n} rows of the table: use a smaller number."
+        )
+    rounds, ignored = None, {}
+    if m.value > EXACT_DICTIONARY:
+        rounds = StepPlan(
+            n_dense=Choice(0, "of the rounds"),
+            batch_size=min(params.batch_size, n),
+            component_batch_size=functions_of_round(params, m.value),
+            control_variate_rank=_support(params, n, "of the rounds"),
+            variational_learning_rate=Choice(_RATES["preconditioned"], "of the rounds"),
+            dtype=resolve(params.dtype, "float32", "of the rounds of steps"),
+            n_steps=_ROUND_STEPS,
+            decay=0.3,
+        )
+    else:
+        names = ("batch_size", "component_batch_size", "control_variate_rank", "dtype")
+        why = f"dictionaries of up to {EXACT_DICTIONARY:,} functions take no such steps"
+        ignored = ignore(*names, because=why)
+    need = MemoryNeed(
+        8 * 8 * min(m.value, EXACT_DICTIONARY) ** 2,
+        f"A dictionary of {m.value} functions",
+        f"use fewer, for example n_components={max(1, m.value // 4)}",
+    )
+    return RelevancePlan(
+        n_components=m,
+        most=EXACT_DICTIONARY,
+        start=_plan_start(params, kernel, True, True),
+        rounds=rounds,
+        ignored=ignored,
+        needs=(need,),
+    )
+
+
+def functions_of_round(params: Any, m: int) -> Choice:
+    """Number of functions in a draw from a dictionary of m."""
+    default = max(min(m, 1024), m // 10)
+    return _capped(params.component_batch_size, default, m, "of the first round")
+
+
+def _check_names(params: Any) -> None:
+    if params.variational_optimizer not in _RATES:
+        raise ValueError(
+            f"Unknown variational_optimizer={params.variational_optimizer!r}: use one of "
+            f"{sorted(_RATES)}."
+        )
+    _check_optimizer(params, ("bfgs", "adam", None))
+
+
+def _check_optimizer(params: Any, known: tuple[str | None, ...]) -> None:
+    if params.optimizer not in known:
+        names = ", ".join(repr(name) for name in known[:-1])
+        raise ValueError(f"Unknown optimizer={params.optimizer!r}: use {names} or None.")
+
+
+def _method(params: Any, size: TableSize, m: int) -> str:
+    """The method of training; raises a ValueError for settings that contradict each other."""
+    n, points = size.n, size.points
+    if points is not None and m != points:
+        more = "more" if m > points else "fewer"
+        raise ValueError(
+            f"n_components={m} is {more} than the {points} points of the kernel basis: use "
+            f'n_components="auto", or basis="fourier", which can have any number.'
+        )
+    # Steps for kernel functions have one weight for each row, and a diagonal covariance.
+    stepwise = points is None or (isinstance(params.basis, str) and points == n)
+    if not stepwise and params.inference == "stochastic":
+        raise ValueError(
+            'inference="stochastic" needs basis="fourier", or basis="rows" with all rows; a model '
+            'of kernel functions at given points is solved by full batches (inference="auto").'
+        )
+    cheap = m <= EXACT_FEATURES and n * m**2 <= _EXACT_WORK
+    all_dense = points is not None or params.n_dense in ("auto", m)
+    exact = params.inference == "exact" or (params.inference == "auto" and cheap and all_dense)
+    return "exact" if exact or not stepwise else "steps" if points is None else "dual"
+
+
+def _plan_steps(
+    params: Any,
+    likelihood: Likelihood,
+    n: int,
+    n_dense: Choice,
+    drawn: Choice,
+    n_steps: int,
+    dual: bool,
+) -> StepPlan:
+    """The plan of steps that draw some functions, with a number of dense columns."""
+    optimizer, by_support = params.variational_optimizer, params.covariance == "support"
+    calibrates = not dual and by_support and likelihood.additive and n >= _HELD_FROM
+    support = _support(params, n, f"{n:,} rows")
+    if calibrates:
+        most = max(1, n - max(_HELD, int(_HELD_SHARE * n)))
+        support = support._replace(value=min(support.value, most))
+    return StepPlan(
+        n_dense=n_dense,
+        batch_size=min(params.batch_size, n),
+        component_batch_size=drawn,
+        control_variate_rank=support,
+        variational_learning_rate=resolve(
+            params.variational_learning_rate, _RATES[optimizer], optimizer
+        ),
+        dtype=resolve(params.dtype, "float32", "steps"),
+        n_steps=n_steps,
+        dual=dual,
+        decay=params.decay,
+        adaptive=optimizer == "adagrad",
+        control_variate=params.control_variate,
+        by_support=by_support,
+        calibrates=calibrates,
+        theta_rate=float(params.learning_rate) if params.optimizer == "adam" else 0.0,
+        freeze=params.freeze,
+        n_iter_no_change=params.n_iter_no_change,
+    )
+
+
+def _capped(given: Any, default: int, most: int, reason: str) -> Choice:
+    choice = resolve(given, default, reason)
+    return choice._replace(value=min(choice.value, most))
+
+
+def _by_rows(n: int, few: int, many: int) -> int:
+    return few if n <= _MANY_ROWS else many
+
+
+def _support(params: Any, n: int, reason: str) -> Choice:
+    """Number of support rows."""
+    return _capped(params.control_variate_rank, _by_rows(n, 500, 1000), n, reason)
+
+
+def _basis(n: int, fourier: bool) -> Choice:
+    if fourier:
+        why = f"{n:,} rows, a stream, or other settings that ask for random features or steps"
+        return Choice("fourier", why)
+    return Choice("rows", f"{n:,} rows: kernel functions at rows that determine the others")
+
+
+def _inference(exact: bool, fourier: bool, m: int, n: int) -> Choice:
+    if exact:
+        why = "full batches are cheaper" if fourier else "kernel functions are few"
+        return Choice("exact", why)
+    why = f"full batches of {m:,} functions at {n:,} rows would cost too much"
+    return Choice("stochastic", why)
+
+
+def _ignored(
+    params: Any, m: int, steps: StepPlan | None, likelihood: Likelihood, past: Any
+) -> dict[str, str]:
+    """Parameters without effect."""
+    ignored = {}
+    if steps is None:
+        ignored |= ignore(*_OF_STEPS, because="the model is solved by full batches, without steps")
+        ignored["covariance"] = "full batches have all entries of C"
+        ignored["dtype"] = "full batches are in float64"
+        if likelihood.conjugate:
+            ignored["max_iter"] = "one solve finds the optimum of a Gaussian likelihood"
+    elif steps.control_variate == "squares" and not likelihood.conjugate:
+        ignored["control_variate"] = "'squares' is for a Gaussian likelihood: there is none"
+    if steps is not None and steps.dual:
+        own = "kernel functions at all rows have a diagonal covariance of their own"
+        ignored |= ignore("n_dense", *["covariance"] * likelihood.additive, because=own)
+        if steps.component_batch_size.value == m:
+            why = "draws that contain all functions have no variance to reduce"
+            ignored.setdefault("control_variate", why)
+    fixed = steps is None or steps.dual or steps.theta_rate == 0
+    if fixed:
+        why = "hyperparameters stay where the exact start left them"
+        ignored |= ignore("learning_rate", "freeze", because=why)
+    if past is not None:
+        ignored |= ignore(*_OF_THE_FIRST, because="the fit continues from the last one")
+        if params.optimizer != "adam":
+            ignored["optimizer"] = "the fit continues with the last one's hyperparameters"
+    return ignored
+
+
+def _memory(params: Any, size: TableSize, m: int, steps: StepPlan | None) -> MemoryNeed:
+    if steps is None:
+        # The basis at all rows, weighted, and its product with C; the precision, two factors, an
+        # inverse.
+        other = ', or inference="stochastic"' if isinstance(params.basis, str) else ""
+        return MemoryNeed(
+            8 * (3 * size.n * m + 4 * m * m),
+            f"A full-batch model of {m} basis functions at {size.n} rows",
+            f"use fewer functions, for example {max(2, m // 10)}{other}",
+        )
+    c, t = steps.n_dense.value, size.t
+    rows = steps.batch_size + steps.control_variate_rank.value
+    numbers = m * (3 * (t + c) + t + 2) + rows * steps.component_batch_size.value * 4
+    return MemoryNeed(
+        (8 if steps.torch_dtype == torch.float64 else 4) * numbers,
+        f"A model of {m} basis functions with {c} dense columns",
+        f"use fewer, for example n_components={max(2, m // 10)}, or n_dense=0",
+    )

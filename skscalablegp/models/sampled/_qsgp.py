@@ -8,7 +8,7 @@ from ..._compat import fit_context
 from ...core import FitRun, MinibatchGPRegressorBase
 from ...core.likelihoods import Likelihood, resolve_likelihood
 from ...core.posteriors import Posterior, observed
-from ._base import QSGPMixin
+from ._base import Observations, QSGPMixin
 
 
 class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
@@ -85,12 +85,12 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
         Whether the weights are computed with full-batch linear algebra or by stochastic steps.
         "exact" costs O(n m^2). "auto" takes "exact" if it is cheaper. Kernel functions at given
         points, or at some of the rows, are always solved by full batches.
-    variational_optimizer : {"preconditioned", "adagrad", "adam"}, default="preconditioned"
+    variational_optimizer : {"preconditioned", "adagrad"}, default="preconditioned"
         Optimiser of the variational distribution. It trains the distribution of the weights.
         "adagrad", which starts from zero, is the paper's choice.
     variational_learning_rate : float or "auto", default="auto"
         Step size of the variational optimiser. "auto" is 1 for "preconditioned" (in units of the
-        largest safe step), 0.1 for "adagrad" and 0.01 for "adam".
+        largest safe step) and 0.1 for "adagrad".
     decay : float, default=0.1
         Fraction of the learning rates that remains at the last step. They fall exponentially.
     optimizer : {"bfgs", "adam"} or None, default="bfgs"
@@ -284,8 +284,8 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
             X, Y = self._read_rows(X, y)
             likelihood = self._checked_likelihood(Y.shape[1])
             normalize = run.normalizes(Y, likelihood.additive)
-            past, known = self._past(X, Y.shape[1]), {"noise_variance": noise_variance}
-            self._train(run, X, Y, likelihood, normalize, past, grows=grows, **known)
+            table = Observations(X, Y, likelihood, normalize, noise_variance)
+            self._train(run, table, self._past(X, Y.shape[1]), grows=grows)
         return self
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -325,12 +325,13 @@ class QSGPRegressor(QSGPMixin, MinibatchGPRegressorBase):
                     f"y has {Y.shape[1]} targets, but the model was fitted with {past.n_targets}."
                 )
             run.ignores("likelihood", "the first rows have set it")
-            rows = past, past.n_rows
-            self._train(run, X, Y, self.likelihood_, False, *rows, noise_variance=noise_variance)
+            table = Observations(X, Y, self.likelihood_, noise_variance=noise_variance)
+            self._train(run, table, past, n_seen=past.n_rows)
         return self
 
-    def _noise_of(self, noise_variance, n, scaling, likelihood, reset):
-        known = self._known_noise(noise_variance, n, scaling, likelihood, reset)
+    def _noise_of(self, table, scaling, reset):
+        given, n = table.noise_variance, len(table.X)
+        known = self._known_noise(given, n, scaling, table.likelihood, reset)
         return known if known.any() else None
 
     def _checked_likelihood(self, t: int) -> Likelihood:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,52 +10,37 @@ from sklearn.gaussian_process.kernels import WhiteKernel
 
 from ..._compat import fit_context
 from ...core import (
-    LARGEST_FEATURE_SIGNAL,
     SMALL_TABLE,
     FitRun,
     MinibatchGPRegressorBase,
+    is_auto,
     rows_to_check,
     warn_if_rough,
 )
-from ...core.data import RowSource
+from ...core.data import RowSource, Scaling, target_moments
 from ...core.likelihoods import Gaussian
 from ...core.posteriors import FeatureWeights
-from ...core.training import train_steps
+from ...core.training import StepsResult, train_steps
 from ...kernels import compile_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
-from ._base import scaling_of
+from ._base import input_moments
 from ._basis import KernelFunctions
-from ._exact import exact_process
-from ._fit import Fit
-from ._plan import Settings, make_plan
-from ._posterior import fitted_scale
+from ._folds import Comparison, compared
+from ._plan import RelevancePlan, plan_relevance
 from ._process import ProcessMap, ProcessPosterior
-from ._qsgp import QSGPRegressor
-from ._relevance import AllRows, Dictionary, RelevanceStepper, own_values
-from ._site import Site
-from ._start import Start, first_rows, trained_start
-from ._steps import make_stepper
+from ._relevance import Dictionary, RelevanceModel, RelevanceStepper, own_values, whole_model
+from ._rounds import reduced
+from ._start import Start, exact_start_of
 
-# Up to this number of functions precisions are trained by full batches. Larger dictionaries are
-# first reduced by steps, to the second number if there is no time for steps, or to the third one
-# after an interrupt.
-_EXACT, _EXACT_IN_HASTE, _EXACT_INTERRUPTED = 2048, 1024, 512
-# Largest number of rounds of steps, and the steps of each.
-_ROUNDS, _ROUND_STEPS = 12, 40
-# Smallest gain of an update in a fold, in log evidence per row and target.
-_FOLD_TOL = 1e-4
-# From the first number of rows on variances are scaled, and from the second on there may be a
-# warning. It appears if the loss against the exact process is above this many nats per row, and
-# above this many standard errors.
-_FEWEST_CHECKED, _FEWEST_JUDGED, _BEHIND, _DOUBT = 10, 100, 0.15, 3.0
+# Largest number of functions with full batches if there is no time, or after an interrupt.
+_MOST_IN_HASTE, _MOST_INTERRUPTED = 1024, 512
+# From this number of rows on there may be a warning. It appears if the loss against the exact
+# process is above this many nats per row, and above this many standard errors.
+_FEWEST_JUDGED, _BEHIND, _DOUBT = 100, 0.15, 3.0
 # The loss from which on a small table keeps all functions. Up to so many rows, where functions cost
 # little, it keeps them unless the loss is below the next number by that many standard errors.
 _WHOLE, _FEW_ROWS, _WHOLE_OF_FEW, _WHOLE_DOUBT = 0.1, 150, 0.05, 2.0
-# Number of rows of the exact process.
-_START_ROWS = 1000
-# Number of functions in the models that callbacks receive during rounds.
-_GLIMPSE = 512
 
 
 class QSRVMRegressor(MinibatchGPRegressorBase):
@@ -280,231 +264,113 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
             )
         with FitRun(self) as run:
             X, Y = self._read_rows(X, y)
-            n = len(X)
-            m = self._size(n, run)
-            settings = self._settings(self._own_kernel(X))
-            self._report(settings, m > _EXACT, run)
-            units = self.standardize, run.normalizes(Y), settings.kernel
-            self._keep_scaling(scaling_of(X, Y, *units))
+            kernel = self._own_kernel(X)
+            plan = plan_relevance(self, kernel, len(X))
+            inputs = input_moments(X, self.standardize, kernel)
+            self._keep_scaling(Scaling(*inputs, *target_moments(Y, run.normalizes(Y))))
+            run.follow(plan)
             run.begin(X, Y)
             source = RowSource(X, Y, self._scaling, torch.float64, run.device)
-            # The dictionary is drawn first, so that it does not depend on the start's rows.
-            chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
-            start = first_rows(settings, Gaussian(), source, run, LARGEST_FEATURE_SIGNAL)
-            run.budget.reserve("weights")
-            with run.stage("start", optional=True):
-                start = trained_start(
-                    start,
-                    settings,
-                    Gaussian(),
-                    run,
-                    lambda model, now: model._keep_process(now, source, run),
-                    smooth=True,
-                )
-            dictionary = Dictionary.of(compile_kernel(start.kernel, X.shape[1]), source, chosen)
-            dictionary, n_rounds, n_iter = self._shrunk(start.kernel, dictionary, settings, run)
+            start, dictionary = self._started(plan, source, run)
+            rounds = reduced(dictionary, plan, self, run)
             # The cost of the weights is cubic in their number, so that a short time allows fewer.
-            hasty = _EXACT_IN_HASTE
-            if run.budget.ended == "interrupted":
-                hasty = _EXACT_INTERRUPTED
-            few = dictionary.most_relevant(min(_EXACT, hasty) if run.stopped else _EXACT)
-            stepper = run.finish("moments", lambda: self._stepper(few, source, run))
-            run.budget.reserve("weights")
-            run.preview = lambda model, step: model._keep(start.kernel, stepper)
-            run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
-            result = train_steps(
-                stepper,
-                max_steps=self.max_iter,
-                check_every=1,
-                monitor=run.monitor,
-                n_iter_no_change=self.n_iter_no_change,
-                tol=self.tol,
-            )
-            scale, kept = 1.0, stepper
+            most = plan.most
+            if run.stopped:
+                interrupted = run.budget.ended == "interrupted"
+                most = min(most, _MOST_INTERRUPTED if interrupted else _MOST_IN_HASTE)
+            dictionary = rounds.dictionary.most_relevant(most)
+            stepper, result = self._updated(dictionary, source, run)
+            model, scale = stepper.model(), 1.0
             with run.stage("calibration", optional=True):
                 run.budget.check()
-                scale, whole = self._checked(start.kernel, few, source, run)
-                if whole:
-                    kept = AllRows.of(compile_kernel(start.kernel, X.shape[1]), source)
-            kernel, rows = compile_kernel(start.kernel, X.shape[1]), rows_to_check(n, run).numpy()
-            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, n, run)
-            run.finish("weights", lambda: self._keep(start.kernel, kept))
+                comparison = compared(dictionary, source, run, self.max_iter)
+                if comparison is not None and self._keeps_all(comparison, source, run):
+                    model = whole_model(self._dictionary(start.kernel, source, np.arange(len(X))))
+                elif comparison is not None:
+                    scale = comparison.scale
+            kernel, rows = dictionary.kernel, rows_to_check(len(X), run).numpy()
+            warn_if_rough(GPProblem(kernel, *source.rows(rows)), kernel.theta0, len(X), run)
+            run.finish("weights", lambda: self._keep(model))
             self._variance_scale = scale
-            run.ended(result.stop_reason, n_iter=start.n_iter + n_iter + result.n_steps)
-            run.reports(summary=f"{m} functions, {n_rounds} rounds of steps, then full batches")
+            run.ended(result.stop_reason, n_iter=start.n_iter + rounds.n_iter + result.n_steps)
+            m = plan.n_components.value
+            run.reports(
+                summary=f"{m} functions, {rounds.n_rounds} rounds of steps, then full batches"
+            )
         return self
 
-    def _settings(self, kernel: Any) -> Settings:
-        """The settings of the exact start and of the rounds of steps."""
-        if self.optimizer not in ("bfgs", None):
-            raise ValueError(f"Unknown optimizer={self.optimizer!r}: use 'bfgs' or None.")
-        steps = QSGPRegressor(
-            kernel,
-            n_components=2,
-            basis="fourier",
-            n_dense=0,
-            covariance="chevron",
-            batch_size=self.batch_size,
-            control_variate_rank=self.control_variate_rank,
-            inference="stochastic",
-            decay=0.3,
-            optimizer=self.optimizer,
-            subset_size=self.subset_size,
-            n_restarts_optimizer=self.n_restarts_optimizer,
-            max_iter=_ROUND_STEPS,
-            dtype="float32" if self.dtype == "auto" else self.dtype,
+    def _dictionary(self, kernel: Any, source: RowSource, rows: np.ndarray) -> Dictionary:
+        compiled = compile_kernel(kernel, source.X.shape[1])
+        return Dictionary.of(compiled, source, rows, self.max_precision)
+
+    def _started(
+        self, plan: RelevancePlan, source: RowSource, run: FitRun
+    ) -> tuple[Start, Dictionary]:
+        """The exact start, and the dictionary of the table with its kernel."""
+        n, m = len(source), plan.n_components.value
+        # The dictionary is drawn first, so that it does not depend on the start's rows.
+        chosen = np.sort(run.random_state.permutation(n)[:m]) if m < n else np.arange(n)
+
+        def show(model: Any, now: Start) -> None:
+            functions = self._dictionary(now.kernel, source, now.index)
+            stepper = RelevanceStepper(functions, source.subset(now.index), run.budget)
+            model._keep(stepper.model())
+
+        start = exact_start_of(plan.start, Gaussian(), source, run, show)
+        return start, self._dictionary(start.kernel, source, chosen)
+
+    def _updated(
+        self, dictionary: Dictionary, source: RowSource, run: FitRun
+    ) -> tuple[RelevanceStepper, StepsResult]:
+        """Full-batch updates of all precisions."""
+        stepper = run.finish("moments", lambda: RelevanceStepper(dictionary, source, run.budget))
+        run.budget.reserve("weights")
+        run.preview = lambda model, step: model._keep(stepper.model())
+        run.monitor.begin("full", self.max_iter, objective=stepper.objective_name)
+        result = train_steps(
+            stepper,
+            max_steps=self.max_iter,
+            check_every=1,
+            monitor=run.monitor,
+            n_iter_no_change=self.n_iter_no_change,
+            tol=self.tol,
         )
-        return Settings.of(steps)
+        return stepper, result
 
-    def _size(self, n: int, run: FitRun) -> int:
-        """The number of functions in the dictionary; raises an error if the memory is too small."""
-        auto = self.n_components == "auto"
-        m = run.chose("n_components", min(n, 10_000) if auto else self.n_components, f"{n:,} rows")
-        if m > n:
-            raise ValueError(
-                f"n_components={m} is more than the {n} rows of the table: use a smaller number."
-            )
-        run.check_memory(
-            8 * 8 * min(m, _EXACT) ** 2,
-            f"A dictionary of {m} functions",
-            f"use fewer, for example n_components={max(1, m // 4)}",
-        )
-        return m
+    def _keeps_all(self, comparison: Comparison, source: RowSource, run: FitRun) -> bool:
+        """Whether to keep all functions, because the exact process may predict better.
 
-    def _report(self, settings: Settings, rounds: bool, run: FitRun) -> None:
-        run.chose("dtype", settings.dtype, "of the rounds of steps")
-        if not rounds:
-            for name in ("batch_size", "component_batch_size", "control_variate_rank", "dtype"):
-                run.ignores(name, f"dictionaries of up to {_EXACT:,} functions take no such steps")
-        if self.optimizer is None:
-            run.ignores("n_restarts_optimizer", "optimizer=None keeps the kernel's hyperparameters")
-
-    def _shrunk(
-        self, kernel: Any, dictionary: Dictionary, settings: Settings, run: FitRun
-    ) -> tuple[Dictionary, int, int]:
-        """Reduce the dictionary by rounds of steps; returns it, and the numbers of both.
-
-        A round that is stopped counts with the steps taken so far. If it is stopped before its
-        first step, the dictionary does not change.
+        Only small tables keep them; others get a warning if the difference is large.
         """
-        source, n_rounds, n_iter = dictionary.source, 0, 0
-        if len(dictionary) <= _EXACT:
-            return dictionary, n_rounds, n_iter
-        plan = make_plan(settings, Gaussian(), len(source), None)
-        run.chose("control_variate_rank", plan.support, "of the rounds")
-        run.chose("component_batch_size", self._drawn(len(dictionary)), "of the first round")
-        fit = Fit(settings, plan, source, Gaussian(), run)
-        site = Site(Gaussian(), dictionary.noise, 1 / dictionary.noise)
-        while len(dictionary) > _EXACT and n_rounds < _ROUNDS and not run.stopped:
-            m, stepper = len(dictionary), None
-            fit.plan = replace(plan, n_components=m, components=self._drawn(m))
-            rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
-            with run.stage("support", optional=True):
-                stepper = make_stepper(fit, dictionary.scaled(plan.dtype), site, rng)
-            if stepper is None:
-                break
-            few = source.subset(fit.split()[0])
-
-            def show(model: Any, score: float, now: Any = (dictionary, stepper, few)) -> None:
-                left = now[0].after(now[1], self._largest(now[0])).most_relevant(_GLIMPSE)
-                model._keep(kernel, model._stepper(left, now[2], run))
-
-            n_iter += fit.drive(stepper, show).n_steps
-            dictionary = dictionary.after(stepper, self._largest(dictionary))
-            n_rounds += 1
-        return dictionary, n_rounds, n_iter
-
-    def _drawn(self, m: int) -> int:
-        size = self.component_batch_size
-        return min(max(min(m, 1024), m // 10) if size == "auto" else size, m)
-
-    def _largest(self, dictionary: Dictionary) -> float:
-        """The value of s_i above which functions are dropped."""
-        return self.max_precision / dictionary.unit
-
-    def _stepper(self, dictionary: Dictionary, source: RowSource, run: FitRun) -> RelevanceStepper:
-        return RelevanceStepper(dictionary, source, self._largest(dictionary), run.budget)
-
-    def _checked(
-        self, kernel: Any, dictionary: Dictionary, source: RowSource, run: FitRun
-    ) -> tuple[float, bool]:
-        """The factor of the variances that fits held-out rows, and whether to keep all functions.
-
-        Every fold is trained with the same kernel on the rows that it does not hold out. If the
-        exact process with this kernel may predict the held-out rows better, a small table keeps all
-        functions; another table gets a warning if the difference is large.
-        """
-        n, d = source.X.shape
-        if n < _FEWEST_CHECKED:
-            return 1.0, False
-        variances, errors, exact = [], [], []
-        folds = np.array_split(run.random_state.permutation(n), 5)
-        for held in map(np.sort, folds[: 5 if n < 200 else 2 if n < 500 else 1]):
-            rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
-            if len(functions) == 0:
-                return 1.0, False
-            stepper = self._stepper(functions, source.subset(rest), run)
-            score = np.inf
-            for _ in range(self.max_iter):
-                stepper.step()
-                run.budget.check()
-                last, score = score, stepper.score()
-                if score > last - _FOLD_TOL:
-                    break
-            X, Y = source.rows(held)
-            mean, variance, _ = ProcessPosterior(*_process(stepper)).moments(X)
-            variances.append(variance.cpu().numpy())
-            errors.append((Y - mean).cpu().numpy())
-            few = source.rows(run.random_state.permutation(rest)[:_START_ROWS])
-            process = exact_process(kernel, Gaussian(), *(rows.cpu().numpy() for rows in few), 1)
-            mean, variance, _ = process.posterior(d, X.device).moments(X)
-            exact.append(_nlls((Y - mean).cpu().numpy(), variance.cpu().numpy() + process.noise))
-        variance, error = np.concatenate(variances), np.concatenate(errors)
-        scale = fitted_scale(variance, error, stepper.noise)
-        behind = _nlls(error, scale * variance + stepper.noise) - np.concatenate(exact)
-        loss, error_of_loss = behind.mean(), behind.std() / len(behind) ** 0.5
-        whole = self.n_components == "auto" and n <= SMALL_TABLE and not run.stopped
-        if n <= _FEW_ROWS:
-            worse = loss + _WHOLE_DOUBT * error_of_loss > _WHOLE_OF_FEW
-        else:
-            worse = loss > _WHOLE
-        if whole and worse:
+        n, loss, doubt = len(source), comparison.loss, comparison.doubt
+        possible = is_auto(self.n_components) and n <= SMALL_TABLE and not run.stopped
+        few = n <= _FEW_ROWS
+        if possible and (loss + _WHOLE_DOUBT * doubt > _WHOLE_OF_FEW if few else loss > _WHOLE):
             why = (
-                f"held-out rows do not show that a sparse model is as good as the exact process "
-                f"({loss:.2f} +- {error_of_loss:.2f} nats a row behind)"
+                "held-out rows do not show that a sparse model is as good as the exact process "
+                f"({loss:.2f} +- {doubt:.2f} nats a row behind)"
             )
             run.chose("n_components", n, f"{why}, so that no function is dropped")
-            return 1.0, True
-        if n >= _FEWEST_JUDGED and loss - _DOUBT * error_of_loss > _BEHIND:
+            return True
+        if n >= _FEWEST_JUDGED and loss - _DOUBT * doubt > _BEHIND:
             run.warn(
                 "a sparse model does not suffice for these rows. An exact process is "
                 f"{loss:.2f} nats a row better on held-out rows: use QSGPRegressor."
             )
-        return scale, False
+        return False
 
-    def _keep_process(self, start: Start, source: RowSource, run: FitRun) -> None:
-        """The model of the start's rows, before any function has been dropped."""
-        few = source.subset(start.rows)
-        dictionary = Dictionary.of(
-            compile_kernel(start.kernel, source.X.shape[1]), source, start.rows
-        )
-        self._keep(start.kernel, self._stepper(dictionary, few, run))
-
-    def _keep(self, kernel: Any, stepper: RelevanceStepper | AllRows) -> None:
-        dictionary = stepper.dictionary
-        active = dictionary.rows[stepper.active.cpu().numpy()]
-        order = np.argsort(active)
-        self.relevance_ = active[order]
+    def _keep(self, model: RelevanceModel) -> None:
+        dictionary, weights = model.dictionary, model.weights
+        self.relevance_ = dictionary.rows[model.active.cpu().numpy()]
         self.relevance_vectors_ = np.asarray(dictionary.source.X[self.relevance_], dtype=np.float64)
-        self.precision_ = stepper.precision[stepper.active].cpu().numpy()[order] * dictionary.unit
-        self.coef_ = stepper.mean.cpu().numpy()[order]
-        covariance = stepper.covariance.cpu()[order][:, order]
-        self.coef_covariance_cholesky_ = cholesky_with_jitter(covariance)[0].numpy()
-        self.noise_variance_ = float(stepper.noise)
-        self.kernel_ = _with_noise(kernel, self.noise_variance_)
-        self.lower_bound_ = stepper.evidence
+        self.precision_ = weights.precision.cpu().numpy() * dictionary.unit
+        self.coef_ = weights.mean.cpu().numpy()
+        self.coef_covariance_cholesky_ = cholesky_with_jitter(weights.covariance.cpu())[0].numpy()
+        self.noise_variance_ = float(weights.noise)
+        self.kernel_ = _with_noise(dictionary.kernel.kernel, self.noise_variance_)
+        self.lower_bound_ = weights.evidence
         self.dtype_ = "float64"
-        self._process_factor = _process(stepper, order)[1].factor.cpu().numpy()
+        self._process_factor = model.process()[1].factor.cpu().numpy()
         self._variance_scale = 1.0
 
     def _build_posterior(self) -> ProcessPosterior:
@@ -516,35 +382,6 @@ class QSRVMRegressor(MinibatchGPRegressorBase):
         weights = FeatureWeights(factor, process.factor.T @ plain)
         # The targets have selected the functions, and a precision for each.
         return ProcessPosterior(process, weights, self._variance_scale, learned=True)
-
-
-def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Negative log densities per row and target, up to a constant."""
-    return 0.5 * (np.log(variance) + np.square(error).mean(1) / variance)
-
-
-def _process(
-    stepper: RelevanceStepper | AllRows, order: np.ndarray | slice = slice(None)
-) -> tuple[ProcessMap, FeatureWeights]:
-    """The process behind predictions, and the distribution of its weights.
-
-    The mean is that of the relevance vector machine. The variance is that of a Gaussian process
-    with the same kernel and the relevance vectors as inducing points, because the machine has no
-    uncertainty about the functions that it has dropped.
-    """
-    at, dictionary = stepper.active[order], stepper.dictionary
-    points = dictionary.points[at]
-    basis = KernelFunctions(dictionary.kernel, points)
-    process = ProcessMap(basis, stepper.noise, points.device)
-    unit = dictionary.amplitude[at]
-    K = process.factor @ process.factor.T
-    seen, _ = cholesky_with_jitter(
-        K + unit[:, None] * stepper.gram[at][:, at] * unit / stepper.noise
-    )
-    # The factor of I + L^-1 G L^-T, without products that would lose digits.
-    factor = torch.linalg.solve_triangular(process.factor, seen, upper=False)
-    mean = process.factor.T @ (stepper.mean[order] / unit[:, None])
-    return process, FeatureWeights(factor, mean)
 
 
 def _with_noise(kernel: Any, noise: float) -> Any:

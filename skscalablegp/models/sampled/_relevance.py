@@ -11,12 +11,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ...core.data import RowSource
+from ...core.posteriors import FeatureWeights
 from ...core.training import Budget, Stepper
 from ...kernels import TorchKernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import KernelFunctions
-from ._moments import Moments
-from ._site import noise_of
+from ._moments import Moments, Weights
+from ._noise import noise_of
+from ._process import ProcessMap
 from ._stepper import QSGPStepper
 
 # Number of rows in a block of the moments.
@@ -53,6 +55,8 @@ class Dictionary:
         Initial noise variance.
     unit : float
         Mean square of the targets.
+    largest : float
+        Functions with a larger s_i are dropped.
     """
 
     kernel: TorchKernel
@@ -63,15 +67,19 @@ class Dictionary:
     precision: np.ndarray
     noise: float
     unit: float
+    largest: float
 
     @classmethod
-    def of(cls, kernel: TorchKernel, source: RowSource, rows: np.ndarray) -> Dictionary:
-        """A dictionary of functions at given rows of a table."""
+    def of(
+        cls, kernel: TorchKernel, source: RowSource, rows: np.ndarray, max_precision: float
+    ) -> Dictionary:
+        """Functions at given rows of a table; `max_precision` is in units of `unit`."""
         unit = float(np.mean([float(Y.square().mean()) for _, Y in source.blocks()])) or 1.0
         points, noise = source.rows(rows)[0], noise_of(kernel, kernel.theta0)
         amplitude = own_values(kernel, points)
         ones = np.full(len(rows), 1.0 / unit)
-        return cls(kernel, source, rows, points, amplitude, ones, noise, unit)
+        largest = max_precision / unit
+        return cls(kernel, source, rows, points, amplitude, ones, noise, unit, largest)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,15 +99,12 @@ class Dictionary:
         scale = 1 / (self.amplitude.cpu().numpy() * np.sqrt(self.precision))
         return KernelFunctions(self.kernel, self.points.to(dtype), torch.as_tensor(scale).to(dtype))
 
-    def after(self, stepper: QSGPStepper, largest: float) -> Dictionary:
-        """The dictionary with the best precisions for the weights of a stepper (appendix I.3).
-
-        Functions of a precision above `largest` are dropped.
-        """
+    def after(self, stepper: QSGPStepper) -> Dictionary:
+        """The dictionary with the best precisions for the weights of a stepper (appendix I.3)."""
         mean, diagonal = stepper.folded()[0].cpu().numpy(), stepper.diagonal()[0].cpu().numpy()
         second = (np.square(mean).mean(1) + np.square(diagonal)) / self.precision
         new = 1 / np.maximum(second, 1e-300)
-        keep = new < largest
+        keep = new < self.largest
         if not keep.any():
             keep[np.argmin(new)] = True
         return self._kept(keep, new)
@@ -144,6 +149,78 @@ def own_values(kernel: TorchKernel, points: Tensor) -> Tensor:
     return torch.where(values > 0, values, torch.ones_like(values))
 
 
+@dataclass(frozen=True, eq=False)
+class RelevanceModel:
+    """r functions of a dictionary with the posterior of their weights.
+
+    Attributes
+    ----------
+    dictionary : Dictionary
+    active : Tensor of shape (r,)
+        The numbers of the functions, ascending.
+    gram : Tensor of shape (r, r)
+        Their products, summed over the rows.
+    weights : Weights
+    """
+
+    dictionary: Dictionary
+    active: Int64[Tensor, " r"]
+    gram: Float64[Tensor, "r r"]
+    weights: Weights
+
+    def process(self) -> tuple[ProcessMap, FeatureWeights]:
+        """The process behind predictions, and the distribution of its weights.
+
+        The mean is that of the relevance vector machine. The variance is that of a Gaussian process
+        with the same kernel and the relevance vectors as inducing points, because the machine has
+        no uncertainty about the functions that it has dropped.
+        """
+        dictionary, noise = self.dictionary, self.weights.noise
+        points, unit = dictionary.points[self.active], dictionary.amplitude[self.active]
+        process = ProcessMap(KernelFunctions(dictionary.kernel, points), noise, points.device)
+        K = process.factor @ process.factor.T
+        seen, _ = cholesky_with_jitter(K + unit[:, None] * self.gram * unit / noise)
+        # The factor of I + L^-1 G L^-T, without products that would lose digits.
+        factor = torch.linalg.solve_triangular(process.factor, seen, upper=False)
+        mean = process.factor.T @ (self.weights.mean / unit[:, None])
+        return process, FeatureWeights(factor, mean)
+
+
+def whole_model(dictionary: Dictionary) -> RelevanceModel:
+    """The exact process, in the form of a machine that has dropped no function; O(n^3) for n rows.
+
+    With A = diag(k(x_i, x_i)), the weights of the functions k(x, x_i) / k(x_i, x_i) have the prior
+    precision A^-1 k(X, X) A^-1, of which the model has the diagonal, and the posterior mean
+    A (k(X, X) + noise I)^-1 Y.
+
+    Parameters
+    ----------
+    dictionary : Dictionary
+        Of all rows.
+    """
+    kernel, unit, n = dictionary.kernel, dictionary.amplitude, len(dictionary)
+    noise = max(dictionary.noise, 1e-6 * dictionary.unit)
+    X, Y = (part.double() for part in dictionary.source.rows(dictionary.rows))
+    with torch.no_grad():
+        K = kernel.cross(kernel.theta0.to(X.device), X, X)
+    L, _ = cholesky_with_jitter(K + noise * torch.eye(n, dtype=K.dtype, device=K.device))
+    solved = torch.cholesky_solve(Y, L)
+    log_det = 2 * float(L.diagonal().log().sum())
+    evidence = float((Y * solved).sum()) + Y.shape[1] * (log_det + n * np.log(2 * np.pi))
+    phi, precision = K / unit, K / unit / unit[:, None]
+    gram = phi.T @ phi
+    H, _ = cholesky_with_jitter(gram / noise + precision)
+    weights = Weights(
+        mean=unit[:, None] * solved,
+        covariance=torch.cholesky_inverse(H),
+        precision=precision.diagonal(),
+        noise=noise,
+        residual=float((noise * solved).square().sum()),
+        evidence=-0.5 * evidence,
+    )
+    return RelevanceModel(dictionary, torch.arange(n, device=K.device), gram, weights)
+
+
 class RelevanceStepper(Stepper):
     """Maximises the ELBO over q(w), the precisions S = diag(s) and the noise, and drops functions.
 
@@ -158,16 +235,14 @@ class RelevanceStepper(Stepper):
         The functions, with their initial precisions and noise.
     source : RowSource
         The rows of the fit.
-    largest : float
-        Functions with a larger s are dropped.
     budget : Budget
         Its time budget limits the rows.
     """
 
     objective_name = "log evidence less half a nat a function, a row and target"
 
-    def __init__(self, dictionary: Dictionary, source: RowSource, largest: float, budget: Budget):
-        self.dictionary, self.largest = dictionary, largest
+    def __init__(self, dictionary: Dictionary, source: RowSource, budget: Budget):
+        self.dictionary = dictionary
         self.moments = dictionary.moments(source, budget)
         self.noise = max(dictionary.noise, self.moments.floor)
         self.precision = torch.as_tensor(dictionary.precision).to(self.gram, copy=True)
@@ -191,17 +266,24 @@ class RelevanceStepper(Stepper):
         """q(w) of the remaining functions, and the log evidence."""
         s = self.precision[self.active]
         self.weights = self.moments.weights(self.active, s, self.noise)
-        self.mean, self.covariance = self.weights.mean, self.weights.covariance
-        self.evidence = self.weights.evidence
+
+    @property
+    def evidence(self) -> float:
+        return self.weights.evidence
+
+    def model(self) -> RelevanceModel:
+        """The functions that are left."""
+        a = self.active
+        return RelevanceModel(self.dictionary, a, self.gram[a][:, a], self.weights)
 
     def step(self) -> None:
         a = self.active
-        s = self.precision[a]
-        determined = (1 - s * self.covariance.diagonal()).clamp_min(1e-12)
-        self.precision[a] = self.t * determined / self.mean.square().sum(1).clamp_min(1e-300)
+        s, q = self.precision[a], self.weights
+        determined = (1 - s * q.covariance.diagonal()).clamp_min(1e-12)
+        self.precision[a] = self.t * determined / q.mean.square().sum(1).clamp_min(1e-300)
         free = self.t * max(self.n - float(determined.sum()), 1e-3 * self.n)
-        before, self.noise = self.noise, max(self.weights.residual / free, self.moments.floor)
-        keep = self.precision[a] < self.largest
+        before, self.noise = self.noise, max(q.residual / free, self.moments.floor)
+        keep = self.precision[a] < self.dictionary.largest
         if bool(keep.any()):
             self.active = a[keep]
         self._solve()
@@ -217,7 +299,8 @@ class RelevanceStepper(Stepper):
         Dickey. The functions that are left have the posterior given w_i = 0.
         """
         left = torch.arange(len(self.active), device=self.gram.device)
-        mean, covariance, s = self.mean, self.covariance, self.precision[self.active]
+        mean, covariance = self.weights.mean, self.weights.covariance
+        s = self.precision[self.active]
         for _ in range(min(_DROPS, len(left) - 1)):
             variance = covariance.diagonal()
             added = mean.square().sum(1) / variance + self.t * torch.log(variance * s[left])
@@ -251,7 +334,8 @@ class RelevanceStepper(Stepper):
             S, Q = self.moments.alone(others, self.active, self.weights)
             ratio = (Q.square().mean(1) / S).clamp_min(1.0)
             s = S / (ratio - 1)
-            gain = torch.where(s < self.largest, ratio - 1 - ratio.log(), torch.zeros_like(s))
+            useful = s < self.dictionary.largest
+            gain = torch.where(useful, ratio - 1 - ratio.log(), torch.zeros_like(s))
             best = int(gain.argmax())
             if not float(gain[best]) > 2 * (_WORTH + _MARGIN):
                 return
@@ -272,55 +356,3 @@ class RelevanceStepper(Stepper):
     def restore(self, snapshot: tuple) -> None:
         self.active, self.precision, self.noise = snapshot[0], snapshot[1].clone(), snapshot[2]
         self._solve()
-
-
-@dataclass(frozen=True, eq=False)
-class AllRows:
-    """The exact process, in the form of a machine that has dropped no function.
-
-    With A = diag(k(x_i, x_i)), the weights of the functions k(x, x_i) / k(x_i, x_i) have the prior
-    precision A^-1 k(X, X) A^-1 and the posterior mean A (k(X, X) + noise I)^-1 Y.
-
-    Attributes
-    ----------
-    dictionary, noise, gram, active, precision, mean, covariance, evidence
-        As of `RelevanceStepper` after its last step. `precision` is the diagonal.
-    """
-
-    dictionary: Dictionary
-    noise: float
-    gram: Tensor
-    active: Tensor
-    precision: Tensor
-    mean: Tensor
-    covariance: Tensor
-    evidence: float
-
-    @classmethod
-    def of(cls, kernel: TorchKernel, source: RowSource) -> AllRows:
-        """O(n^3) for n rows."""
-        n = len(source)
-        dictionary = Dictionary.of(kernel, source, np.arange(n))
-        noise = max(dictionary.noise, 1e-6 * dictionary.unit)
-        (X, Y), unit = source.rows(np.arange(n)), dictionary.amplitude
-        Y = Y.double()
-        with torch.no_grad():
-            K = kernel.cross(kernel.theta0.to(X.device), X, X).double()
-        eye = torch.eye(n, dtype=K.dtype, device=K.device)
-        L, _ = cholesky_with_jitter(K + noise * eye)
-        weights = torch.cholesky_solve(Y, L)
-        log_det = 2 * float(L.diagonal().log().sum())
-        evidence = float((Y * weights).sum()) + Y.shape[1] * (log_det + n * np.log(2 * np.pi))
-        phi, precision = K / unit, K / unit / unit[:, None]
-        gram = phi.T @ phi
-        H, _ = cholesky_with_jitter(gram / noise + precision)
-        return cls(
-            dictionary,
-            noise,
-            gram,
-            torch.arange(n, device=K.device),
-            precision.diagonal(),
-            unit[:, None] * weights,
-            torch.cholesky_inverse(H),
-            -0.5 * evidence,
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel, default_kernel
 from ...linalg.gradients import GPProblem
 from ...linalg.solvers import cholesky_with_jitter
-from ._plan import Settings
-from ._site import Site
+from ._noise import NoiseAtRows
+from ._plan import StartPlan
 
 # Up to this number of columns the default kernel has a length scale for each. Regressions on small
 # tables, which are nearly exact processes, have them with so many rows per column, too.
@@ -52,42 +52,20 @@ _HALVINGS = 30
 _STEPS = 100
 
 
-def starting_kernel(
-    kernel: Any, X: np.ndarray, Y: np.ndarray, largest: float | None, ard: bool
-) -> Kernel:
-    """The user's kernel or the default one, with the white noise that the model needs.
-
-    `largest` bounds the signal variance of the default kernel, in units of the target's variance;
-    `ard` gives that kernel a length scale for each column.
-    """
-    if kernel is None and not ard:
-        spread = float(np.sqrt(np.mean(X.var(axis=0)) * X.shape[1])) or 1.0
-        unit = target_unit(Y)
-        kernel = default_kernel(1, spread, unit)
-        signal = (1e-5 * unit, (largest or 1e5) * unit)
-        lengths = (1e-3 * spread, 1e3 * spread)
-        return kernel.set_params(
-            k1__k1__constant_value_bounds=signal, k1__k2__length_scale_bounds=lengths
-        )
-    if kernel is None:
-        return data_scaled_kernel(X, Y, largest)
-    compiled = compile_kernel(kernel, X.shape[1])
-    noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
-    if float(noise[0]) > 0:
-        return kernel
-    return with_default_noise(kernel, target_unit(Y))
-
-
 class Rows(NamedTuple):
     """Rows (s, d), targets (s, t) and their known noise, in the model's units."""
 
     X: np.ndarray
     Y: np.ndarray
-    known: np.ndarray | float
+    known: np.ndarray | float = 0.0
+
+    def targets(self, likelihood: Likelihood) -> np.ndarray:
+        """The targets of a regression in place of the likelihood's."""
+        return likelihood.start_targets(torch.as_tensor(self.Y)).numpy()
 
     def problem(self, compiled: TorchKernel, likelihood: Likelihood, origin: np.ndarray):
         """The regression on these rows, less `origin` if the kernel depends on differences only."""
-        targets = likelihood.start_targets(torch.as_tensor(self.Y))
+        targets = torch.as_tensor(self.targets(likelihood))
         # Centred rows keep their digits. The jitter is relative to the target, which may be small.
         X = torch.as_tensor(self.X - compiled.origin(origin))
         known = self.known + np.full(len(X), 1e-10 * float(targets.square().mean()))
@@ -101,12 +79,9 @@ class Start:
     Attributes
     ----------
     kernel : Kernel
-    rows : ndarray of shape (s,)
+    index : ndarray of shape (s,)
         The numbers of the rows, ascending.
-    X, Y : ndarray of shape (s, d), (s, t)
-        The rows in the model's units.
-    known : ndarray of shape (s,) or float
-        Known noise of these rows.
+    rows : Rows
     n_iter : int
         Number of steps of the exact fit.
     reason : str
@@ -114,117 +89,134 @@ class Start:
     """
 
     kernel: Kernel
-    rows: np.ndarray
-    X: np.ndarray
-    Y: np.ndarray
-    known: np.ndarray | float = 0.0
+    index: np.ndarray
+    rows: Rows
     n_iter: int = 0
     reason: str = "converged"
 
 
-def first_rows(
-    settings: Settings,
+def exact_start_of(
+    plan: StartPlan,
     likelihood: Likelihood,
     source: RowSource,
     run: FitRun,
-    largest_signal: float | None = None,
+    preview: Callable[[Any, Start], None],
 ) -> Start:
-    """Some rows, and the kernel before training.
+    """Train the hyperparameters on some rows, unless the plan, the time or an interrupt forbids it.
 
     Parameters
     ----------
-    settings : Settings
+    plan : StartPlan
     likelihood : Likelihood
+        If its noise is not additive, the signal variance is chosen afterwards.
     source : RowSource
     run : FitRun
-    largest_signal : float, optional
-        Bound of the signal variance of the default kernel, in units of the target's mean square.
+    preview : callable
+        Sets the model of a start in a copy of the estimator.
     """
-    order = run.random_state.permutation(len(source))
-    rows = np.sort(order[: settings.start_rows])
-    few = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
+    start = _first_rows(plan, likelihood, source, run)
+    run.budget.reserve("weights")
+    with run.stage("start", optional=True):
+        start = _Training(start, plan, likelihood, run, preview).trained()
+    return start
 
-    X, Y = (part.numpy() for part in few.rows(rows))
-    known = 0.0 if few.noise is None else few.noise[rows]
-    targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
-    n, d = len(source), X.shape[1]
-    many = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
-    kernel = starting_kernel(settings.kernel, X, targets, largest_signal, d <= _ARD_COLUMNS or many)
-    if not compile_kernel(kernel, X.shape[1]).node.products():
+
+def _first_rows(plan: StartPlan, likelihood: Likelihood, source: RowSource, run: FitRun) -> Start:
+    """Some rows, and the kernel before training."""
+    n = len(source)
+    index = np.sort(run.random_state.permutation(n)[: plan.rows])
+    exact = replace(source, dtype=torch.float64, device=torch.device("cpu"), _resident=None)
+    known = 0.0 if exact.noise is None else exact.noise[index]
+    rows = Rows(*(part.numpy() for part in exact.rows(index)), known)
+    kernel = _starting_kernel(plan, likelihood, rows, n)
+    if not compile_kernel(kernel, rows.X.shape[1]).node.products():
         raise ValueError(
             f"kernel={kernel} is noise alone and has no function to learn: add a kernel such as "
             "RBF() to it."
         )
-    return Start(kernel, rows, X, Y, known)
+    return Start(kernel, index, rows)
 
 
-def trained_start(
-    start: Start,
-    settings: Settings,
-    likelihood: Likelihood,
-    run: FitRun,
-    preview: Callable[[Any, Start], None],
-    smooth: bool = False,
-) -> Start:
-    """Train the hyperparameters by the exact marginal likelihood of the start; O(s^3) a step.
-
-    Parameters
-    ----------
-    start : Start
-    settings : Settings
-    likelihood : Likelihood
-        If its noise is not additive, the signal variance is chosen afterwards.
-    run : FitRun
-    preview : callable
-        Sets the model of a start in a copy of the estimator.
-    smooth : bool, default=False
-        Whether a squared exponential is compared with the default kernel. Steps converge far better
-        with the noise estimate of a kernel that suits the data.
-    """
-    X, Y = start.X, start.Y
-    targets = likelihood.start_targets(torch.as_tensor(Y)).numpy()
-    compiled = compile_kernel(start.kernel, X.shape[1])
-    trains = settings.optimizer is not None and settings.subset_size is not None
-    if not (trains and compiled.n_params and len(X) > 1 and np.ptp(targets) > 0):
-        return start
-
-    def at(compiled: TorchKernel, theta: np.ndarray) -> Kernel:
-        kernel = compiled.to_sklearn(torch.as_tensor(theta))
-        if likelihood.additive:
-            return kernel
-        return scaled_signal(kernel, Site(likelihood, 0.0, 1.0), X, Y, settings.kernel is not None)
-
-    def trained(kernel: Kernel) -> _Trained:
-        compiled = compile_kernel(kernel, X.shape[1])
-
-        def show(model: Any, step: Any) -> None:
-            preview(model, replace(start, kernel=at(compiled, step.theta)))
-
-        run.preview, origin = show, X.mean(axis=0)
-        problem = Rows(X, Y, start.known).problem(compiled, likelihood, origin)
-        chosen = chosen_start(problem, run)
-        result = exact_start(
-            problem,
-            run,
-            max_iter=_STEPS,
-            n_restarts=settings.n_restarts_optimizer,
-            theta=chosen.theta,
+def _starting_kernel(plan: StartPlan, likelihood: Likelihood, rows: Rows, n: int) -> Kernel:
+    """The user's kernel or the default one, with the white noise that the model needs."""
+    X, Y, kernel, d = rows.X, rows.targets(likelihood), plan.kernel, rows.X.shape[1]
+    unit, largest = target_unit(Y), plan.largest_signal
+    if kernel is None:
+        several = likelihood.conjugate and _ROWS_A_COLUMN * d <= n <= SMALL_TABLE
+        if d <= _ARD_COLUMNS or several:
+            return data_scaled_kernel(X, Y, largest)
+        spread = float(np.sqrt(np.mean(X.var(axis=0)) * d)) or 1.0
+        signal, lengths = (1e-5 * unit, (largest or 1e5) * unit), (1e-3 * spread, 1e3 * spread)
+        return default_kernel(1, spread, unit).set_params(
+            k1__k1__constant_value_bounds=signal, k1__k2__length_scale_bounds=lengths
         )
-        return _Trained(compiled, result, chosen.describe(), len(X))
+    compiled = compile_kernel(kernel, d)
+    noise = compiled.noise(compiled.theta0, torch.as_tensor(X[:1], dtype=torch.float64))
+    if float(noise[0]) > 0:
+        return kernel
+    return with_default_noise(kernel, unit)
 
-    best = trained(start.kernel)
-    n_iter = best.result.n_iter
-    if settings.kernel is None:
-        for other in _others(start, targets, smooth):
+
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """Training of a start's hyperparameters by the exact marginal likelihood; O(s^3) a step."""
+
+    start: Start
+    plan: StartPlan
+    likelihood: Likelihood
+    run: FitRun
+    preview: Callable[[Any, Start], None]
+
+    def trained(self) -> Start:
+        """The start after training; the same one if there is nothing to train."""
+        start, run = self.start, self.run
+        targets = start.rows.targets(self.likelihood)
+        n_params = compile_kernel(start.kernel, start.rows.X.shape[1]).n_params
+        if not (self.plan.trains and n_params and len(targets) > 1 and np.ptp(targets) > 0):
+            return start
+        best = self._train(start.kernel)
+        n_iter = best.result.n_iter
+        for other in self._others(targets):
             if run.stopped:
                 break
-            found = trained(other(best.compiled.kernel))
-            n_iter += found.result.n_iter
-            best = found if found.evidence > best.evidence else best
+            trial = self._train(other(best.compiled.kernel))
+            n_iter += trial.result.n_iter
+            best = trial if trial.evidence > best.evidence else best
             run.chose("kernel", best.compiled.node.label, "the higher evidence on the start's rows")
-    run.reports(start=best.origin)
-    kernel = run.finish("start's kernel", lambda: at(best.compiled, best.result.theta))
-    return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
+        run.reports(start=best.origin)
+        kernel = run.finish("start's kernel", lambda: self._at(best.compiled, best.result.theta))
+        return replace(start, kernel=kernel, n_iter=n_iter, reason=best.result.stop_reason)
+
+    def _train(self, kernel: Kernel) -> _Trained:
+        start, run, X = self.start, self.run, self.start.rows.X
+        compiled, origin = compile_kernel(kernel, X.shape[1]), X.mean(axis=0)
+
+        def show(model: Any, step: Any) -> None:
+            self.preview(model, replace(start, kernel=self._at(compiled, step.theta)))
+
+        run.preview = show
+        problem = start.rows.problem(compiled, self.likelihood, origin)
+        chosen = chosen_start(problem, run)
+        restarts = self.plan.n_restarts
+        result = exact_start(problem, run, max_iter=_STEPS, n_restarts=restarts, theta=chosen.theta)
+        return _Trained(compiled, result, chosen.describe(), len(X))
+
+    def _at(self, compiled: TorchKernel, theta: np.ndarray) -> Kernel:
+        kernel = compiled.to_sklearn(torch.as_tensor(theta))
+        if self.likelihood.additive:
+            return kernel
+        return scaled_signal(kernel, self.likelihood, self.start.rows, self.plan.kernel is not None)
+
+    def _others(self, targets: np.ndarray) -> Iterator[Callable[[Kernel], Kernel]]:
+        """Functions that change the best default kernel so far into one to compare it with."""
+        if self.plan.kernel is not None:
+            return
+        default, X = self.start.kernel.k1, self.start.rows.X
+        if np.ndim(default.k2.length_scale) == 0 and 1 < X.shape[1] <= _COMPARED_COLUMNS:
+            largest = default.k1.constant_value_bounds[1] / default.k1.constant_value
+            yield lambda best: data_scaled_kernel(X, targets, largest)
+        if self.plan.compares_smooth:
+            yield _squared_exponential
 
 
 class _Trained(NamedTuple):
@@ -241,20 +233,6 @@ class _Trained(NamedTuple):
         return self.result.value - 0.5 * self.compiled.n_params * math.log(self.m)
 
 
-def _others(start: Start, targets: np.ndarray, smooth: bool) -> list[Callable[[Kernel], Kernel]]:
-    """Functions that change the best kernel so far into one to compare it with."""
-    own, d = start.kernel.k1, start.X.shape[1]
-
-    def a_column(best: Kernel) -> Kernel:
-        largest = own.k1.constant_value_bounds[1] / own.k1.constant_value
-        return data_scaled_kernel(start.X, targets, largest)
-
-    others = []
-    if np.ndim(own.k2.length_scale) == 0 and 1 < d <= _COMPARED_COLUMNS:
-        others.append(a_column)
-    return [*others, _squared_exponential] if smooth else others
-
-
 def _squared_exponential(kernel: Kernel) -> Kernel:
     """The default kernel with a smooth factor in place of the Matern kernel."""
     matern = kernel.k1.k2
@@ -262,7 +240,7 @@ def _squared_exponential(kernel: Kernel) -> Kernel:
     return clone(kernel).set_params(k1__k2=rbf)
 
 
-def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own: bool) -> Kernel:
+def scaled_signal(kernel: Kernel, likelihood: Likelihood, rows: Rows, own: bool) -> Kernel:
     """The kernel of a regression, with the best signal variance for another likelihood.
 
     A regression on labels -1 and 1, or on counts, gives the shape of the kernel, but the latent
@@ -272,22 +250,20 @@ def scaled_signal(kernel: Kernel, site: Site, X: np.ndarray, Y: np.ndarray, own:
     Parameters
     ----------
     kernel : Kernel
-    site : Site
-    X : ndarray of shape (n, d)
-    Y : ndarray of shape (n, t)
+    likelihood : Likelihood
+    rows : Rows
     own : bool
         Whether the kernel is the user's, whose bounds hold. Those of the default kernel move along.
     """
-    rows = torch.as_tensor(X[:_LAPLACE_ROWS], dtype=torch.float64)
-    targets = torch.as_tensor(Y[:_LAPLACE_ROWS], dtype=torch.float64)
-    compiled = compile_kernel(kernel, X.shape[1])
-    start = site.likelihood.start_targets(torch.as_tensor(Y, dtype=torch.float64))
-    unit = float(compiled.diag(compiled.theta0, rows).mean()) / float(start.square().mean())
+    X, Y = (torch.as_tensor(a[:_LAPLACE_ROWS], dtype=torch.float64) for a in (rows.X, rows.Y))
+    noise, compiled = NoiseAtRows(likelihood, 0.0, 1.0), compile_kernel(kernel, X.shape[1])
+    square = torch.as_tensor(rows.targets(likelihood)).square().mean()
+    unit = float(compiled.diag(compiled.theta0, X).mean()) / float(square)
 
     def evidence(kernel: Kernel) -> float:
         compiled = compile_kernel(kernel, X.shape[1])
-        K = compiled.cross(compiled.theta0, rows, rows)
-        return sum(_laplace(site, K, y)[1] for y in targets.T)
+        K = compiled.cross(compiled.theta0, X, X)
+        return sum(_laplace(noise, K, y)[1] for y in Y.T)
 
     trials = [_times(kernel, a / unit, own) for a in _AMPLITUDES]
     if all(trial == kernel for trial in trials):
@@ -330,13 +306,13 @@ def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
     return _constants(kernel.k1, prefix + "k1") | _constants(kernel.k2, prefix + "k2")
 
 
-def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
+def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence."""
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
     eye = torch.eye(len(y), dtype=K.dtype)
-    value = float(site.likelihood.log_density(y, f, none).sum())
+    value = float(noise.likelihood.log_density(y, f, none).sum())
     for _ in range(20):
-        _, slope, curvature, _ = site.likelihood.derivatives(y, f, none)
+        _, slope, curvature, _ = noise.likelihood.derivatives(y, f, none)
         W = (-curvature).clamp_min(1e-10)
         root = W.sqrt()
         L = torch.linalg.cholesky(eye + root[:, None] * K * root)
@@ -345,7 +321,8 @@ def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
         change = b - root * inner - alpha
         for _ in range(_HALVINGS):
             f = K @ (alpha + change)
-            new = float(-0.5 * (alpha + change) @ f + site.likelihood.log_density(y, f, none).sum())
+            density = noise.likelihood.log_density(y, f, none).sum()
+            new = float(-0.5 * (alpha + change) @ f + density)
             if new > value - 1e-4:
                 break
             change = 0.5 * change
@@ -356,17 +333,17 @@ def _laplace(site: Site, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
     return alpha, value - float(L.diagonal().log().sum())
 
 
-def support_weights(site: Site, gram: Tensor, Y: Tensor) -> Tensor:
+def support_weights(noise: NoiseAtRows, gram: Tensor, Y: Tensor) -> Tensor:
     """alpha such that f = gram alpha is the mode of the posterior given these rows; O(s^3).
 
     Parameters
     ----------
-    site : Site
+    noise : NoiseAtRows
     gram : Tensor of shape (s, s)
         phi_p phi_p'.
     Y : Tensor of shape (s, t)
     """
-    if not site.likelihood.additive:
-        return torch.stack([_laplace(site, gram, y)[0] for y in Y.to(gram).T], 1)
-    noisy = gram + torch.diag(site.variances(Y).to(gram))
+    if not noise.likelihood.additive:
+        return torch.stack([_laplace(noise, gram, y)[0] for y in Y.to(gram).T], 1)
+    noisy = gram + torch.diag(noise.variances(Y).to(gram))
     return torch.cholesky_solve(Y.to(gram), cholesky_with_jitter(noisy)[0])

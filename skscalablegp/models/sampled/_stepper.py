@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from ...core.data import RowSource
@@ -19,13 +19,14 @@ from ._estimates import (
     BasisDraw,
     Control,
     Projection,
+    SampledBatch,
     Squares,
     optimal_diagonal,
     sampled_gradient,
     sampled_loss,
 )
-from ._optimizers import SampledAdam, SparseOptimizer
-from ._site import Site, noise_of
+from ._noise import NoiseAtRows, noise_of
+from ._optimizers import SampledAdam, SparseSGD
 from ._support import Flattening, SupportRows, by_unit
 from ._weights import RunningMean, SampledWeights
 
@@ -36,85 +37,36 @@ OBJECTIVE = "lower bound a row and target"
 _SLOWER = 0.3
 _MOST_RETREATS = 8
 # Numbers in one evaluation of the basis.
-_NUMBERS = 2**24
+NUMBERS = 2**24
 
 
-class SampledStepper(Stepper):
-    """Common parts of all steps: batches, changes of the weights, their running mean and snapshots.
+@dataclass(eq=False)
+class Sampler:
+    """What the steps draw.
 
-    Parameters
+    Attributes
     ----------
     source : RowSource
     basis : SampledBasis
-    site : Site
-        The likelihood.
-    support : SupportRows
-    flattening : Flattening
-        Preconditioner.
-    optimizer : SparseOptimizer
-        The optimiser of the means and dense columns, whose rate is relative to 1 / level.
-    weights : SampledWeights
-    squares : Tensor of shape (q, m / q)
-        |phi_r|^2 over all rows.
     n_rows, n_blocks : int
         Numbers of rows in a step, and of blocks of basis functions in each of its draws.
     rng : numpy.random.Generator
         Generator of all draws.
-    n_total : int, optional
+    n_total : int
         Number of rows that the batches represent.
-    held : ndarray of int, optional
+    held : ndarray of int
         Sorted numbers of rows that are held out of batches.
-    control_variate : {"regression", "squares"} or None, default="regression"
     """
 
-    objective_name = OBJECTIVE
+    source: RowSource
+    basis: SampledBasis
+    n_rows: int
+    n_blocks: int
+    rng: np.random.Generator
+    n_total: int
+    held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
-    def __init__(  # noqa: PLR0913 (one for each setting)
-        self,
-        source: RowSource,
-        basis: SampledBasis,
-        site: Site,
-        support: SupportRows,
-        flattening: Flattening,
-        optimizer: SparseOptimizer,
-        weights: SampledWeights,
-        squares: Float[Tensor, "q units"],
-        n_rows: int,
-        n_blocks: int,
-        rng: np.random.Generator,
-        n_total: int | None = None,
-        held: np.ndarray | None = None,
-        control_variate: str | None = "regression",
-    ):
-        self.held = np.empty(0, dtype=np.int64) if held is None else held
-        self.source, self.basis, self.site, self.support = source, basis, site, support
-        self.flattening, self.optimizer, self.weights = flattening, optimizer, weights
-        self.squares, self.n_rows, self.n_blocks, self.rng = squares, n_rows, n_blocks, rng
-        self.control_variate = control_variate
-        self.n = len(source) if n_total is None else n_total
-        self.t = support.Y.shape[1]
-        self.curvature = site.curvature
-        self._theta, self._rows = support.theta, support.all_rows
-        self._steps = self._slower = 0
-        self._mean, self._better = RunningMean(weights, self.t), weights
-
-    @property
-    def n_dense(self) -> int:
-        return self.weights.coef.shape[2] - self.t
-
-    def step(self) -> None:
-        rows = self._batch()
-        with torch.no_grad():
-            self._step(rows, *self.source.rows(rows), self.site.at(self.source.known(rows)))
-            self.optimizer.advance()
-            self._mean.after()
-        self._steps += 1
-
-    @abstractmethod
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
-        """Move the weights by one batch."""
-
-    def _batch(self) -> np.ndarray:
+    def rows(self) -> np.ndarray:
         """The numbers of a step's rows."""
         count = len(self.source) - len(self.held)
         rows = self.rng.choice(count, min(self.n_rows, count), replace=False, shuffle=False)
@@ -125,14 +77,90 @@ class SampledStepper(Stepper):
             rows += np.searchsorted(before, rows, side="right")
         return rows
 
+    def functions(self) -> tuple[BasisPart, float]:
+        """Some functions, with the factor that scales up their sums."""
+        return self.basis.draw(self.n_blocks, self.rng)
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What is computed once, before the steps.
+
+    Attributes
+    ----------
+    support : SupportRows
+    flattening : Flattening
+        Preconditioner.
+    weights : SampledWeights
+        The first weights, which the steps change in place.
+    squares : Tensor of shape (q, m / q)
+        |phi_r|^2 over all rows.
+    """
+
+    support: SupportRows
+    flattening: Flattening
+    weights: SampledWeights
+    squares: Float[Tensor, "q units"]
+
+
+class SampledStepper(Stepper):
+    """Common parts of all steps: changes of the weights, their running mean and snapshots.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    noise : NoiseAtRows
+        The likelihood.
+    beginning : Beginning
+    optimizer : SparseSGD
+        The optimiser of the means and dense columns, whose rate is relative to 1 / level.
+    control_variate : {"regression", "squares"} or None, default="regression"
+    """
+
+    objective_name = OBJECTIVE
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        noise: NoiseAtRows,
+        beginning: Beginning,
+        optimizer: SparseSGD,
+        control_variate: str | None = "regression",
+    ):
+        self.sampler, self.basis, self.n = sampler, sampler.basis, sampler.n_total
+        self.noise, self.curvature = noise, noise.curvature
+        self.support, self.flattening = beginning.support, beginning.flattening
+        self.weights, self.squares = beginning.weights, beginning.squares
+        self.optimizer, self.control_variate = optimizer, control_variate
+        self.t = self.support.Y.shape[1]
+        self._theta, self._rows = self.support.theta, self.support.all_rows
+        self._steps = self._slower = 0
+        self._mean, self._better = RunningMean(self.weights, self.t), self.weights
+
+    @property
+    def n_dense(self) -> int:
+        return self.weights.coef.shape[2] - self.t
+
+    def step(self) -> None:
+        rows, source = self.sampler.rows(), self.sampler.source
+        with torch.no_grad():
+            self._step(rows, *source.rows(rows), self.noise.at(source.known(rows)))
+            self.optimizer.advance()
+            self._mean.after()
+        self._steps += 1
+
+    @abstractmethod
+    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
+        """Move the weights by one batch."""
+
     def _control(self, cross: Float[Tensor, "b s"]) -> Control:
         """The control variate, given k(X, support rows)."""
         # A copy, because the step of theta uses the values from before the weights' step.
         a = self.weights.a[: len(self.support)].to(cross, copy=True)
         if self.control_variate == "regression":
             return Projection(self.support.regression(cross), a)
-        if self.control_variate == "squares" and self.site.gaussian:
-            return Squares(a, self.site.curvature / len(self.support))
+        if self.control_variate == "squares" and self.noise.gaussian:
+            return Squares(a, self.noise.curvature / len(self.support))
         return Control()
 
     def _move(
@@ -175,17 +203,17 @@ class SampledStepper(Stepper):
 
     def _check_terms(self, f: Float[Tensor, "c t"], variance: Float[Tensor, "c 1"]):
         """The expected log likelihood at the scores' rows."""
-        site = self.site.at(self.support.known_check)
-        return site.terms(self.support.Y_check.double(), f, variance)
+        noise = self.noise.at(self.support.known_check)
+        return noise.terms(self.support.Y_check.double(), f, variance)
 
     def theta(self) -> np.ndarray:
         return self._theta.detach().cpu().numpy().copy()
 
     def snapshot(self) -> tuple:
-        return self._better.copy(), self._theta, self.site, self.curvature
+        return self._better.copy(), self._theta, self.noise, self.curvature
 
     def restore(self, snapshot: tuple) -> None:
-        weights, self._theta, self.site, self.curvature = snapshot
+        weights, self._theta, self.noise, self.curvature = snapshot
         self.weights.assign(weights)
         self._better = self.weights
         self._mean.begin(self._steps)
@@ -223,33 +251,33 @@ class QSGPStepper(SampledStepper):
 
     def __init__(
         self,
-        *args,
+        *args: Any,
         hyperparameters: SampledAdam | None = None,
         exact_from: float = float("inf"),
-        **settings,
+        **settings: Any,
     ):
         super().__init__(*args, **settings)
-        self.exact_from = exact_from
-        self.hyperparameters = hyperparameters
+        self.exact_from, self.hyperparameters = exact_from, hyperparameters
         self.refresh()
 
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
+    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
         control = self._control(self.support.cross(X))
         left, right = self._draw(X), self._draw(X)
         square, known = self._square(left, right), None
         if self._steps >= self.exact_from:
             known, square = self._function(X)
-        gradients = sampled_gradient(site, Y, left.data, right.data, control, square, self.n, known)
+        batch = SampledBatch(Y, left.data, right.data, control, square, self.n)
+        gradients = sampled_gradient(noise, batch, known)
         for draw, gradient in zip((left, right), gradients, strict=True):
             gradient = gradient + 0.5 * draw.data.scale * draw.data.weights
             gradient = gradient.reshape(self.basis.per_unit, -1, gradient.shape[1])
             self._add_log_diagonal(draw, gradient)
             self._move(draw.part.index, gradient, draw.everywhere)
         if self.hyperparameters is not None and self.hyperparameters.due(self._steps):
-            self._move_theta(site, Y, X, left, right, control)
+            self._move_theta(noise, X, batch, left.part, right.part)
 
     def _draw(self, X: Float[Tensor, "b d"]) -> Drawn:
-        part, scale = self.basis.draw(self.n_blocks, self.rng)
+        part, scale = self.sampler.functions()
         phi = part.evaluate(self._theta, X)
         everywhere = part.evaluate(self.support.theta, self._rows)
         at_support = everywhere[: len(self.support)]
@@ -265,7 +293,7 @@ class QSGPStepper(SampledStepper):
     def _function(self, X: Float[Tensor, "b d"]) -> tuple[Tensor, Tensor]:
         """All columns' values at the rows, and the diagonal's variance, from all functions."""
         f, square = 0.0, 0.0
-        for part in self.basis.parts(max(1, _NUMBERS // (self.basis.per_unit * len(self._rows)))):
+        for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(self._rows)))):
             phi = part.evaluate(self._theta, X)
             at_support = part.evaluate(self.support.theta, self.support.X)
             f = f + phi @ self._weights(part, at_support)
@@ -274,7 +302,7 @@ class QSGPStepper(SampledStepper):
 
     def _square(self, *draws: Drawn) -> Float[Tensor, "b 1"]:
         """An unbiased estimate of the variance of f from the diagonal of C."""
-        if self.site.gaussian:
+        if self.noise.gaussian:
             return torch.zeros(len(draws[0].data.phi), 1).to(draws[0].data.phi)
         parts = [
             d.data.scale * (d.data.phi.square() @ self.diagonal(d.part.index).flatten().square())
@@ -296,28 +324,33 @@ class QSGPStepper(SampledStepper):
         return c * (self._coordinates(units)[:, :, 0] >= self.n_dense)
 
     def _move_theta(
-        self, site: Site, Y: Tensor, X: Tensor, left: Drawn, right: Drawn, control: Control
+        self, noise: NoiseAtRows, X: Tensor, batch: SampledBatch, left: BasisPart, right: BasisPart
     ) -> None:
         """A step of theta along the gradient of the sampled loss (empirical Bayes).
 
         The control variate keeps the basis of the start (appendix F.3), so that f at the support
         rows remains known.
         """
-        kernel, (third, scale) = self.support.kernel, self.basis.draw(self.n_blocks, self.rng)
+        kernel, (third, scale) = self.support.kernel, self.sampler.functions()
         c = self.diagonal(third.index).flatten()
         with torch.enable_grad():
             theta = self._theta.detach().requires_grad_(True)
-            draws = [replace(d.data, phi=d.part.evaluate(theta, X)) for d in (left, right)]
-            square = scale * (third.evaluate(theta, X).square() @ c.square())[:, None]
-            noise = None
-            if site.gaussian:
-                noise = (kernel.noise(theta, X[:1].double())[0] + site.known).expand(len(X)).to(X)
-            loss = sampled_loss(site, Y, *draws, control, square, self.n, noise)
+            batch = replace(
+                batch,
+                left=replace(batch.left, phi=left.evaluate(theta, X)),
+                right=replace(batch.right, phi=right.evaluate(theta, X)),
+                square=scale * (third.evaluate(theta, X).square() @ c.square())[:, None],
+            )
+            variances = None
+            if noise.gaussian:
+                white = kernel.noise(theta, X[:1].double())[0]
+                variances = (white + noise.known).expand(len(X)).to(X)
+            loss = sampled_loss(noise, batch, variances)
             (gradient,) = torch.autograd.grad(loss, theta, allow_unused=True)
         if gradient is not None:
             self._theta = self.hyperparameters.moved(theta.detach(), gradient.double(), kernel)
-        if site.likelihood.additive:
-            self.site = replace(self.site, noise=noise_of(kernel, self._theta))
+        if noise.likelihood.additive:
+            self.noise = replace(self.noise, variance=noise_of(kernel, self._theta))
 
     # ------------------------------------------------------------------ called by the driver
 
@@ -326,12 +359,12 @@ class QSGPStepper(SampledStepper):
         X, w = self._rows[len(self.support) :], self.weights.a[len(self.support) :]
         for k in range(3):
             variance = torch.zeros(len(X), 1, dtype=torch.float64, device=X.device)
-            for part in self.basis.parts(max(1, _NUMBERS // (self.basis.per_unit * len(X)))):
+            for part in self.basis.parts(max(1, NUMBERS // (self.basis.per_unit * len(X)))):
                 phi, c = part.evaluate(self._theta, X), self.diagonal(part.index).flatten()
                 variance += (phi.square() @ c.square())[:, None].double()
             self._sparse_variance = variance
             # The variance depends on the curvature, so that both are updated until they agree.
-            if self.site.gaussian or k == 2:
+            if self.noise.gaussian or k == 2:
                 return
             curvature = self._curvature(w)
             if abs(curvature - self.curvature) < 0.05 * self.curvature:
@@ -340,7 +373,7 @@ class QSGPStepper(SampledStepper):
 
     def score(self) -> float:
         w = self.weights.a[len(self.support) :]
-        if not self.site.gaussian and bool(torch.isfinite(w).all()):
+        if not self.noise.gaussian and bool(torch.isfinite(w).all()):
             # The closed form of the diagonal depends on the curvature of the likelihood.
             now = self._curvature(w)
             if abs(now - self.curvature) > 0.1 * self.curvature:
@@ -384,7 +417,7 @@ class QSGPStepper(SampledStepper):
     def folded(self) -> Float[Tensor, "q units k"]:
         w, q = self._better, self.basis.per_unit
         coef, shared = w.coef.clone(), w.shared.to(w.coef)
-        for part in self.basis.parts(max(1, _NUMBERS // (q * len(self.support)))):
+        for part in self.basis.parts(max(1, NUMBERS // (q * len(self.support)))):
             phi = part.evaluate(self.support.theta, self.support.X)
             change = by_unit((phi.T @ shared).T.contiguous(), q).permute(1, 2, 0)
             coef[:, part.index] += change * (part.index >= w.head).to(change)[None, :, None]
@@ -399,72 +432,3 @@ def head_functions(
     inside = part.index < head
     phi = by_unit(part.evaluate(support.theta, support.all_rows), basis.per_unit)
     return part.index[inside], phi[:, :, inside].flatten(1)
-
-
-class DualStepper(SampledStepper):
-    """Trains the mean of q(w) for phi_i = k(., x_i) at all n rows, with S = K.
-
-    The gradient of minus the ELBO is K (r + mu), with r the derivative of minus the log likelihood
-    in f = K mu. The natural gradient is r + mu, which has an entry for each row; a step changes
-    only the entries of its own rows. The estimate of f at these rows comes from other,
-    independently drawn functions and from the support rows. A step costs O(b u d + b s^2) for u
-    drawn functions. Weights are residuals over the noise variance, so that sums of few of them are
-    noisy. Draws of all functions cost O(b n d), but are often cheaper in total, because they need
-    far fewer steps.
-
-    Parameters are those of `SampledStepper`, and `support_index`, the numbers of the support rows.
-    The shared weights belong to the support rows.
-    """
-
-    objective_name = "expected log likelihood a row and target"
-
-    def __init__(self, *args, support_index: Int64[Tensor, " s"], **settings):
-        super().__init__(*args, **settings)
-        self.support_index, s = support_index, len(self.support)
-        gram, share = self.flattening.gram, self.n / s
-        c = optimal_diagonal(share * gram[:s].square().sum(0), self.curvature, gram[:s].diagonal())
-        self._variance = share * (gram[s:].square() @ c.square())[:, None]
-
-    def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, site: Site) -> None:
-        index = torch.as_tensor(rows)
-        everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
-        f = self._function(X, everywhere[:, : len(self.support)])
-        variance = self._variance.mean().to(f).expand(len(f), 1)
-        slope = site.terms(Y, f, variance).d_mean
-        gradient = self.n / len(rows) * (self._own(index) - slope)
-        self._move(index, gradient[None], everywhere.T)
-
-    def _own(self, index: Tensor) -> Float[Tensor, "u t"]:
-        """The weights of some rows, including the shared ones of support rows."""
-        out = self.weights.coef[0, index]
-        at = torch.searchsorted(self.support_index, index).clamp_max(len(self.support_index) - 1)
-        known = self.support_index[at] == index
-        out[known] += self.weights.shared[at[known]].to(out)
-        return out
-
-    def _function(self, X: Float[Tensor, "b d"], cross: Float[Tensor, "b s"]) -> Tensor:
-        """f at the rows, exact from all functions or estimated from drawn ones."""
-        theta = self.support.theta
-        if self.n_blocks >= self.basis.n_units:
-            parts = self.basis.parts(max(1, _NUMBERS // len(X)))
-            return sum(p.evaluate(theta, X) @ self._own(p.index) for p in parts)
-        part, scale = self.basis.draw(self.n_blocks, self.rng)
-        at_support = part.evaluate(theta, self.support.X)
-        draw = BasisDraw(part.evaluate(theta, X), self._own(part.index), scale, at_support)
-        return self._control(cross).function(draw)
-
-    def _score(self, w: SampledWeights) -> float:
-        """Minus the expected log likelihood, without the ELBO's log|K|, which would cost O(n^3)."""
-        f = w.a[len(self.support) :]
-        if not bool(torch.isfinite(f).all()):
-            return float("nan")
-        return -float(self._check_terms(f, self._variance).value.mean()) / self.t
-
-    def diagonal(self) -> Float[Tensor, "q units"]:
-        prior = self.support.kernel.diag(self.support.theta, self.basis.points)
-        return optimal_diagonal(self.squares, self.curvature, prior)
-
-    def folded(self) -> Float[Tensor, "q units k"]:
-        coef = self._better.coef.clone()
-        coef[0, self.support_index] += self._better.shared.to(coef)
-        return coef

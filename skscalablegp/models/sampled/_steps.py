@@ -11,81 +11,90 @@ from torch import Tensor
 
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
+from ._dual import DualStepper
 from ._fit import Fit, Trained
+from ._noise import NoiseAtRows, noise_of
 from ._optimizers import SampledAdam
 from ._posterior import SampledModel, fitted_scales, support_variance
-from ._site import Site, noise_of
 from ._start import support_weights
-from ._stepper import DualStepper, QSGPStepper, SampledStepper, head_functions
+from ._stepper import Beginning, QSGPStepper, SampledStepper, Sampler, head_functions
 from ._support import Flattening, SupportRows, support_gram
 from ._weights import SampledWeights
 
 
-def train_steps(fit: Fit, functions: Functions, site: Site) -> Trained:
+def train_by_steps(fit: Fit, functions: Functions, noise: NoiseAtRows) -> Trained:
     """Train by steps of sampled rows and functions, then fit the scale of the variances."""
-    run, stepper, scales = fit.run, None, None
+    run, steps, stepper, scales = fit.run, fit.steps, None, None
     rng = np.random.default_rng(run.random_state.randint(2**31 - 1))
-    basis = functions.basis(fit.d, fit.plan.dtype, run.device)
+    basis = functions.basis(fit.d, steps.torch_dtype, run.device)
     with run.stage("support", optional=True):
-        stepper = make_stepper(fit, basis, site, rng)
+        stepper = make_stepper(fit, basis, noise, rng, steps.component_batch_size.value)
     if stepper is None:
         return Trained(None, run.budget.ended, 0)
     result = fit.drive(
-        stepper, lambda model, score: model._keep(state_of(fit, stepper, functions, score))
+        stepper, lambda model, score: model._keep(model_of(fit, stepper, functions, score))
     )
-    if calibrates(fit):
+    if fit.calibrates:
         with run.stage("calibration", optional=True):
             scales = fitted_stepper_scales(fit, stepper)
-    if fit.settings.theta_rate > 0 and result.n_steps and not run.stopped:
+    if steps.theta_rate > 0 and result.n_steps and not run.stopped:
         with run.stage("squares", optional=True):
             theta = torch.as_tensor(stepper.theta()).to(run.device)
             stepper.squares = fit.squares(basis, theta, rng)
-    model = run.finish("weights", lambda: state_of(fit, stepper, functions, result.score, scales))
+    model = run.finish("weights", lambda: model_of(fit, stepper, functions, result.score, scales))
     return Trained(model, result.stop_reason, result.n_steps)
 
 
 @torch.no_grad()
 def make_stepper(
-    fit: Fit, basis: SampledBasis, site: Site, rng: np.random.Generator
+    fit: Fit, basis: SampledBasis, noise: NoiseAtRows, rng: np.random.Generator, n_drawn: int
 ) -> SampledStepper:
     """A stepper with its first weights, from the posterior given the support rows or from the past.
 
-    O(s^2 m + s^3), or O(s^3) for kernel functions at all rows; checks the time.
+    `n_drawn` is the number of functions in a draw. O(s^2 m + s^3), or O(s^3) for kernel functions
+    at all rows; checks the time.
     """
-    plan, settings, compiled = fit.plan, fit.settings, basis.kernel
-    dual, support = plan.method == "dual", fit.support(compiled)
-    head = math.ceil(plan.n_dense / basis.per_unit)
-    if dual:
+    steps, compiled, support = fit.steps, basis.kernel, fit.support(basis.kernel)
+    head = math.ceil(steps.n_dense.value / basis.per_unit)
+    if steps.dual:
         rows = support.all_rows.double()
         gram = compiled.cross(support.theta, rows, support.X.double())
     else:
         gram = support_gram(support, basis, fit.parts, head)
     fit.check_range(gram)
     fit.run.budget.check()
+    sampler = Sampler(
+        fit.source,
+        basis,
+        n_rows=steps.batch_size,
+        n_blocks=max(1, n_drawn // (basis.per_unit * basis.block_units)),
+        rng=rng,
+        n_total=fit.n_total,
+    )
     flattening = Flattening.none(gram)
-    if dual or settings.variational_optimizer == "preconditioned":
-        X, _ = fit.source.rows(np.sort(rng.choice(fit.n, plan.rows, replace=False)))
-        flattening = Flattening.build(support, gram, X, site.curvature, fit.n_total)
+    if steps.preconditioned:
+        X, _ = fit.source.rows(np.sort(rng.choice(fit.n, sampler.n_rows, replace=False)))
+        flattening = Flattening.build(support, gram, X, noise.curvature, fit.n_total)
     squares = fit.squares(basis, support.theta, rng)
     first = _first_weights if fit.past is None else _resumed
-    blocks = plan.components // (basis.per_unit * basis.block_units)
-    sizes = plan.rows, max(1, blocks)
-    weights = first(fit, basis, support, gram, site, head)
-    common = fit.source, basis, site, support, flattening, fit.optimizer(), weights, squares, *sizes
-    shared = dict(n_total=fit.n_total, control_variate=settings.control_variate)
-    if dual:
-        index = torch.as_tensor(fit.split()[0]).to(support.X.device)
-        return DualStepper(*common, rng, support_index=index, **shared)
-    hyper, freeze = None, int(settings.freeze * plan.steps)
-    if settings.theta_rate > 0:
-        hyper = SampledAdam(settings.theta_rate, settings.decay, plan.steps, freeze)
-    held = fit.split()[1] if calibrates(fit) else None
-    drawn = sizes[1] * basis.block_units / basis.n_units
-    shared["exact_from"] = plan.steps * (1 - exact_share(site, settings.control_variate, drawn))
-    return QSGPStepper(*common, rng, hyperparameters=hyper, held=held, **shared)
+    weights = first(fit, basis, support, gram, noise, head)
+    beginning = Beginning(support, flattening, weights, squares)
+    common = sampler, noise, beginning, fit.optimizer(), steps.control_variate
+    if steps.dual:
+        index = torch.as_tensor(fit.split[0]).to(support.X.device)
+        return DualStepper(*common, support_index=index)
+    hyper, freeze = None, int(steps.freeze * steps.n_steps)
+    if steps.theta_rate > 0:
+        hyper = SampledAdam(steps.theta_rate, steps.decay, steps.n_steps, freeze)
+    if fit.calibrates:
+        sampler.held = fit.split[1]
+    share = exact_share(
+        noise, steps.control_variate, sampler.n_blocks * basis.block_units / basis.n_units
+    )
+    return QSGPStepper(*common, hyperparameters=hyper, exact_from=steps.n_steps * (1 - share))
 
 
-def exact_share(site: Site, control_variate: str | None, drawn: float) -> float:
+def exact_share(noise: NoiseAtRows, control_variate: str | None, drawn: float) -> float:
     """The share of the steps, the last ones, in which f comes from all functions.
 
     They at most double the time of training: each of two draws is evaluated at about 1.25 times as
@@ -93,26 +102,18 @@ def exact_share(site: Site, control_variate: str | None, drawn: float) -> float:
 
     Parameters
     ----------
-    site : Site
+    noise : NoiseAtRows
     control_variate : {"regression", "squares"} or None
         The last two keep the paper's estimates.
     drawn : float
         Share of the functions in a draw.
     """
-    if site.gaussian or control_variate != "regression" or drawn >= 1:
+    if noise.gaussian or control_variate != "regression" or drawn >= 1:
         return 0.0
     return min(1.0, 2.5 * drawn)
 
 
-def calibrates(fit: Fit) -> bool:
-    """Whether the scores' rows are held out of batches to fit the scale of the variances.
-
-    They are not after a warm start, because the past model was already trained on them.
-    """
-    return fit.plan.calibrates and (fit.past is None or fit.n_seen > 0)
-
-
-def state_of(
+def model_of(
     fit: Fit,
     stepper: SampledStepper,
     functions: Functions,
@@ -135,11 +136,11 @@ def state_of(
     """
     past, t, compiled = fit.past, fit.t, stepper.support.kernel
     if scales is None:
-        scales = 1.0, stepper.site.noise
-        if past is not None and stepper.site.noise > 0:
+        scales = 1.0, stepper.noise.variance
+        if past is not None and stepper.noise.variance > 0:
             # Scales chosen before from held-out rows remain valid, in units of the kernel's noise.
             own = noise_of(compiled, compiled.theta0)
-            scales = past.variance_scale, stepper.site.noise * past.noise / own
+            scales = past.variance_scale, stepper.noise.variance * past.noise / own
     with torch.no_grad():
         coef, diagonal = stepper.folded().cpu().numpy(), stepper.diagonal().cpu().numpy()
     if compiled.n_params:
@@ -155,10 +156,10 @@ def state_of(
         noise=scales[1],
         curvature=stepper.curvature,
         n_rows=fit.n_total,
-        dtype=str(fit.plan.dtype).removeprefix("torch."),
-        lower_bound=float("nan") if fit.plan.method == "dual" else -score * fit.n_total * t,
+        dtype=fit.steps.dtype.value,
+        lower_bound=float("nan") if fit.steps.dual else -score * fit.n_total * t,
         variance_scale=scales[0],
-        by_support=fit.settings.covariance == "support",
+        by_support=fit.steps.by_support,
     )
 
 
@@ -174,28 +175,28 @@ def fitted_stepper_scales(fit: Fit, stepper: SampledStepper) -> tuple[float, flo
         v = variance(support.theta, support.X_check).double().cpu().numpy()
         residual = support.Y_check.double() - stepper.weights.a[s:, : stepper.t]
     known = np.broadcast_to(np.asarray(support.known_check), v.shape)
-    return fitted_scales(v, residual.cpu().numpy(), stepper.site.noise, known)
+    return fitted_scales(v, residual.cpu().numpy(), stepper.noise.variance, known)
 
 
 def _first_weights(
-    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
+    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, noise: NoiseAtRows, head: int
 ) -> SampledWeights:
     """The posterior given the support rows, each of which stands for n / s rows in C.
 
     The weights are shared ones, except for the first entries of the dense columns. The means are
     zero for optimisers without a preconditioner.
     """
-    s, c, t, q = len(support), fit.plan.n_dense, fit.t, basis.per_unit
+    s, c, t, q = len(support), fit.steps.n_dense.value, fit.t, basis.per_unit
     shared = torch.zeros(s, t + c, dtype=torch.float64, device=gram.device)
     coef = torch.zeros(q, basis.n_units, t + c).to(support.X)
-    if fit.plan.method == "dual" or fit.settings.variational_optimizer == "preconditioned":
-        shared[:, :t] = support_weights(site.at(support.known), gram[:s], support.Y.double())
+    if fit.steps.preconditioned:
+        shared[:, :t] = support_weights(noise.at(support.known), gram[:s], support.Y.double())
     a = gram @ shared
     if c == 0:
         return SampledWeights(coef, shared, a, head)
     # Columns of (I + weight Phi_p'Phi_p)^-1, scaled to those of a Cholesky factor.
     index, phi = head_functions(basis, support, head)
-    weight = site.curvature * fit.n / s
+    weight = noise.curvature * fit.n / s
     whole = gram[:s] + (phi[:s] @ phi[:s].T).double()
     # Features in float32 under a large amplitude leave a Gram matrix that is barely definite.
     factor, _ = cholesky_with_jitter(whole + torch.eye(s).to(whole) / weight)
@@ -213,7 +214,7 @@ def _first_weights(
 
 
 def _resumed(
-    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, site: Site, head: int
+    fit: Fit, basis: SampledBasis, support: SupportRows, gram: Tensor, noise: NoiseAtRows, head: int
 ) -> SampledWeights:
     """The weights of the past."""
     coef = torch.as_tensor(np.concatenate([fit.past.mean, fit.past.dense], 2)).to(support.X)

@@ -15,7 +15,7 @@ from skscalablegp.core.data import RowSource, Scaling
 from skscalablegp.core.posteriors import KernelPosterior, Posterior
 from skscalablegp.core.training import Budget
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _qsrvm, _relevance
+from skscalablegp.models.sampled import _plan, _relevance, _rounds
 from skscalablegp.models.sampled._fit import Fit
 
 KERNEL = ConstantKernel(1.0) * RBF([1.0, 1.0]) + WhiteKernel(0.1)
@@ -199,8 +199,8 @@ def test_the_posterior_is_what_it_says_and_stays_what_it_was():
 
 @pytest.fixture
 def rounds(monkeypatch):
-    monkeypatch.setattr(_qsrvm, "_EXACT", 60)
-    monkeypatch.setattr(_qsrvm, "_ROUNDS", 2)
+    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 60)
+    monkeypatch.setattr(_rounds, "_ROUNDS", 2)
     rng = np.random.default_rng(0)
     X = rng.uniform(-10, 10, (150, 1))
     y = np.sinc(X[:, 0] / np.pi) + 0.1 * rng.standard_normal(150)
@@ -237,7 +237,7 @@ def test_moments_that_are_cut_short_are_those_of_the_first_rows(monkeypatch):
     X, y = table()
     unit = Scaling(np.zeros(2), np.ones(2), np.zeros(1), np.ones(1))
     source = RowSource(X, y[:, None], unit, torch.float64)
-    dictionary = _relevance.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10))
+    dictionary = _relevance.Dictionary.of(compile_kernel(KERNEL, 2), source, np.arange(10), 1e4)
     cut = dictionary.moments(source, Budget(1e-9))
     whole = dictionary.moments(source.subset(np.arange(50)), Budget())
     assert cut.n == whole.n == 50

@@ -13,16 +13,17 @@ from skscalablegp.models.sampled._estimates import (
     BasisDraw,
     Control,
     Projection,
+    SampledBatch,
     Squares,
     optimal_diagonal,
     sampled_gradient,
     sampled_loss,
 )
-from skscalablegp.models.sampled._site import Site
+from skscalablegp.models.sampled._noise import NoiseAtRows
 
 N, M, T, COLUMNS, ROWS_DRAWN, DRAWN, REPEATS = 14, 10, 2, 2, 5, 4, 10_000
 NOISE, SQUARE = 0.3, 0.2
-GAUSSIAN = Site(Gaussian(), NOISE, 1 / NOISE)
+GAUSSIAN = NoiseAtRows(Gaussian(), NOISE, 1 / NOISE)
 
 
 class Problem:
@@ -87,13 +88,15 @@ def estimates(p, kind, same=False):
     """Values and gradients of the sampled loss, over many draws."""
     control, square = p.control(kind, p.mu), torch.full((ROWS_DRAWN, 1), SQUARE).double()
 
+    def drawn(mu, rows, i, j):
+        draws = p.draw(mu, rows, i), p.draw(mu, rows, j)
+        return SampledBatch(p.Y[rows], *draws, control(rows), square, N)
+
     def loss(mu, rows, i, j):
-        batch = p.Y[rows], p.draw(mu, rows, i), p.draw(mu, rows, j), control(rows), square, N
-        return sampled_loss(GAUSSIAN, *batch)
+        return sampled_loss(GAUSSIAN, drawn(mu, rows, i, j))
 
     def closed(mu, rows, i, j):
-        batch = p.Y[rows], p.draw(mu, rows, i), p.draw(mu, rows, j), control(rows), square, N
-        left, right = sampled_gradient(GAUSSIAN, *batch)
+        left, right = sampled_gradient(GAUSSIAN, drawn(mu, rows, i, j))
         return torch.zeros_like(mu).index_add(0, i, left).index_add(0, j, right)
 
     rows, i, j, _ = draws(same=same)
@@ -133,9 +136,9 @@ def test_the_closed_form_diagonal_is_the_optimum():
 # ------------------------------------------------------------------------------- likelihoods
 
 SITES = {
-    "gaussian": Site(Gaussian(), 0.4, 2.5),
-    "laplace": Site(Laplace(), 0.5, 2.0),
-    "logistic": Site(Bernoulli(n_nodes=101), 0.0, 0.25),
+    "gaussian": NoiseAtRows(Gaussian(), 0.4, 2.5),
+    "laplace": NoiseAtRows(Laplace(), 0.5, 2.0),
+    "logistic": NoiseAtRows(Bernoulli(n_nodes=101), 0.0, 0.25),
 }
 
 
@@ -160,26 +163,26 @@ def test_expectations_against_numerical_integration(name):
         f = mean.numpy() + std.numpy() * z
         return (log_density(name, y.numpy(), f) * weight).sum(1, keepdims=True)
 
-    site, variance = SITES[name], std.square()
-    found = site.terms(y, mean, variance)
+    noise, variance = SITES[name], std.square()
+    found = noise.terms(y, mean, variance)
     assert_allclose(found.value[:, None], oracle(mean), rtol=1e-6, atol=1e-7)
     h = 1e-3
     slope = (oracle(mean + h) - oracle(mean - h)) / (2 * h)
     assert_allclose(found.d_mean, slope, rtol=2e-4, atol=2e-5)
-    ends = [site.terms(y, mean + sign * h, variance).d_mean for sign in (1, -1)]
+    ends = [noise.terms(y, mean + sign * h, variance).d_mean for sign in (1, -1)]
     step = (ends[0] - ends[1]) / (2 * h)
     assert_allclose(2 * found.d_variance, step, rtol=1e-3, atol=1e-4)
 
 
 def test_additive_noise_needs_a_variance():
     with pytest.raises(ValueError, match=r"Laplace\(\) needs a positive noise variance, got 0.0"):
-        Site.of(Laplace(), 0.0, torch.zeros(3, 1).double())
+        NoiseAtRows.of(Laplace(), 0.0, torch.zeros(3, 1).double())
 
 
 @pytest.mark.parametrize("kind", ["none", "projection"])
 @pytest.mark.parametrize("name", ["laplace", pytest.param("logistic", marks=pytest.mark.slow)])
 def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
-    p, site = Problem(), SITES[name]
+    p, noise = Problem(), SITES[name]
     Y = (p.Y > 0).double()
     C = p.C()
     mu = 0.3 * p.mu
@@ -200,7 +203,8 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
             support = p.phi[p.support]
             left, right = (BasisDraw(p.phi[:, k], mu[k], M / drawn, support[:, k]) for k in (i, j))
             known = control(torch.arange(N))
-            return -sampled_loss(site, Y, left, right, known, std.square(), N)
+            batch = SampledBatch(Y, left, right, known, std.square(), N)
+            return -sampled_loss(noise, batch)
 
         values = vmap(bound)(*scores)
         error = values.std() / math.sqrt(REPEATS)
@@ -212,7 +216,7 @@ def test_the_bound_is_below_the_elbo_and_meets_it(name, kind):
 
 def test_gradients_that_cross_hardly_shrink_the_weights():
     """The paper's bound pulls f to zero by the draws' variance; the other draw says far less."""
-    p, site = Problem(), SITES["logistic"]
+    p, noise = Problem(), SITES["logistic"]
     Y, mu = (p.Y > 0).double(), 0.5 * p.mu
     square, rows = torch.full((N, 1), 0.25, dtype=torch.float64), torch.arange(N)
     _, i, j, _ = draws()
@@ -222,18 +226,18 @@ def test_gradients_that_cross_hardly_shrink_the_weights():
         control = control if crosses else Control()
 
         def estimate(i, j, control=control):
-            batch = Y, p.draw(mu, rows, i), p.draw(mu, rows, j), control, square, N
-            left, right = sampled_gradient(site, *batch)
+            draws = p.draw(mu, rows, i), p.draw(mu, rows, j)
+            left, right = sampled_gradient(noise, SampledBatch(Y, *draws, control, square, N))
             return torch.zeros_like(mu).index_add(0, i, left).index_add(0, j, right)
 
-        dense = -p.phi.T @ site.terms(Y, p.phi @ mu, square).d_mean
+        dense = -p.phi.T @ noise.terms(Y, p.phi @ mu, square).d_mean
         error[crosses] = (vmap(estimate)(i, j).mean(0) - dense).norm()
     assert error[True] < 0.5 * error[False]
 
 
 def test_the_printed_variance_is_not_a_deviation():
     """Equation 5 multiplies z by the variance; with that the bound misses the exact value."""
-    p, site = Problem(), SITES["logistic"]
+    p, noise = Problem(), SITES["logistic"]
     mean, variance = p.phi @ (0.3 * p.mu), (p.phi @ p.C()).square().sum(1, keepdim=True)
     nodes, weights = np.polynomial.hermite_e.hermegauss(301)
     Y = (p.Y > 0).double()
@@ -244,7 +248,7 @@ def test_the_printed_variance_is_not_a_deviation():
         return (values @ (weights / weights.sum())).sum()
 
     full = BasisDraw(p.phi, 0.3 * p.mu, 1.0, p.phi[p.support])
-    ours = -sampled_loss(site, Y, full, full, Control(), variance, N)
+    ours = -sampled_loss(noise, SampledBatch(Y, full, full, Control(), variance, N))
     assert_allclose(ours, quadrature(variance.sqrt()), rtol=1e-6)
     assert abs(quadrature(variance) - ours) > 0.05 * abs(ours)
 

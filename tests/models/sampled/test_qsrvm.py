@@ -9,7 +9,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from skscalablegp import QSRVMRegressor
 from skscalablegp.core.posteriors import FeatureWeights
 from skscalablegp.kernels import compile_kernel
-from skscalablegp.models.sampled import _qsrvm
+from skscalablegp.models.sampled import _plan, _rounds
 from skscalablegp.models.sampled._basis import KernelFunctions
 from skscalablegp.models.sampled._process import ProcessMap, ProcessPosterior
 
@@ -21,8 +21,8 @@ def sinc(n=300, seed=0):
 
 
 def test_large_dictionaries_shrink_by_steps(monkeypatch):
-    monkeypatch.setattr(_qsrvm, "_EXACT", 100)
-    monkeypatch.setattr(_qsrvm, "_ROUNDS", 3)
+    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 100)
+    monkeypatch.setattr(_rounds, "_ROUNDS", 3)
     X, y = sinc(150)
     model = QSRVMRegressor(n_components=150, control_variate_rank=50, random_state=0).fit(X, y)
     assert "0 rounds" not in model.fit_report_.summary
@@ -61,7 +61,7 @@ def test_units_of_the_target_do_not_matter():
 
 
 def test_a_callback_ends_the_rounds(monkeypatch):
-    monkeypatch.setattr(_qsrvm, "_EXACT", 60)
+    monkeypatch.setattr(_plan, "EXACT_DICTIONARY", 60)
     X, y = sinc(150)
     settings = dict(control_variate_rank=50, random_state=0)
     model = QSRVMRegressor(

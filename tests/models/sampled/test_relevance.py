@@ -29,7 +29,7 @@ def test_the_function_that_adds_least_is_dropped(monkeypatch):
     monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
     monkeypatch.setattr(_relevance, "_DROPS", 1)
     source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Budget())
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
     for _ in range(10):
         run.step()
     before, active, without = run.evidence, run.active, []
@@ -48,7 +48,7 @@ def test_functions_are_dropped_one_by_one_until_each_is_worth_half_a_nat(monkeyp
     monkeypatch.setattr(_relevance, "_CHANGED_SINGLY", 0)
     monkeypatch.setattr(_relevance, "_DROPS", 100)
     source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Budget())
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
     for _ in range(3):
         run.step()
     singly = copy.deepcopy(run)
@@ -62,7 +62,7 @@ def test_functions_are_dropped_one_by_one_until_each_is_worth_half_a_nat(monkeyp
 def test_the_function_that_adds_most_comes_back_with_its_best_precision(monkeypatch):
     monkeypatch.setattr(_relevance, "_ADDS", 1)
     source = rows(80)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Budget())
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
     for _ in range(30):
         run.step()
     run.active = run.active[1:]
@@ -88,7 +88,7 @@ def test_relevance_steps_raise_the_evidence():
     source = rows(80)
     X, Y = source.rows(slice(None))
     phi = KERNEL.cross(KERNEL.theta0, X, X) / KERNEL.diag(KERNEL.theta0, X)
-    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80)), source, 1e4, Budget())
+    run = RelevanceStepper(Dictionary.of(KERNEL, source, np.arange(80), 1e4), source, Budget())
     assert run.flops == 2 * 80**3
 
     def evidence():

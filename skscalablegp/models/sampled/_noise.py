@@ -1,4 +1,4 @@
-"""A likelihood at one noise variance."""
+"""The likelihood of rows, with their noise variances."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ...kernels import TorchKernel
 
 
 @dataclass(frozen=True)
-class Site:
-    """log p(y | f), concave in f (a site projection: Evans and Nair 2020, appendix H).
+class NoiseAtRows:
+    """log p(y | f) of some rows, concave in f (Evans and Nair 2020, appendix H).
 
     Attributes
     ----------
     likelihood : Likelihood
-    noise : float
-        Variance of y given f; 0 for a likelihood without additive noise.
+    variance : float
+        Noise variance that all rows have; 0 for a likelihood without additive noise.
     curvature : float
         Typical curvature of minus log p, by which step sizes are scaled.
     known : Tensor of shape (b,) or float
-        Known noise of the rows, in addition to `noise`.
+        Known noise of the rows, in addition to `variance`.
     """
 
     likelihood: Likelihood
-    noise: float
+    variance: float
     curvature: float
     known: Tensor | float = 0.0
 
@@ -36,13 +36,13 @@ class Site:
     def of(
         cls,
         likelihood: Likelihood,
-        noise: float,
+        variance: float,
         Y: Float[Tensor, "n t"],
         known: Tensor | float = 0.0,
-    ) -> Site:
-        """A site whose curvature is computed from the targets of some rows.
+    ) -> NoiseAtRows:
+        """The curvature is computed from the targets of some rows.
 
-        `known` is the known noise of these rows, which the site does not keep.
+        `known` is the known noise of these rows, which the result does not keep.
 
         Raises
         ------
@@ -50,21 +50,21 @@ class Site:
             For additive noise without a variance.
         """
         if not likelihood.additive:
-            noise = 0.0
-        elif not noise > 0:
+            variance = 0.0
+        elif not variance > 0:
             raise ValueError(
-                f"likelihood={likelihood!r} needs a positive noise variance, got {noise!r}: use a "
-                "kernel with a WhiteKernel of a positive noise_level."
+                f"likelihood={likelihood!r} needs a positive noise variance, got {variance!r}: "
+                "use a kernel with a WhiteKernel of a positive noise_level."
             )
-        return cls(likelihood, noise, likelihood.curvature(Y, _constant(noise, Y) + known))
+        return cls(likelihood, variance, likelihood.curvature(Y, _constant(variance, Y) + known))
 
-    def at(self, known: Tensor | float) -> Site:
-        """The same site for rows of known noise."""
+    def at(self, known: Tensor | float) -> NoiseAtRows:
+        """The same likelihood for rows of known noise."""
         return replace(self, known=known)
 
     def variances(self, Y: Float[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """The rows' noise variances."""
-        return _constant(self.noise, Y) + self.known
+        return _constant(self.variance, Y) + self.known
 
     @property
     def gaussian(self) -> bool:
@@ -78,9 +78,9 @@ class Site:
         return self.likelihood.expected(Y, mean, variance, self.variances(Y))
 
 
-def _constant(noise: float, Y: Tensor) -> Float[Tensor, " b"]:
+def _constant(variance: float, Y: Tensor) -> Float[Tensor, " b"]:
     # In double precision, so that single precision rounds only once.
-    return torch.full((len(Y),), noise, dtype=torch.float64, device=Y.device)
+    return torch.full((len(Y),), variance, dtype=torch.float64, device=Y.device)
 
 
 def noise_of(kernel: TorchKernel, theta: Tensor) -> float:

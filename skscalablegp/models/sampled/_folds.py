@@ -1,0 +1,92 @@
+"""Held-out rows of a relevance vector machine: the scale of its variances, and its losses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core import FitRun
+from ...core.data import RowSource
+from ...core.likelihoods import Gaussian
+from ._exact import exact_process
+from ._posterior import fitted_scale
+from ._process import ProcessPosterior
+from ._relevance import Dictionary, RelevanceStepper
+from ._start import Rows
+
+# From this number of rows on variances are scaled.
+_FEWEST = 10
+# Below these numbers of rows there are five folds, and two.
+_FIVE, _TWO = 200, 500
+# Smallest gain of an update in a fold, in log evidence per row and target.
+_TOL = 1e-4
+# Number of rows of the exact process.
+_EXACT_ROWS = 1000
+
+
+class Comparison(NamedTuple):
+    """Predictions of held-out rows beside those of the exact process.
+
+    Attributes
+    ----------
+    scale : float
+        Factor of the variances that fits the errors.
+    loss : float
+        Nats per row by which the exact process is better.
+    doubt : float
+        The standard error of the loss.
+    """
+
+    scale: float
+    loss: float
+    doubt: float
+
+
+def compared(
+    dictionary: Dictionary, source: RowSource, run: FitRun, max_iter: int
+) -> Comparison | None:
+    """Train without some rows, several times, and predict them; None for too few rows.
+
+    Every fold is trained with the same kernel on the rows that it does not hold out.
+    """
+    n, predictions = len(source), []
+    if n < _FEWEST:
+        return None
+    folds = np.array_split(run.random_state.permutation(n), 5)
+    for held in map(np.sort, folds[: 5 if n < _FIVE else 2 if n < _TWO else 1]):
+        rest, functions = np.setdiff1d(np.arange(n), held), dictionary.without(held)
+        if len(functions) == 0:
+            return None
+        stepper = _trained(functions, source.subset(rest), run, max_iter)
+        X, Y = source.rows(held)
+        mean, variance, _ = ProcessPosterior(*stepper.model().process()).moments(X)
+        rows = source.rows(run.random_state.permutation(rest)[:_EXACT_ROWS])
+        rows = Rows(*(part.cpu().numpy() for part in rows))
+        process = exact_process(dictionary.kernel.kernel, Gaussian(), rows, 1)
+        exact, spread, _ = process.posterior(X.shape[1], X.device).moments(X)
+        nlls = _nlls((Y - exact).cpu().numpy(), spread.cpu().numpy() + process.noise)
+        predictions.append((variance.cpu().numpy(), (Y - mean).cpu().numpy(), nlls))
+    variance, error, of_exact = map(np.concatenate, zip(*predictions, strict=True))
+    scale = fitted_scale(variance, error, stepper.noise)
+    behind = _nlls(error, scale * variance + stepper.noise) - of_exact
+    return Comparison(scale, behind.mean(), behind.std() / len(behind) ** 0.5)
+
+
+def _trained(
+    functions: Dictionary, source: RowSource, run: FitRun, max_iter: int
+) -> RelevanceStepper:
+    """The updates of one fold, until one gains little; checks the time after each."""
+    stepper, score = RelevanceStepper(functions, source, run.budget), np.inf
+    for _ in range(max_iter):
+        stepper.step()
+        run.budget.check()
+        last, score = score, stepper.score()
+        if score > last - _TOL:
+            break
+    return stepper
+
+
+def _nlls(error: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Negative log densities per row and target, up to a constant."""
+    return 0.5 * (np.log(variance) + np.square(error).mean(1) / variance)
