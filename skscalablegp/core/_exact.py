@@ -34,6 +34,11 @@ _AFTER_INTERRUPT = 1.0
 T = TypeVar("T")
 
 
+def small_table_rows(params: Any) -> int:
+    """Up to how many rows the exact process takes the place of a method, by its parameters."""
+    return SMALL_TABLE if params.small_table == "exact" else 0
+
+
 def rows_for(d: int, least: int = _START_ROWS) -> int:
     """Number of rows that tell the length scales of d columns, at least `least`."""
     return max(least, min(_ROWS_A_COLUMN * d, _MOST_START_ROWS))

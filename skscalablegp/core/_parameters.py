@@ -29,6 +29,8 @@ copy_X_train
     Whether to store a copy of X; otherwise a reference to X is stored.
 n_targets
     Number of target columns; a fit checks it against y.
+small_table
+    Whether the exact process takes the place of the method on tables of few rows.
 random_state
     Seed for all random choices of a fit; None uses a new seed each time.
 
@@ -284,6 +286,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "standardize": ["boolean"],
     "copy_X_train": ["boolean"],
     "n_targets": [_COUNT, None],
+    "small_table": [StrOptions({"exact", "method"})],
     "random_state": ["random_state"],
     # Training of the hyperparameters.
     "optimizer": [str, callable, HasMethods(["maximize"]), None],

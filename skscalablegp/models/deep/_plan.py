@@ -98,7 +98,8 @@ def plan(params: Any, n: int, *, stream: bool = False) -> DeepPlan:
     A stream always has a network.
     """
     optimizer = batch_optimizer(params.optimizer)
-    exact = not stream and is_default(params) and n <= EXACT_ROWS
+    small = params.small_table == "exact" and n <= EXACT_ROWS
+    exact = not stream and is_default(params) and small
     size = _batch_size(params.batch_size, n)
     precision = str(resolve_dtype(params.dtype, n, threshold=_SMALL_TABLE)).removeprefix("torch.")
     dtype = Choice(precision, f"{n} rows; float32 above {_SMALL_TABLE:,}")

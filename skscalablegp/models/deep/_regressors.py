@@ -94,6 +94,9 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
@@ -200,6 +203,7 @@ class SCGDDKLRegressor(DeepKernelRegressorBase):
         n_iter_no_change: Any = None,
         normalize_y: Any = "auto",
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -296,6 +300,9 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
@@ -408,6 +415,7 @@ class MinimaxDKLRegressor(DeepKernelRegressorBase):
         n_iter_no_change: Any = None,
         normalize_y: Any = "auto",
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -507,6 +515,9 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         noise is the target's root mean square.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 3,000 rows, unless `feature_extractor` or `kernel` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         initial network, the frequencies, the held-out rows and the batches.
@@ -606,6 +617,7 @@ class BSGDDKLRegressor(DeepKernelRegressorBase):
         n_iter_no_change: Any = None,
         normalize_y: Any = "auto",
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",

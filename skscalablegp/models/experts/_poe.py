@@ -15,7 +15,6 @@ from sklearn.gaussian_process.kernels import Kernel
 from ..._compat import fit_context
 from ..._validation import resolve_dtype
 from ...core import (
-    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
@@ -23,6 +22,7 @@ from ...core import (
     fit_hyperparameters,
     plan_training,
     rows_to_check,
+    small_table_rows,
     start_rows,
     train_or_report,
     warn_if_rough,
@@ -133,6 +133,10 @@ class PoERegressor(GPRegressorBase):
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, which one expert takes, unless `expert_size` is given. "method" never
+        does: there are at least two experts.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         parts and the restarts.
@@ -235,6 +239,7 @@ class PoERegressor(GPRegressorBase):
         normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -310,8 +315,7 @@ class PoERegressor(GPRegressorBase):
             self._remember(posterior)
             run.reports(
                 jitter=jitter,
-                summary=f"{len(parts)} experts of up to {max(map(len, parts))} rows, combined by "
-                f"{self.combination!r}",
+                summary=self._summary(parts),
             )
         return self
 
@@ -325,6 +329,12 @@ class PoERegressor(GPRegressorBase):
                 "'poe', or share_hyperparameters=True."
             )
 
+    def _summary(self, parts: list[np.ndarray]) -> str:
+        if len(parts) == 1:
+            return f"the exact process of {len(parts[0])} rows, which one expert takes"
+        largest = max(map(len, parts))
+        return f"{len(parts)} experts of up to {largest} rows, combined by {self.combination!r}"
+
     def _n_nearest(self, k: int, run: FitRun) -> int:
         """The number of experts that predict a row, of k."""
         local = self.combination == "gpoe" and self.partition == "kmeans"
@@ -336,8 +346,9 @@ class PoERegressor(GPRegressorBase):
         """Disjoint parts; with "grbcm" the first one is always random."""
         size, random_state, n = self.expert_size, run.random_state, len(X)
         if size == "auto":
-            size = n if n <= SMALL_TABLE else _EXPERT_ROWS
-            run.chose("expert_size", size, f"{n:,} rows; one expert up to {SMALL_TABLE:,}")
+            most = small_table_rows(self)
+            size = n if n <= most else min(_EXPERT_ROWS, max(1, n - 1))
+            run.chose("expert_size", size, f"{n:,} rows; one expert up to {most:,}")
         if self.combination == "grbcm":
             return global_first(X, size, self.partition, random_state)
         if self.partition == "random":

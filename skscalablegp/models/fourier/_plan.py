@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core import (
-    SMALL_TABLE,
     Choice,
     Machine,
     MemoryNeed,
@@ -16,6 +15,7 @@ from ...core import (
     only_float64,
     plan_stages,
     resolve,
+    small_table_rows,
 )
 from ...core.training import check_noisy_optimizer
 from ...linalg.truncation import resolve_truncation
@@ -72,7 +72,7 @@ class SeriesPlan(Plan):
 
 def takes_features(params: Any, n: int) -> bool:
     """Whether an `RFFRegressor` draws features for n rows, rather than be exact."""
-    return not is_auto(params.n_components) or n > SMALL_TABLE
+    return not is_auto(params.n_components) or n > small_table_rows(params)
 
 
 def plan_features(
@@ -96,7 +96,8 @@ def plan_series(params: Any, n: int, d: int, machine: Machine, *, n_params: int 
     check_noisy_optimizer(params.optimizer, type(params).__name__, ("adam",))
     resolve_truncation(params.truncation)
     stages = StageSettings.of(params)
-    if is_auto(params.min_components) and is_auto(params.optimizer) and n <= SMALL_TABLE:
+    free = is_auto(params.min_components) and is_auto(params.optimizer)
+    if free and n <= small_table_rows(params):
         few = Choice(None, f"{n} rows: the exact process is faster")
         plan = SeriesPlan(min_components=few, stages=stages, **only_float64(params, _FLOAT64))
         why = "the exact process has no series"

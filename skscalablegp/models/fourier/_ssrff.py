@@ -76,6 +76,9 @@ class SSRFFRegressor(GPRegressorBase):
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int or None, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless `min_components` or `optimizer` is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         frequencies and the terms of the series.
@@ -166,6 +169,7 @@ class SSRFFRegressor(GPRegressorBase):
         normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",

@@ -14,7 +14,6 @@ import torch
 from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
-    SMALL_TABLE,
     FitRun,
     GPRegressorBase,
     StageSettings,
@@ -24,6 +23,7 @@ from ...core import (
     fit_hyperparameters,
     left_out,
     rows_to_check,
+    small_table_rows,
 )
 from ...core.data import Table, limited
 from ...core.posteriors import Posterior
@@ -169,6 +169,10 @@ class KISSGPRegressor(GPRegressorBase):
         "auto" does so unless a kernel is given, which is then a prior for y in its own units.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless a kernel, a network, or another parameter of the grid or of the
+        solver is given. "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         restarts and the network.
@@ -268,6 +272,7 @@ class KISSGPRegressor(GPRegressorBase):
         n_iter_no_change: Any = 5,
         normalize_y: Any = "auto",
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -307,7 +312,7 @@ class KISSGPRegressor(GPRegressorBase):
             Before any work, for a grid or a covariance of its points that would not fit; or during
             training, if shorter length scales make this covariance too large.
         """
-        return self._fit(X, y, noise_variance, small=SMALL_TABLE)
+        return self._fit(X, y, noise_variance, small=small_table_rows(self))
 
     def _fit(self, X: Any, y: Any, noise_variance: Any, small: int) -> KISSGPRegressor:
         """Fit on a grid, or the exact process of at most `small` rows if the settings allow it."""

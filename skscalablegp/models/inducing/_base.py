@@ -112,8 +112,9 @@ class SparseMixin:
         rows = SparseRows.of(replace(source, scaling=inputs, dtype=plan.precision).resident())
         self._check_rows(model, rows)
         weights = [] if network is None else network.initial(run.generator, plan.precision)
+        replaced = f"the exact process of {n} rows: " if plan.whole else ""
         run.reports(
-            summary=f"{plan.n_inducing.value} inducing points, batches of "
+            summary=f"{replaced}{plan.n_inducing.value} inducing points, batches of "
             f"{plan.settings.batch_size}, in {plan.dtype.value} on {run.device}"
         )
         weights = [w.to(run.device) for w in weights]

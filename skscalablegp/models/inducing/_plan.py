@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from ..._validation import check_points, resolve_dtype
-from ...core import SMALL_TABLE, Choice, MemoryNeed, Plan, ignore, is_auto, resolve
+from ...core import (
+    SMALL_TABLE,
+    Choice,
+    MemoryNeed,
+    Plan,
+    ignore,
+    is_auto,
+    resolve,
+    small_table_rows,
+)
 from ...core.training import Optimizer, resolve_optimizer
 from ._collapsed import BLOCK_ROWS
 from ._selection import INDUCING_METHODS
@@ -87,8 +96,8 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
     """
     _check_optimizers(params)
     natural = params.variational_optimizer == "natural"
-    exact = _may_be_exact(params, model)
-    if exact and n <= SMALL_TABLE:
+    exact = _may_be_exact(params, model) and n <= small_table_rows(params)
+    if exact:
         # Exact training is then faster than training with fewer points.
         most = max(most, SMALL_TABLE)
     points, ignored = _points(params, n, d, most)
@@ -99,7 +108,7 @@ def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> 
     steps = resolve(params.max_iter, enough, why)
     rate = _variational_rate(params, natural, batch == n)
     precision = str(resolve_dtype(params.dtype, n, threshold=_FLOAT64_ROWS))
-    whole = exact and n <= min(SMALL_TABLE, m)
+    whole = exact and n <= m
     return SparsePlan(
         n_inducing=points,
         max_iter=steps,
@@ -137,7 +146,8 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
     """
     auto = is_auto(params.n_inducing) and isinstance(params.inducing, str)
     default = isinstance(params.optimizer, str) and params.optimizer == "lbfgs"
-    whole = auto and default and not params.optimize_inducing and MOST_POINTS < n <= SMALL_TABLE
+    free = auto and default and not params.optimize_inducing
+    whole = free and MOST_POINTS < n <= small_table_rows(params)
     points, ignored = _points(params, n, d, n if whole else MOST_POINTS)
     optimizer, rate = None, Choice(None, "there is no optimiser")
     if params.optimizer is None:

@@ -106,6 +106,10 @@ class SGPRRegressor(TableRegressorBase):
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless `n_inducing`, `inducing`, `optimize_inducing` or `optimizer` is
+        given. "method" never does; few rows are then all inducing points.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         choice of inducing points and the restarts.
@@ -199,6 +203,7 @@ class SGPRRegressor(TableRegressorBase):
         normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",
@@ -259,6 +264,8 @@ class SGPRRegressor(TableRegressorBase):
                 planned=result.planned,
             )
             summary = f"{plan.n_inducing.value} inducing points in float64 on {run.device}"
+            if plan.whole:
+                summary = f"the exact process of {len(problem.X)} rows: {summary}"
             run.reports(jitter=jitter, summary=summary)
         return self
 

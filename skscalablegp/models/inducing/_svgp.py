@@ -97,6 +97,10 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         units.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows if all of them are inducing points and the noise is normal. "method"
+        never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the
         batches, the inducing points and the initial weights of networks.
@@ -197,6 +201,7 @@ class SVGPRegressor(SparseMixin, MinibatchGPRegressorBase):
         alpha: Any = 1e-10,
         normalize_y: Any = "auto",
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from sklearn.base import clone
 
-from ...core import SMALL_TABLE, Choice, Machine, StageSettings, ignore, is_auto, resolve
+from ...core import Choice, Machine, StageSettings, ignore, is_auto, resolve, small_table_rows
 from ...core.training import check_noisy_optimizer
 from ...linalg.gradients import TruncatedGradient
 from ...linalg.solvers import Cholesky
@@ -119,6 +120,10 @@ class RRCGRegressor(SolvedGPRegressor):
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, unless `truncation`, `optimizer` or another `posterior` is given.
+        "method" never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
@@ -236,6 +241,7 @@ class RRCGRegressor(SolvedGPRegressor):
         normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         posterior: Any = "auto",
         solver_tol: Any = 1e-4,
@@ -273,6 +279,12 @@ class TruncatedPlan(IterativePlan):
     truncation: Choice
     reorthogonalize: Choice | None = None
 
+    def describe(self, dtype: str, device: torch.device) -> str:
+        """A summary in one sentence."""
+        summary = super().describe(dtype, device)
+        exact = self.solver.value == "cholesky"
+        return f"the exact process of {self.n} rows: {summary}" if exact else summary
+
 
 def plan(
     params: Any, n: int, d: int, machine: Machine, *, n_params: int = 1, spectral: bool = True
@@ -284,7 +296,7 @@ def plan(
     resolve_truncation(_law(params.truncation), more=("auto",))
     # Twenty iterations and the products of a gradient cost more than a small factorisation.
     automatic = is_auto(params.truncation) and is_auto(params.optimizer)
-    small = automatic and params.posterior in ("auto", "exact") and n <= SMALL_TABLE
+    small = automatic and params.posterior in ("auto", "exact") and n <= small_table_rows(params)
     dtype = plan_dtype(params, n)
     exact = small and fits_exactly(n, dtype, machine)
     posterior = plan_posterior(params, n, machine, exact, True, spectral)

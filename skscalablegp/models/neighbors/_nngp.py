@@ -120,6 +120,10 @@ class NNGPRegressor(GPRegressorBase):
         Whether to store a copy of X; otherwise a reference to X is stored.
     n_targets : int, default=None
         Number of target columns; a fit checks it against y.
+    small_table : {"exact", "method"}, default="exact"
+        Whether the exact process takes the place of the method on tables of few rows. "exact" does
+        so up to 2,000 rows, all of which are neighbours, unless `n_neighbors` is given. "method"
+        never does.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It determines the rows
         on which the hyperparameters are trained, and the restarts.
@@ -232,6 +236,7 @@ class NNGPRegressor(GPRegressorBase):
         normalize_y: Any = "auto",
         copy_X_train: Any = True,
         n_targets: Any = None,
+        small_table: Any = "exact",
         random_state: Any = None,
         memory_budget: Any = "auto",
         device: Any = "auto",

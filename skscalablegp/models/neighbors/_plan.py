@@ -7,7 +7,6 @@ from typing import Any
 
 from ..._validation import resolve_dtype
 from ...core import (
-    SMALL_TABLE,
     Choice,
     Machine,
     MemoryNeed,
@@ -19,6 +18,7 @@ from ...core import (
     plan_stages,
     resolve,
     rows_for,
+    small_table_rows,
     start_rows,
 )
 
@@ -76,8 +76,8 @@ def plan(
     rows, stages = f"{n:,} rows", StageSettings.of(params, params.n_restarts_optimizer)
     neighbors = resolve(
         params.n_neighbors,
-        n if n <= SMALL_TABLE else _NEIGHBORS,
-        f"{rows}; all of them up to {SMALL_TABLE:,}",
+        n if n <= small_table_rows(params) else min(_NEIGHBORS, max(1, n - 1)),
+        f"{rows}; all of them make the exact process of a small table",
     )
     if neighbors.value >= n:
         why = "all rows are neighbours: the exact process"
@@ -94,7 +94,7 @@ def plan(
     dtype = str(resolve_dtype(params.dtype, n, threshold=_DOUBLE_ROWS)).removeprefix("torch.")
     compared = (neighbors.value,)
     if is_auto(params.n_neighbors):
-        compared = (_NEIGHBORS, _MORE_NEIGHBORS)
+        compared = (neighbors.value, min(_MORE_NEIGHBORS, n - 1))
     made = NeighborPlan(
         n_neighbors=neighbors,
         dtype=Choice(dtype, rows),
