@@ -44,11 +44,15 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            # A user's subclass may have parameters of its own, with rules of its own or none.
-            rules = PARAMETERS | getattr(cls, "_parameter_constraints", {})
             arguments = inspect.signature(cls.__init__).parameters
             defaults = {name: argument.default for name, argument in arguments.items()}
-            cls._parameter_constraints = rules_of(defaults, rules)
+            rules = rules_of(defaults, PARAMETERS)
+            # A user's subclass may have parameters of its own, with rules of its own or none. Those
+            # that it shares with its base class accept what they accept there.
+            for base in reversed(cls.__mro__):
+                given = vars(base).get("_parameter_constraints", {})
+                rules |= {name: given[name] for name in defaults if name in given}
+            cls._parameter_constraints = rules
 
     def _set(self, arguments: dict[str, Any]) -> None:
         """Set the arguments of the constructor, given as ``locals()``, as attributes."""

@@ -266,7 +266,7 @@ def rules_of(defaults: Mapping[str, Any], rules: Mapping[str, list[Any]]) -> dic
     defaults : mapping of str to object
         The parameters of a constructor and their defaults.
     rules : mapping of str to list
-        `PARAMETERS`, and perhaps rules of a user's class; parameters without a rule are left out.
+        `PARAMETERS`; parameters without a rule are left out.
     """
     return {
         name: [rule for rule in rules[name] if rule is not _AUTO or default == "auto"]

@@ -326,8 +326,19 @@ class LargerStill(Larger):
 def test_a_subclass_may_have_parameters_of_its_own():
     rules = Larger._parameter_constraints
     assert set(rules) == {"max_iter", "random_state", "shift"}
-    assert rules["max_iter"] is PARAMETERS["max_iter"] and rules["shift"] == [int]
+    assert rules["max_iter"] == Model._parameter_constraints["max_iter"]
+    assert rules["shift"] == [int]
     assert LargerStill._parameter_constraints == {n: rules[n] for n in ("max_iter", "shift")}
+
+
+def test_a_subclass_accepts_what_its_base_class_accepts():
+    class Fixed(Model):
+        def __init__(self, learning_rate=0.1):
+            super().__init__(learning_rate=learning_rate)
+
+    rules = Fixed._parameter_constraints["learning_rate"]
+    assert rules == Model._parameter_constraints["learning_rate"] != PARAMETERS["max_iter"]
+    Fixed("auto")._validate_params()
 
 
 def test_both_generators_come_from_one_seed():
