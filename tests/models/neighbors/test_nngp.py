@@ -303,8 +303,8 @@ def test_calibration_counts_known_noise():
 
 
 def few_neighbors(monkeypatch, worth):
-    """A table of more than 50 rows has 8 or 60 neighbours."""
-    for name, value in dict(SMALL_TABLE=50, _NEIGHBORS=8, _MORE_NEIGHBORS=60).items():
+    """The default compares 8 and 60 neighbours."""
+    for name, value in dict(_NEIGHBORS=8, _MORE_NEIGHBORS=60).items():
         monkeypatch.setattr(f"skscalablegp.models.neighbors._plan.{name}", value)
     monkeypatch.setattr("skscalablegp.models.neighbors._nngp._WORTH", worth)
 
@@ -342,7 +342,8 @@ def test_predictions_take_more_neighbours_where_rows_left_out_show_a_gain(
     few_neighbors(monkeypatch, worth)
     X, y, X_new = table(400)
     settings = dict(kernel=None, n_neighbors="auto", optimizer="auto", subset_size=40)
-    ours = model(n_centers=40, calibrate=calibrate, **settings).fit(X, y)
+    settings |= dict(n_centers=40, small_table="method")
+    ours = model(calibrate=calibrate, **settings).fit(X, y)
     assert ours.n_neighbors_ == ours.fit_report_.choices["n_neighbors"].value == chosen
     given = model(kernel=ours.kernel_, n_neighbors=chosen, normalize_y=True).fit(X, y)
     assert_allclose(ours.predict(X_new), given.predict(X_new), rtol=1e-8)
@@ -383,7 +384,8 @@ def test_training_that_predicts_all_rows(monkeypatch, calibrate):
     few_neighbors(monkeypatch, 0.0)
     X, y, _ = table(120)
     settings = dict(kernel=None, optimizer="auto", subset_size=40, max_iter=3, n_centers=120)
-    ours = model(n_neighbors="auto", calibrate=calibrate, **settings).fit(X, y)
+    settings |= dict(n_neighbors="auto", small_table="method")
+    ours = model(calibrate=calibrate, **settings).fit(X, y)
     assert ours.n_neighbors_ == 60 and "gain" in ours.fit_report_.choices["n_neighbors"].reason
     assert ("calibrate" in ours.fit_report_.ignored) == calibrate
 
