@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from ._run import FitRun
 from ._stages import train_or_report
 from ._training_plan import StageSettings, Subsets
 from .data import Table
+from .training import Budget
 
 # With default settings, approximate models fit the exact process up to this number of rows. That
 # takes about ten seconds of one core at most, as approximations do, and intervals are better.
@@ -34,9 +34,9 @@ _AFTER_INTERRUPT = 1.0
 T = TypeVar("T")
 
 
-def small_table_rows(params: Any) -> int:
+def small_table_rows(params: Any, most: int = SMALL_TABLE) -> int:
     """Up to how many rows the exact process takes the place of a method, by its parameters."""
-    return SMALL_TABLE if params.small_table == "exact" else 0
+    return most if params.small_table == "exact" else 0
 
 
 def rows_for(d: int, least: int = _START_ROWS) -> int:
@@ -160,12 +160,11 @@ class FactorBudget:
                 self._measure()
             left = min(left, _AFTER_INTERRUPT)
             remedy = "fit again, or end training by a callback, to use all rows"
-        need = self._seconds(n)
-        if need <= left:
+        m = Budget(left).affordable(self._seconds, range(_TIMED_ROWS, n + 1))
+        if m == n:
             return table, ""
-        m = max(_TIMED_ROWS, bisect(range(n), left, key=self._seconds) - 1)
         run.budget.end("max_seconds")
         return table.rows(run.random_state.permutation(n)[:m]), (
             f"Predictions are based on {m:,} random rows, since factorising all {n:,} would have "
-            f"taken about {need:.0f} s: {remedy}."
+            f"taken about {self._seconds(n):.0f} s: {remedy}."
         )

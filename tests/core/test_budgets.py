@@ -1,6 +1,5 @@
 """Time budgets: the part that is reserved for the computations after training."""
 
-import pickle
 import warnings
 
 import numpy as np
@@ -140,13 +139,6 @@ def test_what_must_be_completed_is_started_again_once():
     calls.clear()
     with pytest.raises(KeyboardInterrupt):
         budget.completed(part)
-
-
-def test_budgets_travel_to_other_processes_without_the_fit_around_them(clock):
-    part = Budget(10.0).share(0.5)
-    clock.now += 3.0
-    other = pickle.loads(pickle.dumps(part))
-    assert other.limit == 5.0 and other.left == 5.0
 
 
 def test_a_run_times_a_piece_of_what_follows_and_gives_it_back(clock):

@@ -79,14 +79,6 @@ class Budget:
         self.ended: str | None = None
         self._outer, self._begun, self.reserved = outer, now(), 0.0
 
-    def __getstate__(self) -> dict[str, Any]:
-        # In another process there is no outer fit, and clocks do not agree.
-        return {"limit": self.limit, "ended": self.ended}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        Budget.__init__(self, state["limit"])
-        self.ended = state["ended"]
-
     # ------------------------------------------------------------------ time
 
     @property
@@ -216,5 +208,5 @@ class Budget:
         if isinstance(error, KeyboardInterrupt):
             return "interrupted"
         if inner:
-            return None if self.limit is None and self.ended is None else "max_seconds"
+            return self.ended or (None if self.limit is None else "max_seconds")
         return str(error) if isinstance(error, StopTraining) else None

@@ -133,7 +133,9 @@ def train_steps(  # noqa: PLR0913 (the settings of one training)
     """
     run = _Run(stepper, monitor, tol, keep_best, retreat)
     reason, done = monitor.budget.ended or "max_iter", 0
-    with monitor.budget.may_end(lambda reason: run.kept or reason != "interrupted") as ending:
+    with monitor.budget.may_end(
+        lambda reason: run.kept is not None or reason != "interrupted"
+    ) as ending:
         with one_thread(stepper.flops < _MANY_FLOPS):
             run.check(0.0)
             if monitor.budget.ended is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..._validation import resolve_dtype
-from ...core import Choice, Plan, ignore, is_auto, resolve
+from ...core import Choice, Plan, ignore, is_auto, resolve, small_table_rows
 
 # Number of steps of 64 rows for max_epochs="auto", and the range of the number of epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100
@@ -98,8 +98,7 @@ def plan(params: Any, n: int, *, stream: bool = False) -> DeepPlan:
     A stream always has a network.
     """
     optimizer = batch_optimizer(params.optimizer)
-    small = params.small_table == "exact" and n <= EXACT_ROWS
-    exact = not stream and is_default(params) and small
+    exact = not stream and is_default(params) and n <= small_table_rows(params, EXACT_ROWS)
     size = _batch_size(params.batch_size, n)
     precision = str(resolve_dtype(params.dtype, n, threshold=_SMALL_TABLE)).removeprefix("torch.")
     dtype = Choice(precision, f"{n} rows; float32 above {_SMALL_TABLE:,}")

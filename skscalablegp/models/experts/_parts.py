@@ -172,8 +172,8 @@ def _train_in_parallel(
     workers: int,
 ) -> list[TrainedExpert]:
     """Train every expert in a worker, which calls no callbacks."""
-    share, begun = monitor.budget.share(workers / len(tables)), monitor.budget.seconds
-    job = joblib.delayed(train_expert)
+    share, begun = monitor.budget.share(workers / len(tables)).limit, monitor.budget.seconds
+    job = joblib.delayed(_train_in_worker)
     with monitor.budget.may_end() as ending:
         trained = joblib.Parallel(n_jobs=workers)(
             job(table, theta, settings, share, seed)
@@ -192,6 +192,17 @@ def _train_in_parallel(
         for step in sorted(steps, key=lambda step: step.seconds):
             monitor.hear(step)
     return trained
+
+
+def _train_in_worker(
+    table: ExpertTable,
+    theta: np.ndarray,
+    settings: StageSettings,
+    seconds: float | None,
+    seed: int,
+) -> TrainedExpert:
+    """Train an expert whose time begins when a worker takes it."""
+    return train_expert(table, theta, settings, Budget(seconds), seed)
 
 
 def build_experts(

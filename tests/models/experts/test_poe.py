@@ -4,6 +4,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -482,6 +483,26 @@ def test_an_interrupt_before_an_experts_first_step_keeps_the_common_start(monkey
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = poe(share_hyperparameters=False, combination="gpoe").fit(X, y)
     assert len({kernel.theta.tobytes() for kernel in model.kernels_}) == 1
+
+
+def test_experts_in_workers_do_not_share_their_time(monkeypatch):
+    """The first one spends its share; the share of the others begins when a worker takes them."""
+    X, y, _ = table()
+    seen, train_expert = [], _experts.train_expert
+
+    def trained(table, theta, settings, budget, *rest):
+        seen.append((budget.limit, budget.ended, budget.seconds < 1.0))
+        if len(seen) == 1:
+            budget.end("max_seconds")
+            time.sleep(1.1)
+        return train_expert(table, theta, settings, Budget(), *rest)
+
+    monkeypatch.setattr(_experts, "train_expert", trained)
+    settings = {"share_hyperparameters": False, "combination": "gpoe", "n_jobs": 2}
+    with joblib.parallel_config("threading"):
+        poe(max_seconds=1000.0, **settings).fit(X, y)
+    assert len({limit for limit, *_ in seen}) == 1 and 400 < seen[0][0] <= 500
+    assert {(ended, fresh) for _, ended, fresh in seen} == {(None, True)}
 
 
 def test_an_expert_that_spends_its_share_leaves_the_others_theirs(monkeypatch):
