@@ -348,7 +348,8 @@ class PoERegressor(GPRegressorBase):
         if size == "auto":
             most = small_table_rows(self)
             size = n if n <= most else min(_EXPERT_ROWS, max(1, n - 1))
-            run.chose("expert_size", size, f"{n:,} rows; one expert up to {most:,}")
+            alone = f"; one expert up to {most:,}" if most else ""
+            run.chose("expert_size", size, f"{n:,} rows{alone}")
         if self.combination == "grbcm":
             return global_first(X, size, self.partition, random_state)
         if self.partition == "random":

@@ -74,11 +74,9 @@ def plan(
         Number of target columns, and of free hyperparameters.
     """
     rows, stages = f"{n:,} rows", StageSettings.of(params, params.n_restarts_optimizer)
-    neighbors = resolve(
-        params.n_neighbors,
-        n if n <= small_table_rows(params) else min(_NEIGHBORS, max(1, n - 1)),
-        f"{rows}; all of them make the exact process of a small table",
-    )
+    most, enough = small_table_rows(params), min(_NEIGHBORS, max(1, n - 1))
+    why = f"{rows}; all of them up to {most:,}" if most else rows
+    neighbors = resolve(params.n_neighbors, n if n <= most else enough, why)
     if neighbors.value >= n:
         why = "all rows are neighbours: the exact process"
         neighbors = Choice(n, neighbors.reason)
