@@ -38,6 +38,8 @@ It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
     without such a callback. After an error or an interrupt, ``fit_context`` tears the callbacks
     down, so that nothing has to be cleaned up here.
 
+``target_encoder``
+    Makes scikit-learn's ``TargetEncoder`` with folds that repeat, in all versions.
 ``NamedEstimators``
     A base class for estimators over a list ``estimators`` of (name, estimator) pairs. List it first
     among the bases. The estimators, by name, and their parameters, such as ``trees__max_iter``, are
@@ -55,6 +57,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from scipy.stats import qmc
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.preprocessing import TargetEncoder
 from sklearn.utils._optional_dependencies import check_matplotlib_support
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import _BaseComposition
@@ -117,6 +121,15 @@ def sobol(d: int, n: int, seed: int) -> np.ndarray:
     names = inspect.signature(qmc.Sobol).parameters
     keyword = {"rng" if "rng" in names else "seed": np.random.default_rng(seed)}
     return qmc.Sobol(d, scramble=True, **keyword).random(n)
+
+
+def target_encoder(target_type: str, folds: int) -> TargetEncoder:
+    """A target encoder whose cross-fitting repeats; scikit-learn 1.9 renamed the seed's place."""
+    if inspect.signature(TargetEncoder).parameters["shuffle"].default == "deprecated":
+        kind = KFold if target_type == "continuous" else StratifiedKFold
+        cv = kind(folds, shuffle=True, random_state=0)
+        return TargetEncoder(target_type=target_type, cv=cv)
+    return TargetEncoder(target_type=target_type, cv=folds, random_state=0)
 
 
 def callbacks_under_way(estimator: Any) -> dict[str, Any]:

@@ -206,6 +206,8 @@ estimator
     Regressor on which this estimator builds.
 estimators
     Names and regressors that are stacked.
+members
+    Names of members, and pairs of a name and a regressor, in the order of their fits.
 noise_estimator
     Regressor that learns the size of the errors.
 residuals
@@ -375,6 +377,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "n_jobs": [Integral, None],
     "estimator": [HasMethods(["fit", "predict"]), None],
     "estimators": [list, None],
+    "members": [list, _AUTO],
     "noise_estimator": [HasMethods(["fit", "predict"]), None],
     "residuals": [
         StrOptions({"auto", "leave_one_out", "held_out"}),

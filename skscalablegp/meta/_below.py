@@ -151,6 +151,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     preview: Callable[[Any, Any], None] | None = None,
     share: str | float = 1.0,
     advised: bool = True,
+    quiet: bool = False,
     **params: Any,
 ) -> tuple[str, str]:
     """Fit an inner regressor under the time budget and the callbacks of the outer fit.
@@ -172,6 +173,8 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         and used up, the outer fit goes on.
     advised : bool, default=True
         Whether to pass on a warning that another model suits the table better.
+    quiet : bool, default=False
+        Whether to pass on no warning at all, because held-out rows judge the fit.
     **params
         Further arguments of its ``fit``.
 
@@ -226,8 +229,9 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
             f"{type(inner).__name__} has used its share of max_seconds="
             f"{run.budget.limit:g}, the best state so far is kept: raise max_seconds"
         )
-        run.warn(f"{because}.")
-    if not (run.stopped or cut):
+        if not quiet:
+            run.warn(f"{because}.")
+    if not (run.stopped or cut or quiet):
         for text in report.warnings:
             run.warn(text)
         if advised and report.remark:

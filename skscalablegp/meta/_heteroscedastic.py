@@ -6,16 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 from sklearn.base import clone
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
-from ..core.posteriors import Posterior
 from ..core.training import SHARES
 from ..models.experts import PoERegressor
 from ._below import (
-    MetaRegressorBase,
     best_way,
     fit_below,
     left_out_in_time,
@@ -25,17 +22,16 @@ from ._below import (
     told_noise,
 )
 from ._noise import FEWEST_ROWS, best_noise, level
-from ._scaled import Scaled, ScaledPosterior, Tails, noise_features
+from ._noisy import NoisyRegressorBase
+from ._scaled import Scaled, noise_features
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
-# Probabilities of the quantiles at which shapes of tails are compared.
-_LEVELS = np.arange(0.5, 100) / 100
 # Parameters that have no effect if no rows were left out.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
 
-class HeteroscedasticRegressor(MetaRegressorBase):
+class HeteroscedasticRegressor(NoisyRegressorBase):
     """Standard deviations that depend on the row, for any regressor.
 
     The inner regressor predicts rows that it was not fitted to. A second regressor, the noise
@@ -279,25 +275,9 @@ class HeteroscedasticRegressor(MetaRegressorBase):
             run.budget.end("max_seconds")
         if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
             run.ignores("noise_estimator", f"{len(rows)} rows are too few for more than a constant")
-        tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run)
+        tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
         self.n_residuals_ = len(rows)
         self._finish(replace(below, noise=model, tails=tails))
-
-    def _best_tails(self, z: np.ndarray, run: FitRun) -> Tails:
-        """The shape of the standardised errors `z`."""
-        if self.tails != "auto":
-            tails = Tails.of(self.tails, z)
-            if tails.name != self.tails:
-                run.ignores("tails", f"{len(z)} errors are too few, or too alike, to have a shape")
-            return tails
-        order = run.random_state.permutation(len(z))
-        fitted, new = z[order[::2]], z[order[1::2]]
-        losses = {}
-        for name in ("normal", "student", "empirical"):
-            beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
-            losses[name] = np.mean(np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond))
-        best = min(losses, key=losses.get)
-        return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
     def _without_targets(self, fresh, X, y, told, share: float, run: FitRun):
         """Predictions of rows by models that were fitted without them.
@@ -339,12 +319,11 @@ class HeteroscedasticRegressor(MetaRegressorBase):
 
     def _finish(self, scaled: Scaled) -> None:
         """The fitted model."""
-        self._learned, self.estimator_ = scaled, scaled.inner
+        self.estimator_ = scaled.inner
         self.noise_estimators_ = [part.regressor for part in scaled.noise.parts]
         self.noise_gain_ = scaled.noise.gain
         self._share(scaled.inner)
-        self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
-        self._remember(self._build_posterior())
+        self._keep(scaled)
 
     def _conclude(self, ended: tuple[str, str], run: FitRun) -> None:
         """Report how the fits ended."""
@@ -361,32 +340,6 @@ class HeteroscedasticRegressor(MetaRegressorBase):
                 "of a row; raise max_seconds."
             )
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
-
-    # ------------------------------------------------------------------ predictions
-
-    def _build_posterior(self) -> Posterior:
-        return ScaledPosterior(self._learned)
-
-    def _std(self, X: np.ndarray, include_noise: bool, known: Any) -> np.ndarray:
-        self._check_latent(X, include_noise)
-        return super()._std(X, include_noise, known)
-
-    def _quantiles(self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any):
-        self._check_latent(X, include_noise)
-        tails = self._learned.tails
-        if tails.name == "normal" or not include_noise:
-            return super()._quantiles(X, q, include_noise, noise_variance)
-        known = self._new_noise(noise_variance, X)
-        mean, std = self._mean_and_std(X, known)
-        return (mean[:, None] + std[:, None] * tails(ndtri(q)))[:, None]
-
-    def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
-        """Refuse uncertainty without noise where the regressor does not separate the two."""
-        if not include_noise and self._learned.process(X[:1])[0] is None:
-            raise ValueError(
-                f"{type(self.estimator_).__name__} cannot leave the noise out: use "
-                "include_noise=True, or a regressor of skscalablegp."
-            )
 
 
 def _preview(model: HeteroscedasticRegressor, below: GPPredictionBase) -> None:

@@ -350,6 +350,14 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())
 
+    @classmethod
+    def weighted(cls, members: list[Scaled], weights: np.ndarray, d: int) -> StackedGPRegressor:
+        """A stack of fitted regressors on d columns, with weights from elsewhere."""
+        stack = cls()
+        stack.n_features_in_, stack.n_iter_ = d, 0
+        stack._finish(members, weights)
+        return stack
+
     # ------------------------------------------------------------------ predictions
 
     def _build_posterior(self) -> Posterior:

@@ -15,6 +15,7 @@ from sklearn.linear_model import Ridge  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from skscalablegp import (  # noqa: E402
+    AutoGPRegressor,
     BSGDDKLRegressor,
     HeteroscedasticRegressor,
     IterativeGPRegressor,
@@ -120,6 +121,16 @@ ROWS = [
         no_limit="training is that of the regressors below",
         search={"validation_fraction": [0.2, 0.3]},
         columns="",
+        stands_for_its_class=True,
+    ),
+    Row(
+        "auto",
+        AutoGPRegressor(),
+        multi_output=False,
+        no_limit="training is that of the members",
+        search={"members": [["linear"], ["exact", "linear"]]},
+        columns="",
+        missing=True,
         stands_for_its_class=True,
     ),
     Row("love-iterative", LOVEPredictor(IterativeGPRegressor())),

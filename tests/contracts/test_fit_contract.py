@@ -31,6 +31,7 @@ REAL_PATHS = (
     "heteroscedastic-folds",
     "mean-function",
     "stacked",
+    "auto",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",

@@ -1,0 +1,514 @@
+"""Tables of numbers, categories, booleans, dates and missing values, as one array of numbers."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_array
+
+# Largest number of categories that get a column each.
+_MOST_LEVELS = 20
+# Largest number of sentences of a description that are about one column each.
+_MOST_SENTENCES = 10
+# Number of columns that a sentence about many columns names.
+_NAMED = 3
+
+_BOOLEANS = (bool, np.bool_)
+_NUMBERS = (numbers.Real, decimal.Decimal, np.bool_)
+_DURATIONS = (datetime.timedelta, np.timedelta64)
+_DATES = (datetime.date, np.datetime64)
+_KIND_OF_DTYPE = {"b": "boolean", "i": "number", "u": "number", "f": "number"}
+_KIND_OF_DTYPE |= {"m": "duration", "M": "date"}
+_PLURAL = {
+    "number": "numbers",
+    "boolean": "booleans",
+    "duration": "durations",
+    "date": "dates",
+    "category": "categories",
+}
+_ACCEPTED = {
+    "number": ("number", "boolean"),
+    "boolean": ("boolean", "number"),
+    "duration": ("duration",),
+    "date": ("date",),
+}
+
+
+class TableEncoder:
+    """A table of numbers, categories, booleans, dates and missing values as one float64 array.
+
+    Numbers stay as they are, and booleans become 0 and 1. A missing number becomes the median of
+    the column. A column that has missing entries in the fitted table also gets a column that says
+    where. Categories get a column each if there are up to 20 of them, and one column if there are
+    two. More categories become integer codes, which the caller replaces by the mean target of their
+    rows. A date becomes the days since the first one. The day of the year, the weekday and the hour
+    are added where they vary. A duration becomes its seconds.
+
+    Columns are known by their position, so that the table may come in another container later.
+
+    Attributes
+    ----------
+    names_ : list of str
+        The names of the encoded columns, such as ``"x0"``, ``"city=Rome"``, ``"age missing"`` or
+        ``"sold_on.weekday"``.
+    source_ : list of int
+        The index of the original column of each encoded column.
+    codes_ : list of int
+        The indices of the encoded columns that hold codes of more than 20 categories. A missing
+        category and one that the fitted table does not have are -1.
+    n_features_in_ : int
+        The number of columns of the fitted table.
+    """
+
+    names_: list[str]
+    source_: list[int]
+    codes_: list[int]
+    n_features_in_: int
+
+    def fit(self, X: Any) -> TableEncoder:
+        """Learn the kinds of the columns, their categories and medians.
+
+        Parameters
+        ----------
+        X : data frame or array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        self : TableEncoder
+        """
+        X, names = _checked(X)
+        plain = _plain(X, names)
+        self._columns: list[_Numbers | _Dates | _Categories]
+        if plain is not None:
+            medians = np.median(plain, axis=0)
+            columns = zip(names, medians, strict=True)
+            self._columns = [_Numbers(name, "number", float(at), False) for name, at in columns]
+        else:
+            self._columns = [_learned(_column(X, j), name) for j, name in enumerate(names)]
+        self._all_numbers = all(type(column) is _Numbers for column in self._columns)
+        self._all_numbers &= not any(column.had_missing for column in self._columns)
+        self.n_features_in_ = len(names)
+        self.names_, self.source_, self.codes_ = [], [], []
+        for j, column in enumerate(self._columns):
+            if isinstance(column, _Categories) and column.coded:
+                self.codes_.append(len(self.names_))
+            self.names_ += column.names
+            self.source_ += [j] * len(column.names)
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The encoded table.
+
+        Parameters
+        ----------
+        X : data frame or array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        encoded : ndarray of shape (n_samples, n_encoded)
+            Of type float64, without NaN and infinity. A float64 array of numbers, fitted and
+            transformed without missing entries, is returned itself.
+        """
+        X, _ = _checked(X)
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but TableEncoder is expecting"
+                f" {self.n_features_in_} features as input."
+            )
+        if self._all_numbers:
+            plain = _plain(X, [column.name for column in self._columns])
+            if plain is not None:
+                return plain
+        encoded = np.empty((X.shape[0], len(self.names_)))
+        at = 0
+        for j, column in enumerate(self._columns):
+            for values in column.encoded(_column(X, j)):
+                encoded[:, at] = values
+                at += 1
+        return encoded
+
+    def describe(self) -> list[str]:
+        """What becomes of the columns that are not plain numbers.
+
+        Returns
+        -------
+        sentences : list of str
+            One for each such column, or one for each kind of column where these are many.
+        """
+        told = [(column.name, *column.told()) for column in self._columns]
+        told = [sentence for sentence in told if sentence[1]]
+        if len(told) <= _MOST_SENTENCES:
+            return [f"{name}: {one}" for name, one, _ in told]
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, one, many in told:
+            groups.setdefault(many, []).append((name, one))
+        return [
+            f"{len(group)} {many}: {_listed([name for name, _ in group])}"
+            if len(group) > 1
+            else f"{group[0][0]}: {group[0][1]}"
+            for many, group in groups.items()
+        ]
+
+
+class _Numbers:
+    """A column of numbers, booleans or durations."""
+
+    def __init__(self, name: str, kind: str, median: float, had_missing: bool):
+        self.name, self.kind, self.median, self.had_missing = name, kind, median, had_missing
+        self.names = [name, f"{name} missing"] if had_missing else [name]
+
+    def encoded(self, values: _Values) -> list[np.ndarray]:
+        """The encoded columns."""
+        read = values.numbers(self.name, _same_kind(values, self.name, self.kind))
+        missing = np.isnan(read)
+        if missing.any():
+            read = np.where(missing, self.median, read)
+        return [read, missing.astype(float)] if self.had_missing else [read]
+
+    def told(self) -> tuple[str, str]:
+        """What becomes of it, as a sentence for one column and one for many."""
+        parts = {
+            "number": ("", "columns of numbers"),
+            "boolean": ("a boolean, as 0 and 1", "columns of booleans, as 0 and 1"),
+            "duration": ("a duration, as seconds", "columns of durations, as seconds"),
+        }
+        return _with_missing(*parts[self.kind], self.had_missing)
+
+
+class _Dates:
+    """A column of dates, with or without the time of the day."""
+
+    def __init__(self, name: str, dates: np.ndarray):
+        missing = np.isnat(dates)
+        known = dates[~missing]
+        self.name, self.kind, self.had_missing = name, "date", bool(missing.any())
+        self.first = known.min()
+        parts = self._parts(known)
+        varying = [part for part in parts if part == "days" or np.ptp(parts[part]) > 0]
+        self.medians = {part: float(np.median(parts[part])) for part in varying}
+        self.names = [f"{name}.{part}" for part in varying]
+        self.names += [f"{name} missing"] if self.had_missing else []
+
+    def _parts(self, dates: np.ndarray) -> dict[str, np.ndarray]:
+        """What could be told of dates none of which is missing."""
+        day = dates.astype("datetime64[D]")
+        return {
+            "days": (dates - self.first) / np.timedelta64(1, "D"),
+            "day of year": (day - day.astype("datetime64[Y]")).astype(float) + 1,
+            "weekday": (day.astype(np.int64) + 3) % 7.0,  # the first day of 1970 was a Thursday
+            "hour": (dates.astype("datetime64[h]") - day).astype(float),
+        }
+
+    def encoded(self, values: _Values) -> list[np.ndarray]:
+        """The encoded columns."""
+        _same_kind(values, self.name, self.kind)
+        dates = values.dates()
+        missing = np.isnat(dates)
+        parts = self._parts(dates[~missing])
+        columns = []
+        for part, median in self.medians.items():
+            column = np.full(len(dates), median)
+            column[~missing] = parts[part]
+            columns.append(column)
+        return [*columns, missing.astype(float)] if self.had_missing else columns
+
+    def told(self) -> tuple[str, str]:
+        """What becomes of it, as a sentence for one column and one for many."""
+        parts = _joined(list(self.medians))
+        return _with_missing(
+            f"a date, as {parts}", f"columns of dates, as {parts}", self.had_missing
+        )
+
+
+class _Categories:
+    """A column of categories."""
+
+    def __init__(self, name: str, keys: Sequence[str | None], text: bool):
+        self.name, self.kind, self.text = name, "category", text
+        distinct = set(keys)
+        self.had_missing = None in distinct
+        levels: list[str | None] = list(sorted(key for key in distinct if key is not None))
+        self.n_levels = len(levels)
+        self.coded = self.n_levels > _MOST_LEVELS
+        if self.had_missing and not self.coded:
+            levels.append(None)
+        self.index = {level: code for code, level in enumerate(levels)}
+        # Two categories need one column, which says where the second one is.
+        self.shown = [1] if len(levels) == 2 else list(range(len(levels)))
+        names = [f"{name} missing" if key is None else f"{name}={key}" for key in levels]
+        self.names = [name] if self.coded else [names[code] for code in self.shown]
+
+    def encoded(self, values: _Values) -> Iterable[np.ndarray]:
+        """The encoded columns, one at a time."""
+        kind = values.kind(self.name)
+        strange = kind in ("date", "duration") or (self.text and values.array.dtype.kind in "iuf")
+        if strange and not values.missing.all():
+            raise _other_kind(values, self.name, self.kind)
+        get = self.index.get
+        codes = np.array([get(key, -1) for key in values.keys()], dtype=float)
+        return [codes] if self.coded else ((codes == code) * 1.0 for code in self.shown)
+
+    def told(self) -> tuple[str, str]:
+        """What becomes of it, as a sentence for one column and one for many."""
+        count = "1 category" if self.n_levels == 1 else f"{self.n_levels} categories"
+        if self.coded:
+            means = "encoded by the mean target of their rows"
+            return f"{count}, {means}", f"columns of more than {_MOST_LEVELS} categories, {means}"
+        count += " and missing entries" if self.had_missing else ""
+        one = "with a column each" if len(self.shown) > 1 else "in one column"
+        return f"{count}, {one}", f"columns of at most {_MOST_LEVELS} categories, with 0 and 1"
+
+
+class _Values:
+    """The entries of one column, before their kind is known.
+
+    Parameters
+    ----------
+    array : ndarray of shape (n_samples,)
+    categories : bool
+        Whether the container says that they are categories, even if they are numbers.
+    """
+
+    def __init__(self, array: np.ndarray, categories: bool = False):
+        self.array, self.categories = array, categories
+        code = array.dtype.kind
+        self.missing = np.zeros(len(array), dtype=bool)
+        if code == "O":
+            self.missing = np.array([_is_missing(entry) for entry in array], dtype=bool)
+        elif code == "f":
+            self.missing = np.isnan(array)
+        elif code in "mM":
+            self.missing = np.isnat(array)
+
+    def kind(self, name: str) -> str:
+        """Number, boolean, duration, date or category; all missing entries are numbers."""
+        if self.array.dtype.kind == "c":
+            raise ValueError(f"Complex data not supported: column {name!r} of X.")
+        if self.array.dtype.kind != "O":
+            return _KIND_OF_DTYPE.get(self.array.dtype.kind, "category")
+        types = set(map(type, self.array[~self.missing]))
+        for kind in types:
+            _check_type(kind, name)
+        if self.categories:
+            return "category"
+        if not types:
+            return "number"
+        # A duration of NumPy counts as a number too, and comes first therefore.
+        kinds = {"boolean": _BOOLEANS, "duration": _DURATIONS, "date": _DATES, "number": _NUMBERS}
+        for named, those in kinds.items():
+            if all(issubclass(kind, those) for kind in types):
+                return named
+        return "category"
+
+    def numbers(self, name: str, kind: str) -> np.ndarray:
+        """The entries as float64, NaN where they are missing; durations as seconds."""
+        array = self.array
+        if kind == "duration":
+            read = self._known("timedelta64[us]") / np.timedelta64(1, "s")
+        elif array.dtype.kind == "O":
+            read = np.full(len(array), np.nan)
+            try:
+                read[~self.missing] = np.array([float(entry) for entry in array[~self.missing]])
+            except OverflowError:
+                raise _infinite(name) from None
+        else:
+            with np.errstate(over="ignore"):
+                read = array.astype(np.float64)
+        if np.isinf(read).any():
+            raise _infinite(name)
+        return read
+
+    def dates(self) -> np.ndarray:
+        """The entries as dates of microseconds, in their own time zones."""
+        return self._known("datetime64[us]")
+
+    def _known(self, dtype: str) -> np.ndarray:
+        """Dates or durations, missing where the entries are."""
+        if self.array.dtype.kind in "mM":
+            return self.array.astype(dtype)
+        read = np.full(len(self.array), "NaT", dtype=dtype)
+        known = [_without_zone(entry) for entry in self.array[~self.missing]]
+        read[~self.missing] = np.array(known, dtype=dtype)
+        return read
+
+    def keys(self) -> list[str | None]:
+        """The entries as the names of categories, and None where they are missing."""
+        entries = zip(self.array.tolist(), self.missing.tolist(), strict=True)
+        return [None if missing else _key(entry) for entry, missing in entries]
+
+
+def _learned(values: _Values, name: str) -> _Numbers | _Dates | _Categories:
+    """The encoder of one column."""
+    kind = values.kind(name)
+    if kind == "category":
+        known = values.array[~values.missing]
+        text = all(isinstance(entry, str | bytes) for entry in known)
+        return _Categories(name, values.keys(), text and len(known) > 0)
+    if kind == "date" and not values.missing.all():
+        return _Dates(name, values.dates())
+    if kind == "date":
+        values, kind = _Values(np.full(len(values.array), np.nan)), "number"
+    read = values.numbers(name, kind)
+    known = read[~np.isnan(read)]
+    median = float(np.median(known)) if len(known) else 0.0
+    return _Numbers(name, kind, median, len(known) < len(read))
+
+
+def _same_kind(values: _Values, name: str, fitted: str) -> str:
+    """Check that the column is of the fitted kind, and return how to read it."""
+    kind = values.kind(name)
+    if kind in _ACCEPTED[fitted]:
+        return kind
+    if values.missing.all():
+        return "duration" if values.array.dtype.kind in "mM" else "number"
+    raise _other_kind(values, name, fitted)
+
+
+def _other_kind(values: _Values, name: str, fitted: str) -> ValueError:
+    known = values.array[~values.missing]
+    # Of a column of mixed entries, name one that does not belong there.
+    strange = [entry for entry in known.tolist() if isinstance(entry, str | bytes)]
+    entry = strange[0] if strange else known[0]
+    what = _PLURAL[fitted]
+    return ValueError(
+        f"Column {name!r} of X held {what} in fit, and now holds {str(entry)!r}. Convert this"
+        f" column to {what}, or fit again to a table that holds it as it is now."
+    )
+
+
+def _infinite(name: str) -> ValueError:
+    return ValueError(
+        f"Column {name!r} of X contains infinity (inf), or a value too large for float64. Replace"
+        " it by a finite number, or by NaN, which counts as missing."
+    )
+
+
+def _check_type(kind: type, name: str) -> None:
+    """Refuse what is neither a number nor a name of a category, such as a dict."""
+    if issubclass(kind, numbers.Complex) and not issubclass(kind, numbers.Real):
+        raise ValueError(f"Complex data not supported: column {name!r} of X.")
+    nameless = kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
+    if nameless or kind.__hash__ is None or issubclass(kind, tuple | frozenset):
+        raise TypeError(
+            f"argument must be a string or a number, not {kind.__name__!r}: column {name!r} of X"
+            " holds an entry of this type."
+        )
+
+
+def _is_missing(entry: Any) -> bool:
+    """Whether an entry of a column of objects is missing."""
+    if isinstance(entry, str):
+        return False
+    if entry is None or type(entry).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(entry, (float, np.generic, decimal.Decimal)) and bool(entry != entry)
+
+
+def _without_zone(entry: Any) -> Any:
+    """The time that a clock in the zone of this date shows."""
+    if isinstance(entry, datetime.datetime) and entry.tzinfo is not None:
+        return entry.replace(tzinfo=None)
+    return entry
+
+
+def _key(entry: Any) -> str:
+    """The name of a category; a whole number has the same one in all types."""
+    if isinstance(entry, str):
+        return str(entry)
+    if isinstance(entry, bytes):
+        return entry.decode(errors="replace")
+    if isinstance(entry, float | np.floating | decimal.Decimal) and entry % 1 == 0:
+        return str(int(entry))
+    return str(entry)
+
+
+def _is_frame(X: Any) -> bool:
+    return hasattr(X, "columns") and (hasattr(X, "iloc") or hasattr(X, "to_series"))
+
+
+def _checked(X: Any) -> tuple[Any, list[str]]:
+    """The table, a data frame or an array of two dimensions, and the names of its columns."""
+    if _is_frame(X):
+        if 0 in X.shape:
+            check_array(np.empty(X.shape))  # raises scikit-learn's error
+        names = [name if isinstance(name, str) else f"x{j}" for j, name in enumerate(X.columns)]
+        return X, names
+    if isinstance(X, list | tuple) and np.asarray(X).dtype.kind in "US":
+        X = np.asarray(X, dtype=object)  # in which the numbers among the texts stay numbers
+    X = check_array(X, accept_sparse=False, dtype=None, ensure_all_finite=False)
+    return X, [f"x{j}" for j in range(X.shape[1])]
+
+
+def _column(X: Any, j: int) -> _Values:
+    """One column of a checked table."""
+    if isinstance(X, np.ndarray):
+        return _Values(X[:, j])
+    if not hasattr(X, "iloc"):
+        column = X.to_series(j)
+        if getattr(column.dtype, "time_zone", None) is not None:
+            column = column.dt.replace_time_zone(None, ambiguous="earliest")
+        return _of_one_dimension(column.to_numpy(), X.columns[j])
+    column = X.iloc[:, j]
+    if hasattr(column.dtype, "categories"):
+        return _Values(column.astype(object).to_numpy(), categories=True)
+    code = getattr(column.dtype, "kind", "O")
+    if code == "M" and column.dt.tz is not None:
+        column = column.dt.tz_localize(None)
+    if code in "iuf":
+        return _Values(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    return _of_one_dimension(column.to_numpy(), X.columns[j])
+
+
+def _of_one_dimension(array: np.ndarray, name: Any) -> _Values:
+    if array.ndim != 1:
+        raise TypeError(f"argument must be a string or a number: column {name!r} of X holds lists.")
+    return _Values(array)
+
+
+def _plain(X: Any, names: Sequence[str]) -> np.ndarray | None:
+    """The table as a float64 array, or None if not all entries are numbers that are there."""
+    if isinstance(X, np.ndarray):
+        if X.dtype.kind not in "iufb":
+            return None
+        with np.errstate(over="ignore"):
+            array = X.astype(np.float64, copy=False)
+    elif hasattr(X, "iloc"):
+        if not all(getattr(dtype, "kind", "O") in "iuf" for dtype in X.dtypes):
+            return None
+        if any(hasattr(dtype, "categories") for dtype in X.dtypes):
+            return None
+        array = X.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        if not all(dtype.is_integer() or dtype.is_float() for dtype in X.dtypes):
+            return None
+        array = X.to_numpy().astype(np.float64, copy=False)
+    if np.isfinite(array).all():
+        return array
+    infinite = np.isinf(array).any(axis=0)
+    if infinite.any():
+        raise _infinite(names[int(np.argmax(infinite))])
+    return None
+
+
+def _with_missing(one: str, many: str, had_missing: bool) -> tuple[str, str]:
+    """Sentences that also tell what becomes of missing entries."""
+    if not had_missing:
+        return one, many
+    median = "missing entries as the median, with a column that says where"
+    return f"{one}; {median}" if one else median, f"{many}; {median}"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    if len(names) <= _NAMED + 1:
+        return _joined(names)
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"

@@ -1,0 +1,134 @@
+"""The regressors that an automatic estimator compares, in the order in which it fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from ..core import SMALL_TABLE
+from ..models.deep import SCGDDKLRegressor
+from ..models.iterative import IterativeGPRegressor
+from ..models.neighbors import NNGPRegressor
+from ._trees import BoostedTrees, RandomizedTrees
+
+# With fewer rows trees have too few rows a leaf to gain, and five fits of them take most of the
+# time.
+_FEWEST_FOR_TREES = 200
+# Rows of the exact process on a larger table. Its length scales tell which columns matter.
+_EXACT_ROWS = 1500
+# Above this number of rows, held-out rows choose the size of trees.
+_CHOSEN_TREES = 10_000
+# Above these numbers of rows, all rows need more time than the other members.
+_MOST_ITERATIVE, _MOST_DEEP = 10_000, 50_000
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A regressor that is not fitted yet.
+
+    Attributes
+    ----------
+    name : str
+    make : callable
+        ``make(kernel)`` gives the regressor, with the trained kernel of the exact process or None.
+    rows : int or None
+        Largest number of rows that it is fitted to.
+    shared : bool
+        Whether it needs the kernel of the exact process.
+    """
+
+    name: str
+    make: Callable[[Any], Any]
+    rows: int | None = None
+    shared: bool = False
+
+
+def _linear(kernel: Any) -> Any:
+    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7)))
+
+
+def _shared_neighbors(kernel: Any) -> Any:
+    return NNGPRegressor(kernel, normalize_y=True, optimizer=None)
+
+
+def _all_rows(kernel: Any) -> Any:
+    return IterativeGPRegressor(kernel, normalize_y=True, optimizer=None)
+
+
+def _trained_neighbors(kernel: Any) -> Any:
+    """Training goes on from the kernel of the exact process, where there is one."""
+    return NNGPRegressor() if kernel is None else NNGPRegressor(kernel, normalize_y=True)
+
+
+def known_candidates(n: int) -> dict[str, Candidate]:
+    """All members by name, for a fit of n rows, in the order of their cost."""
+    small = n <= SMALL_TABLE
+    every = (
+        Candidate("linear", _linear),
+        Candidate("trees", lambda kernel: BoostedTrees(compared=n > _CHOSEN_TREES)),
+        Candidate("exact", lambda kernel: IterativeGPRegressor(), None if small else _EXACT_ROWS),
+        Candidate("neighbors", _shared_neighbors, shared=True),
+        Candidate("iterative", _all_rows, shared=True),
+        Candidate("randomized_trees", lambda kernel: RandomizedTrees()),
+        Candidate("deep", lambda kernel: SCGDDKLRegressor()),
+        Candidate("trained_neighbors", _trained_neighbors),
+    )
+    return {each.name: each for each in every}
+
+
+def default_names(n: int) -> list[str]:
+    """Names of the members that are compared on n rows."""
+    if n < _FEWEST_FOR_TREES:
+        return ["exact", "linear"]
+    if n <= SMALL_TABLE:
+        return ["exact", "linear", "trees", "randomized_trees"]
+    names = ["linear", "trees", "exact", "neighbors"]
+    if n <= _MOST_ITERATIVE:
+        names.append("iterative")
+    if n <= _MOST_DEEP:
+        names += ["randomized_trees", "deep"]
+    return [*names, "trained_neighbors"]
+
+
+def candidates(members: Any, n: int) -> list[Candidate]:
+    """The candidates that the parameter `members` stands for.
+
+    Raises
+    ------
+    ValueError
+        For an empty list, an unknown name, a name that occurs twice, or an object that is no
+        regressor.
+    """
+    known = known_candidates(n)
+    if isinstance(members, str):
+        return [known[name] for name in default_names(n)]
+    found: list[Candidate] = []
+    for each in members:
+        pair = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == 2
+        if isinstance(each, str) and each in known:
+            found.append(known[each])
+        elif pair and isinstance(each[0], str) and hasattr(each[1], "fit"):
+            if not hasattr(each[1], "predict"):
+                raise ValueError(f"members: {each[0]!r} is no regressor, but {each[1]!r}.")
+            found.append(Candidate(each[0], lambda kernel, own=each[1]: own))
+        else:
+            raise ValueError(
+                f"members must be 'auto' or a list of names out of {sorted(known)} and of pairs of "
+                f"a name and a regressor, got {each!r}."
+            )
+    names = [each.name for each in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not found or twice:
+        said = f"{twice[0]!r} twice" if twice else "an empty list"
+        raise ValueError(f"members must hold at least one member, each name once, got {said}.")
+    needs = [each.name for each in found if each.shared]
+    if needs and "exact" not in names[: names.index(needs[0])]:
+        found = [each for each in found if each.name != "exact"]
+        found.insert([each.name for each in found].index(needs[0]), known["exact"])
+    return found

@@ -1,0 +1,73 @@
+"""Predictions of a regressor whose errors on held-out rows have given a noise model and tails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from ..core import FitRun
+from ..core.posteriors import Posterior
+from ._below import MetaRegressorBase
+from ._scaled import Scaled, ScaledPosterior, Tails
+
+# Probabilities of the quantiles at which shapes of tails are compared.
+_LEVELS = np.arange(0.5, 100) / 100
+
+
+class NoisyRegressorBase(MetaRegressorBase):
+    """A regressor that predicts by a `Scaled` one, which ``fit`` stores in ``_learned``."""
+
+    _learned: Scaled
+
+    def _keep(self, scaled: Scaled) -> None:
+        """Make a scaled regressor, which predicts in the units of y, the fitted model."""
+        self._learned = scaled
+        self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
+        self._remember(self._build_posterior())
+
+    def _best_tails(self, z: np.ndarray, run: FitRun, given: str = "auto") -> Tails:
+        """The shape of the standardised errors `z`: the `given` one, or that of the lowest CRPS.
+
+        "auto" fits each shape to a half of the errors, and compares them on the other half.
+        """
+        if given != "auto":
+            tails = Tails.of(given, z)
+            if tails.name != given:
+                run.ignores("tails", f"{len(z)} errors are too few, or too alike, to have a shape")
+            return tails
+        order = run.random_state.permutation(len(z))
+        fitted, new = z[order[::2]], z[order[1::2]]
+        losses: dict[str, float] = {}
+        for name in ("normal", "student", "empirical"):
+            beyond = new[:, None] - Tails.of(name, fitted)(ndtri(_LEVELS))
+            losses[name] = np.mean(np.maximum(_LEVELS * beyond, (_LEVELS - 1) * beyond))
+        best = min(losses, key=losses.__getitem__)
+        return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
+
+    def _build_posterior(self) -> Posterior:
+        return ScaledPosterior(self._learned)
+
+    def _std(self, X: np.ndarray, include_noise: bool, known: Any) -> np.ndarray:
+        self._check_latent(X, include_noise)
+        return super()._std(X, include_noise, known)
+
+    def _quantiles(
+        self, X: np.ndarray, q: np.ndarray, include_noise: bool, noise_variance: Any
+    ) -> np.ndarray:
+        self._check_latent(X, include_noise)
+        tails = self._learned.tails
+        if tails.name == "normal" or not include_noise:
+            return super()._quantiles(X, q, include_noise, noise_variance)
+        known = self._new_noise(noise_variance, X)
+        mean, std = self._mean_and_std(X, known)
+        return (mean[:, None] + std[:, None] * tails(ndtri(q)))[:, None]
+
+    def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
+        """Refuse uncertainty without noise where the regressor does not separate the two."""
+        if not include_noise and self._learned.process(X[:1])[0] is None:
+            raise ValueError(
+                f"{type(self._learned.inner).__name__} cannot leave the noise out: use "
+                "include_noise=True, or a regressor of skscalablegp."
+            )

@@ -1,0 +1,209 @@
+"""Weights of fitted regressors by the density of their predictions of held-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, ndtr
+
+from ._below import mean_square
+from ._noise import NoiseModel
+from ._scaled import Scaled
+from ._stacked import stacking_weights
+
+# Weight, in rows, of a regressor's own standard deviations in their calibration: a few errors alone
+# would say little about their size.
+_OWN_STD = 10.0
+# Members of a smaller weight are left out, because each one costs predictions.
+_LEAST_WEIGHT = 0.02
+# Steps of expectation maximisation, and the change of the weights at which it ends.
+_STEPS, _CHANGE = 500, 1e-6
+# With fewer rows that occur once, all held-out rows are scored.
+_FEWEST_UNIQUE = 25
+# Largest logarithm of the factor of a variance, up or down.
+_WIDEST = 23.0
+# Smallest variance, relative to that of the targets.
+_LEAST = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """A fitted regressor, and its predictions of rows that it was not fitted to.
+
+    Attributes
+    ----------
+    name : str
+    fresh : regressor
+        The regressor before the fit.
+    scaled : Scaled
+        The fitted regressor with calibrated standard deviations.
+    mean, variance : ndarray of shape (m,)
+        Its predictions of the held-out rows, calibrated and with their noise, in units of y.
+    seconds : float
+        Wall time of the fit.
+    refits : bool
+        Whether a fit on more rows may replace it.
+    """
+
+    name: str
+    fresh: Any
+    scaled: Scaled
+    mean: Float[np.ndarray, " m"]
+    variance: Float[np.ndarray, " m"]
+    seconds: float
+    refits: bool
+
+    def fitted_again(self, inner: Any) -> Validated:
+        """The same member with a regressor that was fitted to more rows."""
+        return replace(self, scaled=replace(self.scaled, inner=inner), refits=False)
+
+
+def occur_once(X: Float[np.ndarray, "n d"], rows: np.ndarray) -> np.ndarray:
+    """Which of the `rows` to score: those that occur once in X, if there are enough of them.
+
+    A copy among the rows of a fit would tell the target, whatever the noise. O(n d).
+    """
+    whole = np.ascontiguousarray(X + 0.0)  # -0.0 and 0.0 are equal, but not their bytes
+    keys = whole.view(np.dtype((np.void, whole.dtype.itemsize * whole.shape[1])))[:, 0]
+    _, place, count = np.unique(keys, return_inverse=True, return_counts=True)
+    once = count[place.ravel()[rows]] == 1
+    return once if once.sum() >= _FEWEST_UNIQUE else np.ones(len(rows), bool)
+
+
+def calibrated(
+    scaled: Scaled,
+    y: Float[np.ndarray, " m"],
+    mean: Float[np.ndarray, " m"],
+    variance: Float[np.ndarray, " m"] | None,
+    scored: np.ndarray,
+    known: Float[np.ndarray, " m"] | None = None,
+) -> tuple[Scaled, Float[np.ndarray, " m"]]:
+    """A regressor with standard deviations that fit its errors on held-out rows.
+
+    Parameters
+    ----------
+    scaled : Scaled
+    y, mean, variance : ndarray of shape (m,)
+        Targets and predictions of held-out rows. Without variances the mean square of the errors
+        is the variance.
+    scored : ndarray of bool of shape (m,)
+        The rows whose errors are used.
+    known : ndarray of shape (m,) or None
+        Known noise variances, which are no part of the variances.
+
+    Returns
+    -------
+    scaled : Scaled
+    variance : ndarray of shape (m,)
+    """
+    least = _LEAST * max(float(np.var(y)), np.finfo(float).tiny / _LEAST)
+    errors = (y - mean)[scored]
+    at = None if known is None else known[scored]
+    if variance is None:
+        extra = max(mean_square(errors, at), least)
+        return replace(scaled, extra=extra), np.full(len(y), extra)
+    variance = np.maximum(variance, least)
+    own = variance[scored]
+    if at is None:
+        log = np.log((_OWN_STD + np.sum(errors**2 / own)) / (_OWN_STD + len(errors)))
+    else:
+        # The same factor where the known noise is zero.
+        def loss(log: float) -> float:
+            prior = _OWN_STD * 0.5 * (log + np.exp(-log))
+            return prior + negative_log_density(errors, 0.0, np.exp(log) * own + at).sum()
+
+        log = minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x
+    factor = np.exp(np.clip(log, -_WIDEST, _WIDEST))
+    return replace(scaled, noise=NoiseModel(float(np.log(factor)))), factor * variance
+
+
+def negative_log_density(
+    y: Float[np.ndarray, " m"], mean: Any, variance: Float[np.ndarray, " m"]
+) -> Float[np.ndarray, " m"]:
+    """Minus the logarithm of the normal density of each target, in nats."""
+    return 0.5 * (np.log(2 * np.pi * variance) + np.square(y - mean) / variance)
+
+
+def mean_crps(
+    y: Float[np.ndarray, " m"], mean: Float[np.ndarray, " m"], variance: Float[np.ndarray, " m"]
+) -> float:
+    """Mean continuous ranked probability score of normal predictions (Gneiting et al., 2005)."""
+    std = np.sqrt(variance)
+    z = (y - mean) / std
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    return float(np.mean(std * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))))
+
+
+def mixed(
+    weights: Float[np.ndarray, " k"],
+    means: Float[np.ndarray, "k m"],
+    variances: Float[np.ndarray, "k m"],
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"]]:
+    """Mean and variance of a mixture."""
+    mean = weights @ means
+    return mean, weights @ (variances + np.square(means - mean))
+
+
+def mixture_weights(density: Float[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:
+    """The weights of a mixture with the largest density of the rows.
+
+    The logarithm of that density is concave in the weights; expectation maximisation raises it in
+    each step (Dempster, Laird and Rubin, 1977).
+
+    Parameters
+    ----------
+    density : ndarray of shape (k, m)
+        Log density of each row under each member.
+    """
+    weights = np.full(len(density), 1 / len(density))
+    for _ in range(_STEPS):
+        with np.errstate(divide="ignore"):
+            joint = np.log(weights)[:, None] + density
+        new = np.exp(joint - logsumexp(joint, axis=0)).mean(1)
+        done = np.abs(new - weights).max() < _CHANGE
+        weights = new
+        if done:
+            break
+    return weights
+
+
+def pool_weights(
+    y: Float[np.ndarray, " m"],
+    means: Float[np.ndarray, "k m"],
+    variances: Float[np.ndarray, "k m"],
+) -> list[Float[np.ndarray, " k"]]:
+    """Weights of members from their predictions of rows that none of them was fitted to.
+
+    Candidates are the best single member, the weights of the mixture with the largest density, and
+    those of the smallest squared error. A mixture must have a higher density than the single
+    member, by more than one standard error, to come first.
+
+    Returns
+    -------
+    weights : list of ndarray of shape (k,)
+        All candidates, the chosen one first.
+    """
+    rows = np.stack([negative_log_density(y, *m) for m in zip(means, variances, strict=True)])
+    single = int(np.argmin(rows.mean(1)))
+    best, loss = np.eye(len(means))[single], rows[single]
+    if len(means) == 1:
+        return [best]
+    found = []
+    for weights in (mixture_weights(-rows), stacking_weights(y - means, np.ones(len(y)))):
+        weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
+        weights = weights / weights.sum()
+        found.append((negative_log_density(y, *mixed(weights, means, variances)), weights))
+    found.sort(key=lambda each: each[0].mean())
+    ordered = [weights for _, weights in found]
+    ordered.insert(int(clearly_smaller(found[0][0], loss)), best)
+    return ordered
+
+
+def clearly_smaller(new: Float[np.ndarray, " m"], old: Float[np.ndarray, " m"]) -> bool:
+    """Whether a mean is smaller by more than the standard error of the difference of its rows."""
+    gains = old - new
+    return bool(gains.mean() > gains.std() / np.sqrt(len(gains)))

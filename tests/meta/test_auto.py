@@ -1,0 +1,272 @@
+"""AutoGPRegressor: validated at every moment, weights and noise from rows that were not seen."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import minimize
+from scipy.stats import norm
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import train_test_split
+
+from skscalablegp import AutoGPRegressor
+from skscalablegp.meta._pool import (
+    calibrated,
+    mean_crps,
+    mixed,
+    mixture_weights,
+    negative_log_density,
+    occur_once,
+    pool_weights,
+)
+from skscalablegp.meta._scaled import Scaled
+from skscalablegp.metrics import crps, nlpd
+
+
+def table(n=300, d=3, noise=0.1, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, size=(n, d))
+    return X, np.sin(4 * X[:, 0]) + X[:, 1] + noise * rng.standard_normal(n)
+
+
+class Wrong(RegressorMixin, BaseEstimator):
+    """A regressor that fails, or predicts NaN or a constant."""
+
+    def __init__(self, how="raise"):
+        self.how = how
+
+    def fit(self, X, y):
+        if self.how == "raise":
+            raise RuntimeError("this member cannot be fitted\nsecond line")
+        self.value_ = np.nan if self.how == "nan" else 1e3
+        return self
+
+    def predict(self, X):
+        return np.full(len(X), self.value_)
+
+
+class Memory(RegressorMixin, BaseEstimator):
+    """Predicts the target of a row that it has seen, and zero otherwise."""
+
+    def fit(self, X, y):
+        self.seen_ = {row.tobytes(): value for row, value in zip(X, y, strict=True)}
+        return self
+
+    def predict(self, X):
+        return np.array([self.seen_.get(row.tobytes(), 0.0) for row in np.ascontiguousarray(X)])
+
+
+class TestPool:
+    def members(self, m=400):
+        rng = np.random.default_rng(1)
+        y = rng.standard_normal(m)
+        means = np.stack([y + 0.3 * rng.standard_normal(m), y + 0.4 * rng.standard_normal(m)])
+        return y, means, np.stack([np.full(m, 0.09), np.full(m, 0.16)])
+
+    def test_the_mixture_has_the_largest_density(self):
+        y, means, variances = self.members()
+        rows = np.stack(
+            [norm.logpdf(y, a, np.sqrt(v)) for a, v in zip(means, variances, strict=True)]
+        )
+        found = mixture_weights(rows)
+
+        def loss(w):
+            return -np.log(w * np.exp(rows[0]) + (1 - w) * np.exp(rows[1])).mean()
+
+        best = minimize(lambda w: loss(w[0]), [0.5], bounds=[(0, 1)]).x[0]
+        assert_allclose(found, [best, 1 - best], atol=1e-3)
+        assert_allclose(found.sum(), 1)
+
+    def test_equal_and_independent_members_share(self):
+        rng = np.random.default_rng(0)
+        y = rng.standard_normal(2000)
+        means = y + 0.5 * rng.standard_normal((2, 2000))
+        weights = pool_weights(y, means, np.full((2, 2000), 0.25))[0]
+        assert_allclose(weights, 0.5, atol=0.1)
+
+    def test_a_far_better_member_has_all_the_weight(self):
+        y, means, variances = self.members()
+        means[1] += 5
+        variances[1] += 25
+        assert_array_equal(pool_weights(y, means, variances)[0], [1, 0])
+
+    def test_the_single_member_wins_ties(self):
+        y, means, variances = self.members()
+        twice = np.stack([means[0], means[0]]), np.stack([variances[0], variances[0]])
+        assert sorted(pool_weights(y, *twice)[0]) == [0, 1]
+
+    def test_moments_of_the_mixture(self):
+        y, means, variances = self.members()
+        weights = np.array([0.3, 0.7])
+        mean, variance = mixed(weights, means, variances)
+        rng = np.random.default_rng(0)
+        which = rng.choice(2, 200_000, p=weights)
+        draws = means[which, 0] + np.sqrt(variances[which, 0]) * rng.standard_normal(200_000)
+        assert_allclose(mean[0], draws.mean(), atol=0.01)
+        assert_allclose(variance[0], draws.var(), rtol=0.02)
+
+    def test_scores_are_those_of_metrics(self):
+        y, means, variances = self.members()
+        std = np.sqrt(variances[0])
+        assert_allclose(negative_log_density(y, means[0], std**2).mean(), nlpd(y, means[0], std))
+        assert_allclose(mean_crps(y, means[0], std**2), crps(y, means[0], std))
+
+    def test_calibration_restores_the_size_of_errors(self):
+        rng = np.random.default_rng(0)
+        errors, every = 0.5 * rng.standard_normal(5000), np.ones(5000, bool)
+        _, variance = calibrated(Scaled(None), errors, 0 * errors, np.full(5000, 4.0), every)
+        assert_allclose(variance, 0.25, rtol=0.1)
+        scaled, variance = calibrated(Scaled(None), errors, 0 * errors, None, every)
+        assert_allclose(variance, np.mean(errors**2))
+        assert_allclose(scaled.extra, np.mean(errors**2))
+
+    def test_calibration_leaves_known_noise_out(self):
+        rng = np.random.default_rng(0)
+        errors, every = np.sqrt(1.25) * rng.standard_normal(20_000), np.ones(20_000, bool)
+        known = np.ones(20_000)
+        scaled, variance = calibrated(Scaled(None), errors, 0 * errors, None, every, known)
+        assert_allclose(variance, 0.25, atol=0.1)
+        own = np.full(20_000, 4.0)
+        _, variance = calibrated(Scaled(None), errors, 0 * errors, own, every, known)
+        assert_allclose(variance, 0.25, atol=0.1)
+        _, closed = calibrated(Scaled(None), errors, 0 * errors, own, every)
+        _, sought = calibrated(Scaled(None), errors, 0 * errors, own, every, 0 * known)
+        assert_allclose(closed, sought, rtol=1e-4)
+
+    def test_rows_that_occur_once(self):
+        X = np.arange(60.0)[:, None]
+        X[40:] = 3.0
+        once = occur_once(X, np.arange(60))
+        assert_array_equal(np.flatnonzero(~once), [3, *range(40, 60)])
+        assert occur_once(X[30:], np.arange(30)).all()  # too few occur once
+
+
+@pytest.fixture(scope="module")
+def small():
+    X, y = table()
+    return AutoGPRegressor(random_state=0).fit(X, y), X, y
+
+
+@pytest.fixture(scope="module")
+def large():
+    X, y = table(2600)
+    members = ["linear", "trees", "exact", "neighbors"]
+    return AutoGPRegressor(members, random_state=0).fit(X, y), X, y
+
+
+class TestAutoGPRegressor:
+    def test_it_is_calibrated(self, small):
+        model, _, _ = small
+        X, y = table(2000, seed=1)
+        interval = model.predict_interval(X)
+        inside = np.mean((interval[..., 0] <= y) & (y <= interval[..., 1]))
+        assert 0.9 < inside < 0.99
+        assert model.score(X, y) > 0.95
+
+    def test_held_out_errors_belong_to_what_predicts(self, large):
+        """The held-out predictions are those of the members fitted without these rows."""
+        model, X, y = large
+        held = model.held_out_
+        assert len(held) == 520
+        rest = np.setdiff1d(np.arange(len(X)), held)
+        line = LinearRegression().fit(X[rest], y[rest])
+        errors = y[held] - line.predict(X[held])
+        expected = 0.5 * (np.log(2 * np.pi * np.mean(errors**2)) + 1)
+        assert_allclose(model.leaderboard_["linear"].nll, expected, rtol=1e-3)
+        assert np.std(y[held] - model.held_out_mean_) < 0.5 * np.std(errors)
+
+    def test_the_leaderboard(self, large):
+        model, _, _ = large
+        board = model.leaderboard_
+        assert [row.nll for row in board] == sorted(row.nll for row in board)
+        assert_allclose(sum(row.weight for row in board), 1)
+        assert {row.member for row in board} == {"linear", "trees", "exact", "neighbors"}
+        assert "held-out NLL" in repr(board) and "<table>" in board._repr_html_()
+        assert set(board.to_dict()) == {"member", "nll", "crps", "weight", "seconds", "note"}
+        assert model.explain_ in model._repr_html_().replace("&#x27;", "'") or model.explain_
+        names = [row.member for row in board if row.weight > 0]
+        assert sorted(names) == sorted(model.members_)
+
+    def test_refits_repeat(self, small):
+        model, X, y = small
+        again = clone(model).fit(X, y)
+        assert_array_equal(again.predict(X), model.predict(X))
+        assert again.members_ == model.members_
+
+    @pytest.mark.parametrize("how", ["raise", "nan", "far"])
+    def test_a_bad_member_is_dropped_with_a_reason(self, how):
+        X, y = table(120)
+        model = AutoGPRegressor(["linear", ("wrong", Wrong(how))], random_state=0).fit(X, y)
+        assert model.members_ == ["linear"]
+        note = model.leaderboard_["wrong"].note
+        assert {"raise": "cannot be fitted", "nan": "not finite", "far": ""}[how] in note
+        assert "second line" not in note
+
+    def test_a_single_bad_member_raises(self):
+        with pytest.raises(RuntimeError, match="cannot be fitted"):
+            AutoGPRegressor([("wrong", Wrong())]).fit(*table(50))
+
+    def test_copies_of_rows_do_not_let_a_memory_win(self):
+        X, y = table(2200)
+        X[1000:], y[1000:] = X[:1200], y[:1200]
+        X[:200] += 1e-9
+        members = ["linear", ("memory", Memory())]
+        model = AutoGPRegressor(members, random_state=0).fit(X, y)
+        assert model.members_ == ["linear"]
+
+    def test_mixed_columns(self):
+        pd = pytest.importorskip("pandas")
+        rng = np.random.default_rng(0)
+        X, y = table(400)
+        shift = rng.standard_normal(60)
+        levels = rng.integers(60, size=400)
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        frame["many"] = [f"level {k}" for k in levels]
+        frame["few"] = np.where(X[:, 2] > 0, "up", "down")
+        frame["when"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(400), unit="D")
+        frame.loc[3, "a"] = np.nan
+        y = y + shift[levels]
+        train, test, y_train, y_test = train_test_split(frame, y, random_state=0)
+        model = AutoGPRegressor(random_state=0).fit(train, y_train)
+        assert list(model.feature_names_in_) == list(frame.columns)
+        assert model.score(test, y_test) > 0.6
+        assert any("many" in text for text in model.encoding_)
+        test = test.copy()
+        test.loc[test.index[0], "many"] = "never seen"
+        assert np.isfinite(model.predict(test, return_std=True)).all()
+
+    def test_relevance(self, small):
+        model, X, y = small
+        found = model.permutation_relevance(X[:80], y[:80], n_repeats=2)
+        assert found.importances_mean[0] > 1 > found.importances_mean[2] + 0.5
+
+    def test_few_rows_and_equal_targets(self):
+        X, y = table(4)
+        model = AutoGPRegressor().fit(X, y)
+        assert model.members_ == ["exact"] and "too few" in model.explain_
+        model = AutoGPRegressor().fit(*(table(50)[0], np.ones(50)))
+        assert "equal" in model.explain_
+        assert_allclose(model.predict(X), 1)
+
+    @pytest.mark.parametrize(
+        "members, message",
+        [
+            ([], "an empty list"),
+            (["linear", "linear"], "'linear' twice"),
+            (["bagging"], "'bagging'"),
+            ([("own", 3)], "'own'"),
+        ],
+    )
+    def test_wrong_members(self, members, message):
+        with pytest.raises(ValueError, match=message):
+            AutoGPRegressor(members).fit(*table(50))
+
+    def test_known_noise(self):
+        X, y = table(150, noise=0.05)
+        noise = np.where(np.arange(150) % 2, 4.0, 1e-4)
+        y = y + np.sqrt(noise) * np.random.default_rng(3).standard_normal(150)
+        model = AutoGPRegressor(["exact", "linear"], random_state=0)
+        model.fit(X, y, noise_variance=noise)
+        std = model.predict_std(X, noise_variance=0)
+        assert std.mean() < 0.6
+        assert_allclose(model.predict_std(X, noise_variance=noise) ** 2, std**2 + noise)
