@@ -11,7 +11,7 @@ import compare_baselines
 import numpy as np
 import rival_models
 from compare_baselines import HistGradientBoostingRegressor as Quantiles
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
 MOST_INDICATORS = 20
 
@@ -49,7 +49,8 @@ def encoder(X, classes):
     names = categories(X)
     few = [name for name in names if X[name].nunique() <= MOST_INDICATORS]
     many = [name for name in names if name not in few]
-    target = TargetEncoder(target_type=classes, random_state=0)
+    folds = KFold if classes == "continuous" else StratifiedKFold
+    target = TargetEncoder(target_type=classes, cv=folds(5, shuffle=True, random_state=0))
     return make_column_transformer(
         (numbers, [name for name in X.columns if name not in names]),
         (OneHotEncoder(handle_unknown="ignore", sparse_output=False), few),
@@ -173,11 +174,9 @@ class _Forest(Quantiles):
         return self
 
     def distribution(self, X):
-        levels = [*self.LEVELS, "mean"]
-        found = np.column_stack([self.model.predict(X, quantiles=level) for level in levels[-1:]])
         quantiles = self.model.predict(X, quantiles=[float(level) for level in self.LEVELS])
         std = np.maximum((quantiles[:, -1] - quantiles[:, 0]) / (2 * 1.96), 0.05)
-        return dict(mean=found[:, -1], std=std, quantiles=quantiles)
+        return dict(mean=self.model.predict(X, quantiles="mean"), std=std, quantiles=quantiles)
 
 
 def QuantileForest(budget, seed):

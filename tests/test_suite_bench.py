@@ -1,0 +1,186 @@
+"""benchmarks/suite.py: its tables have halves, its lines are true, its ranks right."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("suite", "suite_tables", "suite_rivals", "compare", "compare_baselines", "rival_models")
+NAMES += ("starts", "starts_problems", "starts_reference", "uci")
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "benchmarks").exists(), reason="not a checkout of the repository"
+)
+
+
+@pytest.fixture
+def suite(monkeypatch, data_folder):
+    """The script; its cells run in processes of their own."""
+    for name, value in {"SKSCALABLEGP_DATA": data_folder, "PYTHONPATH": ROOT}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import suite
+
+    yield suite
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def test_thirty_tables_in_halves(suite, capsys):
+    tables = suite.TABLES.values()
+    assert len(tables) == 30 and sum(table.classes for table in tables) == 8
+    assert Counter((t.part, t.classes) for t in tables) == {
+        ("choice", False): 11,
+        ("kept", False): 11,
+        ("choice", True): 4,
+        ("kept", True): 4,
+    }
+    choice = {table.name for table in tables if table.part == "choice"}
+    assert {"pol", "elevators", "bike", "kin40k", "protein", "keggdirected"} <= choice
+    assert {"drawn-series", "drawn-sparse32", "drawn-graph"} <= choice
+    suite.main(["--list"])
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == [table.name for table in tables]
+    suite.main(["--list", "--part", "kept"])
+    assert len(capsys.readouterr().out.splitlines()) == 15
+
+
+@pytest.mark.parametrize(
+    "name", ["drawn-series", "drawn-sparse32", "drawn-wide128", "drawn-heavy", "drawn-steps"]
+)
+def test_drawn_tables(suite, name):
+    table, tests = suite.TABLES[name], []
+    for split in range(3):
+        X, Xt, y, yt = suite.load(name, split)
+        assert np.isfinite(X).all() and np.isfinite(Xt).all()
+        assert len(X) + len(Xt) == len(y) + len(yt) == table.rows
+        assert len(Xt) == table.rows // 10 and X.shape[1] == Xt.shape[1] == table.columns
+        tests.append(Xt)
+        if not table.classes:
+            assert abs(y.mean()) < 1e-9 and y.std() == pytest.approx(1)
+    # Parts to judge by do not overlap, and a name always gives the same rows.
+    assert len(np.unique(np.vstack(tests), axis=0)) == sum(map(len, tests))
+    np.testing.assert_array_equal(suite.load(name, 2)[1], tests[2])
+
+
+def test_the_six_sets_have_validation_parts_only(suite, monkeypatch):
+    from skscalablegp import datasets
+
+    def fetch(name, split=None, return_X_y=False):
+        assert split is not None  # the whole table has the test rows, too
+        rows = np.arange(100.0)[:, None]
+        return rows, rows + 1000, rows[:, 0], rows[:, 0] + 1000
+
+    monkeypatch.setattr(datasets, "fetch_uci", fetch)
+    X, Xt, _, _ = suite.load("pol", 1)
+    assert len(X) == 90 and len(Xt) == 10 and max(X.max(), Xt.max()) < 100
+
+
+def test_mixed_columns_become_numbers(suite):
+    import pandas as pd
+    import suite_rivals
+
+    X, Xt, y, _ = suite.load("drawn-levels", 0)
+    X, y = X.assign(day=pd.Timestamp(2020, 5, 1)), y
+    Xt = Xt.assign(day=pd.Timestamp(2020, 5, 2))
+
+    class Seen:
+        def fit(self, Z, y):
+            self.Z = Z
+
+        def predict(self, Z, return_std=True):
+            return Z, Z
+
+    wrapped = suite_rivals.Encoded(Seen()).fit(X, y)
+    # Five numbers and an indicator, the boolean, the day, and two columns of target codes.
+    assert wrapped.model.Z.shape == (len(X), 10) and np.isfinite(wrapped.model.Z).all()
+    assert np.isfinite(wrapped.distribution(Xt)["mean"]).all()
+    assert suite_rivals.named(X)["shop"].dtype == object
+
+
+def test_scores_of_classes(suite):
+    from sklearn.metrics import log_loss
+
+    y = np.array([0, 2, 1, 2])
+    proba = np.array([[0.8, 0.2], [0.3, 0.7], [0.5, 0.5], [0.1, 0.9]])
+    found = suite.class_scores(y, proba, np.array([0, 2]))
+    full = np.insert(proba, 1, 0.0, axis=1)
+    assert found["log_loss"] == pytest.approx(
+        log_loss(y, np.clip(full, 1e-15, 1), labels=[0, 1, 2]), abs=1e-4
+    )
+    assert found["brier"] == pytest.approx(((full - np.eye(3)[y]) ** 2).sum(1).mean(), abs=1e-5)
+    # Four bins of one row each.
+    assert found["ece"] == pytest.approx((0.2 + 0.3 + 0.5 + 0.1) / 4)
+    assert found["accuracy"] == 0.75
+
+
+def made_up(dataset, estimator, nll, seconds=None, **more):
+    line = dict(dataset=dataset, estimator=estimator, split=0, seed=0, max_seconds=seconds)
+    line |= dict(threads=1, busy=0, classes=False, status="ok", nll=nll, crps=nll, coverage95=0.95)
+    return line | more
+
+
+def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
+    lines = [
+        made_up("pol", "CatBoostUncertainty", 1.0),
+        made_up("bike", "CatBoostUncertainty", 0.5),
+        made_up("kin40k", "CatBoostUncertainty", 0.0),
+        made_up("pol", "AutoGPRegressor", 9.0, 10.0),
+        # The last line counts.
+        made_up("pol", "AutoGPRegressor", 0.2, 10.0, coverage95=0.91),
+        made_up("bike", "AutoGPRegressor", 0.9, 10.0),
+        made_up("pol", "NNGPRegressor", None, 10.0, status="failed", coverage95=None),
+        made_up("bike", "NNGPRegressor", 0.7, 10.0),
+        # Of another budget and of other circumstances.
+        made_up("bike", "AutoGPRegressor", -5.0, 60.0),
+        made_up("bike", "AutoGPRegressor", -5.0, 10.0, busy=3),
+        # Of the other half.
+        made_up("yacht", "AutoGPRegressor", -5.0, 10.0),
+    ]
+    out = tmp_path / "suite.jsonl"
+    out.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    suite.main(["--report", "--out", str(out), "--max-seconds", "10"])
+    text = capsys.readouterr().out
+    assert "2 of 3 tables have all 3 estimators; without: kin40k." in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if "GP" in line]
+    rows += [line.strip("| ").split(" | ") for line in text.splitlines() if "CatBoostU" in line]
+    ranks = {row[0]: row[1] for row in rows}
+    assert ranks == {
+        "AutoGPRegressor": "2.00 ± 1.00",
+        "NNGPRegressor": "2.50 ± 0.50",
+        "CatBoostUncertainty": "1.50 ± 0.50",
+    }
+    auto = next(row for row in rows if row[0] == "AutoGPRegressor")
+    assert auto[3:6] == ["0.50", "+0.400", "0.910 to 0.950"] and auto[-1] == "0"
+    failed = next(row for row in rows if row[0] == "NNGPRegressor")
+    assert failed[3:5] == ["0.00", "+inf"] and failed[-1] == "1"
+
+
+def test_unknown_names_are_refused_before_any_work(suite, tmp_path):
+    out = tmp_path / "lines.jsonl"
+    for asked in ("--tables", "--estimators"):
+        with pytest.raises(SystemExit, match="Unknown"):
+            suite.main([asked, "Nothing", "--out", str(out)])
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_cells(suite, tmp_path, capsys):
+    out = tmp_path / "lines.jsonl"
+    asked = ["--tables", "wine", "--splits", "1", "--out", str(out), "--max-seconds", "2"]
+    asked += ["--estimators", "LogisticRegression", "SVGPClassifier", "--busy", "1"]
+    suite.main(asked)
+    suite.main(asked)
+    lines = suite.read(out)
+    assert [line["estimator"] for line in lines] == ["SVGPClassifier", "LogisticRegression"]
+    assert [line["max_seconds"] for line in lines] == [2.0, None]
+    for line in lines:
+        assert line["status"] == "ok" and line["part"] == "kept" and line["n_test"] == 17
+        assert line["log_loss"] < 0.5 and line["fit_cpu_seconds"] >= 0
+        assert "--busy 1" in line["command"] and str(ROOT) not in json.dumps(line)
+    suite.main([*asked, "--report"])
+    assert "Classification, 2 s" in capsys.readouterr().out
