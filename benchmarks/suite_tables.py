@@ -82,8 +82,6 @@ def load(name, split, n_train=0, seed=0):
     learn from; classes are 0, 1 and so on. `n_train` and `seed` are not used.
     """
     table = TABLES[name]
-    if not table.installed:
-        raise ModuleNotFoundError(f"the table {name} needs the package {table.package}")
     if not 0 <= split < SPLITS:
         raise ValueError(f"split must be 0 to {SPLITS - 1}, got {split}")
     X, y, learn, judge = _divided(table, split)

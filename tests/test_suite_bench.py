@@ -155,7 +155,7 @@ def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
         "CatBoostUncertainty": "1.50 ± 0.50",
     }
     auto = next(row for row in rows if row[0] == "AutoGPRegressor")
-    assert auto[3:6] == ["0.50", "+0.400", "0.910 to 0.950"] and auto[-1] == "0"
+    assert auto[3:7] == ["0.50", "+0.400", "+0.200", "0.910 to 0.950"] and auto[-1] == "0"
     failed = next(row for row in rows if row[0] == "NNGPRegressor")
     assert failed[3:5] == ["0.00", "+inf"] and failed[-1] == "1"
 
@@ -168,18 +168,34 @@ def test_unknown_names_are_refused_before_any_work(suite, tmp_path):
     assert not out.exists()
 
 
+def test_a_table_without_its_package_says_so(suite, monkeypatch):
+    table = suite.TABLES["credit"]._replace(package="no_such_package")
+    monkeypatch.setitem(suite.TABLES, "credit", table)
+    with pytest.raises(ModuleNotFoundError, match="credit needs the package no_such_package"):
+        suite.make(dict(estimator="LogisticRegression", dataset="credit"), None)
+    assert "needs no_such_package" in suite.described(table)
+
+
 @pytest.mark.slow
 def test_cells(suite, tmp_path, capsys):
     out = tmp_path / "lines.jsonl"
-    asked = ["--tables", "wine", "--splits", "1", "--out", str(out), "--max-seconds", "2"]
-    asked += ["--estimators", "LogisticRegression", "SVGPClassifier", "--busy", "1"]
+    asked = ["--tables", "breast-cancer", "--splits", "1", "--out", str(out)]
+    asked += [
+        "--max-seconds",
+        "2",
+        "--estimators",
+        "LogisticRegression",
+        "SVGPClassifier",
+        "--busy",
+        "1",
+    ]
     suite.main(asked)
     suite.main(asked)
     lines = suite.read(out)
     assert [line["estimator"] for line in lines] == ["SVGPClassifier", "LogisticRegression"]
     assert [line["max_seconds"] for line in lines] == [2.0, None]
     for line in lines:
-        assert line["status"] == "ok" and line["part"] == "kept" and line["n_test"] == 17
+        assert line["status"] == "ok" and line["part"] == "choice" and line["n_test"] == 56
         assert line["log_loss"] < 0.5 and line["fit_cpu_seconds"] >= 0
         assert "--busy 1" in line["command"] and str(ROOT) not in json.dumps(line)
     suite.main([*asked, "--report"])
