@@ -393,7 +393,7 @@ def over_members(scores, estimators, e):
 
 def largest(mine, theirs):
     both = np.isfinite(theirs)
-    return f"{(mine - theirs)[both].max():+.3f}" if both.any() else ""
+    return f"{(mine[both] - theirs[both]).max():+.3f}" if both.any() else ""
 
 
 if __name__ == "__main__":
