@@ -11,6 +11,7 @@ from . import priors as priors
 from . import solvers as solvers
 from . import training as training
 from . import truncation as truncation
+from .meta import AutoGPClassifier as AutoGPClassifier
 from .meta import AutoGPRegressor as AutoGPRegressor
 from .meta import HeteroscedasticRegressor as HeteroscedasticRegressor
 from .meta import LOVEPredictor as LOVEPredictor

@@ -102,6 +102,10 @@ class GPClassifierBase(ClassifierMixin, GPModel):
             For a single class, or for labels that `classes_` does not have.
         """
         X, y = validated(self, X, y, dtype=_KEPT, reset=reset)
+        return X, self._numbered(y, reset, classes)
+
+    def _numbered(self, y: np.ndarray, reset: bool = True, classes: Any = None) -> np.ndarray:
+        """Class numbers (n,) of validated labels; sets ``classes_`` if `reset`."""
         check_classification_targets(y)
         if reset:
             known = np.unique(y if classes is None else np.asarray(classes))
@@ -119,7 +123,7 @@ class GPClassifierBase(ClassifierMixin, GPModel):
                 f"y has labels {np.unique(np.asarray(y)[unseen])[:5]}, but the classes of the "
                 f"model are {self.classes_}. Pass all classes as classes= to the first partial_fit."
             )
-        return X, codes
+        return codes
 
     def _keep_scaling(self, scaling: Scaling) -> None:
         self._scaling = scaling

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.inspection import permutation_importance
-from sklearn.model_selection import KFold, ShuffleSplit
-from sklearn.pipeline import Pipeline
-from sklearn.utils import Bunch, check_consistent_length
+from sklearn.utils import Bunch
+from sklearn.utils.validation import check_is_fitted
 
 from .._compat import fit_context
-from .._validation import check_magnitude, check_noise_variance, validated
-from ..core import SMALL_TABLE, FitRun, GPPredictionBase
+from .._validation import check_noise_variance
+from ..core import FitRun
+from ._auto_base import CUT, AutoBase, Rows, with_kernel
 from ._below import fit_below, told_noise
-from ._encoding import TableEncoder
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, candidates
 from ._noise import FEWEST_ROWS, best_noise
@@ -28,56 +27,21 @@ from ._pool import (
     mean_crps,
     mixed,
     negative_log_density,
-    occur_once,
     pool_weights,
 )
 from ._scaled import Scaled, noise_features
 from ._stacked import StackedGPRegressor
-from ._target_codes import TargetCodes
 
 # With fewer rows no row can be spared, and the exact process predicts alone.
 _FEWEST = 5
-# Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
-# more would cost predictions and hardly change the weights.
-_FOLDS, _MOST_HELD_OUT = 5, 10_000
-# Shares of the time: for the members without the held-out rows, of the whole; for the noise model,
-# of what is left then.
-_FOR_MEMBERS, _FOR_NOISE = 0.6, 0.5
-# Copies of the encoded table that fits of members make.
-_COPIES = 4
-# A fit on all rows begins only if the measured time of the fit without the held-out rows, in
-# proportion to the rows, times this factor, is left.
-_MARGIN = 1.3
-# A member begins only if this share of the whole time is left for members.
-_LEAST_SHARE = 0.02
-# How a fit ends that time, a callback or an interrupt has cut.
-_CUT = ("max_seconds", "interrupted", "callback")
-# What a member may raise without ending the fit of the others.
-_FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
+# With fewer scored rows only the first candidate for the weights has a noise model: errors of few
+# rows cannot tell candidates apart.
+_SEVERAL = 500
+# Share of the remaining time for the noise model.
+_FOR_NOISE = 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """A table, and its rows that members are fitted to and judged by.
-
-    `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
-    `held` are all predicted rows, in rising order, and `scored` says which of them occur once.
-    """
-
-    X: np.ndarray
-    y: np.ndarray
-    known: np.ndarray | None
-    codes: list[int]
-    folds: list[tuple[np.ndarray, np.ndarray]]
-    held: np.ndarray
-    scored: np.ndarray
-
-    @property
-    def cross_fitted(self) -> bool:
-        return len(self.folds) > 1
-
-
-class AutoGPRegressor(NoisyRegressorBase):
+class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     """A calibrated regression without settings: members are compared on rows they have not seen.
 
     Linear, tree and Gaussian-process models are fitted one after the other, the cheapest first,
@@ -102,7 +66,7 @@ class AutoGPRegressor(NoisyRegressorBase):
         as pairs, with or without ``return_std``.
     validation_fraction : float, default=0.2
         Fraction of the rows that is held out. At most 10,000 rows are held out; up to 2,000 rows
-        five folds, and leave-one-out predictions of the exact process in closed form, replace them.
+        five folds replace them, in which the exact process keeps the hyperparameters of all rows.
     random_state : int, RandomState instance or None, default=None
         Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
         regressors if they have no seed of their own.
@@ -138,7 +102,7 @@ class AutoGPRegressor(NoisyRegressorBase):
     noise_gain_ : float
         The rise of the log density of held-out rows by the noise model, in nats per row.
     held_out_ : ndarray of shape (m,)
-        Numbers of the held-out rows; all rows where folds or leave-one-out predictions are used.
+        Numbers of the held-out rows; all rows where folds are used.
     held_out_mean_, held_out_std_ : ndarray of shape (m,)
         Predictions of these rows by the weighted members that had not seen them, before the noise
         model.
@@ -211,13 +175,6 @@ class AutoGPRegressor(NoisyRegressorBase):
     ):
         self._set(locals())
 
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.string = True
-        tags.input_tags.categorical = True
-        return tags
-
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=False)
@@ -247,7 +204,11 @@ class AutoGPRegressor(NoisyRegressorBase):
             When the work would not fit, before it starts.
         """
         with FitRun(self) as run:
-            X, y, known = self._read_mixed(X, y, noise_variance, run)
+            X, y = self._read_mixed(X, y, run, y_numeric=True)
+            known = check_noise_variance(noise_variance, len(X), 1)
+            self._noise_given, known = known is not None, None if known is None else known[:, 0]
+            y = np.asarray(y, np.float64)
+            run.begin(X, y)
             tried = candidates(self.members, len(X))
             if isinstance(self.members, str):
                 run.chose("members", [each.name for each in tried], f"{len(X):,} rows")
@@ -264,47 +225,9 @@ class AutoGPRegressor(NoisyRegressorBase):
             self._conclude(rows, refitted, cut, run)
         return self
 
-    def _read_mixed(
-        self, X: Any, y: Any, noise_variance: Any, run: FitRun
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """The encoded table, the targets and the known noise variances or None."""
-        if y is None or _is_numeric(X):
-            rules = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
-            X, y = validated(self, X, y, y_numeric=True, **rules)
-            if np.isnan(X).all():
-                raise ValueError(
-                    f"All {X.size} entries of X are NaN: there is nothing to learn from."
-                )
-            self._encoder = TableEncoder().fit(X)
-        else:
-            self._encoder = TableEncoder().fit(X)
-            y = validated(self, y=y, y_numeric=True)
-            validated(self, X, skip_check_array=True)
-            check_consistent_length(X, y)
-        encoded = self._encoder.transform(X)
-        run.check_memory(
-            _COPIES * encoded.nbytes,
-            f"The encoded table of {len(encoded):,} rows and {encoded.shape[1]:,} columns",
-            "fit fewer rows or columns",
-        )
-        check_magnitude("X", encoded)
-        self.encoding_ = self._encoder.describe()
-        known = check_noise_variance(noise_variance, len(encoded), 1)
-        self._noise_given = known is not None
-        run.begin(encoded, y)
-        self.dtype_ = run.chose("dtype", "float64", "predictions; each member has its own")
-        return encoded, np.asarray(y, np.float64), None if known is None else known[:, 0]
-
     def _rows(self, X: Any) -> np.ndarray:
-        if not hasattr(self, "_encoder") or _is_numeric(X):
-            rules = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
-            # A model that is not fitted says so.
-            X = super()._rows(X) if not hasattr(self, "_encoder") else X
-            X = validated(self, X, reset=False, **rules)
-            return self._encoder.transform(X)
-        encoded = self._encoder.transform(X)
-        validated(self, X, reset=False, skip_check_array=True)
-        return encoded
+        check_is_fitted(self, "n_iter_")
+        return self._encoded(X)
 
     def _alone(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> None:
         """The exact process, where the rows or the targets leave nothing to compare."""
@@ -328,89 +251,23 @@ class AutoGPRegressor(NoisyRegressorBase):
         run.reports(summary=self.explain_)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
-    def _divided(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> _Rows:
-        """The rows that members are fitted to and judged by."""
-        n, seed = len(X), int(run.random_state.randint(2**31 - 1))
-        if n <= SMALL_TABLE:
-            run.ignores("validation_fraction", f"{_FOLDS} folds are better on {n:,} rows")
-            parts = KFold(min(_FOLDS, n), shuffle=True, random_state=seed)
-        else:
-            held = max(1, min(int(self.validation_fraction * n), _MOST_HELD_OUT))
-            parts = ShuffleSplit(1, test_size=held, random_state=seed)
-        folds = [(np.sort(a), np.sort(b)) for a, b in parts.split(X)]
-        held = np.sort(np.concatenate([new for _, new in folds]))
-        codes = self._encoder.codes_
-        return _Rows(X, y, known, codes, folds, held, occur_once(X, held))
-
-    # ------------------------------------------------------------------ members
-
-    def _compare(self, tried: list[Candidate], rows: _Rows, run: FitRun) -> list[str]:
-        """Fit and judge the members one after the other; returns those that time has cut."""
-        phase, cut = run.budget.share(_FOR_MEMBERS), []
-        seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
-        kernel, failure = None, None
-        for k, candidate in enumerate(tried):
-            late = phase.limit is not None and phase.left < _LEAST_SHARE * phase.limit
-            if run.stopped or (self._members and late):
-                self._notes[candidate.name] = 0.0, "not begun: no time was left for it"
-                cut.append(candidate.name)
-                continue
-            if candidate.shared and kernel is None:
-                self._notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
-                continue
-            part = 1.0
-            if phase.limit is not None:
-                # Each member may take twice an equal share, since the first ones need less.
-                own = phase.left * min(1.0, 2 / (len(tried) - k + 1))
-                part = min(own / max(run.budget.left, 1e-9), 0.999)
-            begun = run.budget.seconds
-            try:
-                fresh = self._opened(_seeded(candidate.make(kernel), seeds[k]), run)
-                with run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end:
-                    member, ended = self._judged(candidate, fresh, rows, part, run)
-            except _FAILURES as error:
-                took = run.budget.seconds - begun
-                failure = failure or error
-                self._notes[candidate.name] = took, f"dropped: {_first_line(error)}"
-                continue
-            if end.reason is not None:
-                took = run.budget.seconds - begun
-                self._notes[candidate.name] = took, "dropped: it was cut before its predictions"
-                cut.append(candidate.name)
-                continue
-            took = run.budget.seconds - begun
-            note = "cut short" if ended in _CUT else ""
-            cut += [candidate.name] if note else []
-            self._notes[candidate.name] = took, note
-            if candidate.name == "exact":
-                kernel = getattr(_last(member.scaled.inner), "kernel_", None)
-            self._members.append(replace(member, seconds=took))
-            self._weigh(rows)
-        if not self._members:
-            raise failure or TimeoutError("no member was fitted")
-        return cut
-
     def _judged(  # noqa: PLR0913 (a fit and its judge)
-        self, candidate: Candidate, fresh: Any, rows: _Rows, part: float, run: FitRun
+        self, candidate: Candidate, fresh: Any, rows: Rows, part: float, run: FitRun
     ) -> tuple[Validated, str]:
         """A fitted member with its predictions of held-out rows, and how its fit ended."""
         y = rows.y[rows.held]
         known = None if rows.known is None else rows.known[rows.held]
-        exact = candidate.name == "exact" and rows.cross_fitted and not rows.codes
         mean, variance = np.empty(len(y)), np.empty(len(y))
         with run.stage(candidate.name):
             if rows.cross_fitted:
-                every = np.arange(len(rows.y))
-                shares = [part] if exact else [part / 6] * 6
-                inner, status = self._fitted(fresh, rows, every, shares[0], run)
-                found = self._left_out_of(inner, rows) if exact else None
-                if found is None:
-                    for fitted, new in rows.folds:
-                        below, ended = self._fitted(fresh, rows, fitted, part / 6, run)
-                        status = ended if ended in _CUT else status
-                        mean[new], variance[new] = _predicted(below, rows.X[new])
-                else:
-                    mean, variance = found
+                parts = part / (1 + len(rows.folds))
+                inner, status = self._fitted(fresh, rows, np.arange(len(rows.y)), parts, run)
+                # Not leave-one-out: its means tell the targets from which a noise model learns.
+                again = with_kernel(fresh, inner) if candidate.name == "exact" else fresh
+                for fitted, new in rows.folds:
+                    below, ended = self._fitted(again, rows, fitted, parts, run)
+                    status = ended if ended in CUT else status
+                    mean[new], variance[new] = _predicted(below, rows.X[new])
             else:
                 some = rows.folds[0][0]
                 if candidate.rows is not None and len(some) > candidate.rows:
@@ -424,38 +281,7 @@ class AutoGPRegressor(NoisyRegressorBase):
         refits = not rows.cross_fitted and candidate.rows is None
         return Validated(candidate.name, fresh, scaled, mean, variance, 0.0, refits), status
 
-    def _fitted(
-        self, fresh: Any, rows: _Rows, some: np.ndarray, part: float, run: FitRun
-    ) -> tuple[Any, str]:
-        """A regressor fitted to some rows, behind its own codes of categories, and its status."""
-        inner, X, y = clone(fresh), rows.X[some], rows.y[some]
-        told = told_noise(fresh, None if rows.known is None else rows.known[some])
-        codes = TargetCodes(rows.codes) if rows.codes else None
-        if codes is not None:
-            X = codes.fit_transform(X, y)
-
-        def preview(model: AutoGPRegressor, below: GPPredictionBase) -> None:
-            if self._members:
-                model._keep(self._learned)
-            else:
-                behind = below if codes is None else Pipeline([("codes", codes), ("model", below)])
-                model._keep(Scaled(behind))
-
-        status, _ = fit_below(inner, run, X, y, preview, part, False, True, **told)
-        run.preview = None
-        if codes is not None:
-            inner = Pipeline([("codes", codes), ("model", inner)])
-        return inner, status
-
-    def _left_out_of(self, inner: Any, rows: _Rows) -> tuple[np.ndarray, np.ndarray] | None:
-        """Leave-one-out means and variances without known noise; None without a closed form."""
-        found = Scaled(inner).left_out(rows.X, rows.y, rows.known, rows.held)
-        if found is None or found.how != "leave_one_out" or found.variance is None:
-            return None
-        known = 0.0 if rows.known is None else rows.known[rows.held]
-        return found.mean, np.maximum(found.variance - known, 0.0)
-
-    def _weigh(self, rows: _Rows) -> None:
+    def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
         scored = rows.held[rows.scored]
         known = 0.0 if rows.known is None else rows.known[scored]
@@ -464,12 +290,18 @@ class AutoGPRegressor(NoisyRegressorBase):
         self._weightings = pool_weights(rows.y[scored], means, variances)
         self._pool(self._weightings[0], Scaled(None), rows)
 
+    def _previewed(self, model: AutoGPRegressor, below: Any) -> None:
+        model._keep(self._learned if self._members else Scaled(below))
+
+    def _pool_again(self, rows: Rows) -> None:
+        self._pool(self._weights, self._learned, rows)
+
     def _mixed(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of the held-out rows under some weights."""
         means = np.stack([each.mean for each in self._members])
         return mixed(weights, means, np.stack([each.variance for each in self._members]))
 
-    def _pool(self, weights: np.ndarray, like: Scaled, rows: _Rows) -> None:
+    def _pool(self, weights: np.ndarray, like: Scaled, rows: Rows) -> None:
         """Make the weighted members the model, with the noise model and tails of `like`."""
         self._weights = weights
         mean, variance = self._mixed(weights)
@@ -486,7 +318,7 @@ class AutoGPRegressor(NoisyRegressorBase):
 
     # ------------------------------------------------------------------ noise and refits
 
-    def _learn_noise(self, rows: _Rows, run: FitRun) -> None:
+    def _learn_noise(self, rows: Rows, run: FitRun) -> None:
         """A noise model and tails from the weighted members' errors on held-out rows.
 
         A noise model suits some weights better than others: it is learned for each candidate, the
@@ -500,7 +332,8 @@ class AutoGPRegressor(NoisyRegressorBase):
         seed = int(run.random_state.randint(2**31 - 1))
         share, best, chosen = run.budget.share(_FOR_NOISE), None, None
         with run.stage("noise"), share.may_end():
-            for weights in self._weightings:
+            several = len(y) >= _SEVERAL
+            for weights in self._weightings[: None if several else 1]:
                 mean, variance = (part[scored] for part in self._mixed(weights))
                 squares = np.square(y - mean) / (variance + known)
                 noise, logs = best_noise(
@@ -519,37 +352,7 @@ class AutoGPRegressor(NoisyRegressorBase):
         weights, noise, errors = chosen
         self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
 
-    def _refit(self, rows: _Rows, run: FitRun) -> list[str]:
-        """Refit the members that have weight on all rows, as far as time allows; their names."""
-        every, refitted = np.arange(len(rows.y)), []
-        order = np.argsort(-self._weights, kind="stable")
-        for k in [k for k in order if self._weights[k] > 0 and self._members[k].refits]:
-            member = self._members[k]
-            took, note = self._notes[member.name]
-            needs = _MARGIN * took * len(every) / len(rows.folds[0][0])
-            if note:  # It was cut short, so that a whole fit takes longer.
-                needs *= 2
-            if run.stopped or not run.budget.allows(needs):
-                self._notes[member.name] = took, note or "fitted without the held-out rows"
-                continue
-            begun, ended = run.budget.seconds, _CUT[0]
-            try:
-                with run.stage(f"{member.name} on all rows"), run.budget.may_end(inner=True):
-                    inner, ended = self._fitted(member.fresh, rows, every, 0.999, run)
-            except _FAILURES:
-                # The validated fit predicts.
-                ended = _CUT[0]
-            took += run.budget.seconds - begun
-            if run.stopped or ended in _CUT:
-                self._notes[member.name] = took, "fitted without the held-out rows"
-                continue
-            self._members[k] = member.fitted_again(inner)
-            self._notes[member.name] = took, "fitted on all rows"
-            refitted.append(member.name)
-            self._pool(self._weights, self._learned, rows)
-        return refitted
-
-    def _conclude(self, rows: _Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
+    def _conclude(self, rows: Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
         """The leaderboard, the explanation and the report."""
         board, scored = [], rows.scored
         y = rows.y[rows.held[scored]]
@@ -567,14 +370,15 @@ class AutoGPRegressor(NoisyRegressorBase):
         self.leaderboard_ = Leaderboard(board)
         self.explain_ = self._explained(rows, refitted, cut)
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        status, because = "completed", ""
+        # Linear models and trees are among the members: there is no need to compare with them.
+        status, because = "completed", "all members were compared"
         if cut and run.budget.limit is not None:
             status = "max_seconds"
             because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
         del self._members, self._notes, self._weights, self._weightings
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
-    def _explained(self, rows: _Rows, refitted: list[str], cut: list[str]) -> str:
+    def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
         pairs = zip(self.weights_, self.members_, strict=True)
         shown = ", ".join(f"{weight:.2g} {name}" for weight, name in pairs)
         n, m = len(rows.y), int(rows.scored.sum())
@@ -628,35 +432,7 @@ class AutoGPRegressor(NoisyRegressorBase):
         )
 
 
-def _is_numeric(X: Any) -> bool:
-    """Whether a table has nothing but numbers, so that scikit-learn can read it."""
-    if hasattr(X, "columns"):
-        return all(getattr(X[name].dtype, "kind", "O") in "iuf" for name in X.columns)
-    if not hasattr(X, "dtype"):
-        try:
-            X = np.asarray(X)
-        except ValueError:  # rows of different lengths, which scikit-learn names
-            return True
-    return X.dtype.kind in "biufc" if hasattr(X.dtype, "kind") else True
-
-
-def _seeded(fresh: Any, seed: int) -> Any:
-    """A copy with a seed, where it takes one and has none."""
-    fresh = clone(fresh)
-    if fresh.get_params(deep=False).get("random_state", seed) is None:
-        fresh.set_params(random_state=seed)
-    return fresh
-
-
-def _last(regressor: Any) -> Any:
-    return regressor[-1] if isinstance(regressor, Pipeline) else regressor
-
-
 def _predicted(inner: Any, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
     """Means and variances of rows; the variance is NaN for a regressor without any."""
     mean, variance, _ = Scaled(inner).unscaled(X)
     return mean, np.full(len(X), np.nan) if variance is None else variance
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
-from ..core import FitRun, GPPredictionBase, LeftOut, reporting_only
+from ..core import FitRun, GPModel, GPPredictionBase, LeftOut, reporting_only
 from ..kernels import with_column_numbers
 from ._scaled import Scaled
 
@@ -52,32 +52,8 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
         return X, y, None if known is None else known[:, 0]
 
     def _opened(self, estimator: Any, run: FitRun) -> Any:
-        """A copy of an inner regressor with its open settings filled in.
-
-        Where it has no seeds, it receives them; where its device, precision or memory budget is
-        "auto", it receives those of this estimator. The same holds for regressors of this package
-        inside a pipeline. Column names in its kernel become numbers, because it is fitted to an
-        array.
-
-        Raises
-        ------
-        ValueError
-            If settings of the inner and the outer estimator contradict each other.
-        """
-        inner = clone(estimator)
-        settings = inner.get_params()
-        for name, value in sorted(settings.items()):
-            if name.rpartition("__")[2] == "random_state" and value is None:
-                inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
-        for part in (inner, *settings.values()):
-            if isinstance(part, GPPredictionBase):
-                _fill_in(part, self)
-        part, names = inner, getattr(self, "feature_names_in_", None)
-        while names is not None and isinstance(part, GPPredictionBase):
-            if getattr(part, "kernel", None) is not None:
-                part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
-            part = getattr(part, "estimator", None)
-        return inner
+        """`opened` with the names of the columns."""
+        return opened(estimator, self, run, getattr(self, "feature_names_in_", None))
 
     def _share(self, inner: Any) -> None:
         """Show the fitted attributes of the inner regressor, and delete those of an earlier fit."""
@@ -85,6 +61,34 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
             vars(self).pop(name, None)
             if name in vars(inner):
                 setattr(self, name, getattr(inner, name))
+
+
+def opened(estimator: Any, outer: GPModel, run: FitRun, names: Any = None) -> Any:
+    """A copy of an inner estimator with its open settings filled in.
+
+    Where it has no seeds, it receives them; where its device, precision or memory budget is "auto",
+    it receives those of the outer estimator. The same holds for estimators of this package inside a
+    pipeline. Column names in its kernel become numbers, because it is fitted to an array.
+
+    Raises
+    ------
+    ValueError
+        If settings of the inner and the outer estimator contradict each other.
+    """
+    inner = clone(estimator)
+    settings = inner.get_params()
+    for name, value in sorted(settings.items()):
+        if name.rpartition("__")[2] == "random_state" and value is None:
+            inner.set_params(**{name: int(run.random_state.randint(2**31 - 1))})
+    for part in (inner, *settings.values()):
+        if isinstance(part, GPModel):
+            _fill_in(part, outer)
+    part = inner
+    while names is not None and isinstance(part, GPModel):
+        if getattr(part, "kernel", None) is not None:
+            part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
+        part = getattr(part, "estimator", None)
+    return inner
 
 
 def best_way(n: int, held: int) -> int | str:
@@ -131,7 +135,7 @@ def mean_square(errors: np.ndarray, known: np.ndarray | None = None) -> float:
     return max(float(np.average(squares, weights=weights)), np.finfo(float).tiny)
 
 
-def _fill_in(inner: GPPredictionBase, outer: Any) -> None:
+def _fill_in(inner: GPModel, outer: Any) -> None:
     for name in ("memory_budget", "device", "dtype"):
         mine, theirs = getattr(outer, name), getattr(inner, name)
         if theirs == "auto":
@@ -183,7 +187,7 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
     status, because : str
         The status and the reason in the report of the inner fit.
     """
-    if not isinstance(inner, GPPredictionBase):
+    if not isinstance(inner, GPModel):
         if run.budget.limit is not None and has_fit_parameter(inner, "max_seconds"):
             params["max_seconds"] = run.budget.share(share).limit
         with run.stage(type(inner).__name__):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import RidgeCV
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from ..core import SMALL_TABLE
 from ..models.deep import SCGDDKLRegressor
+from ..models.inducing import SVGPClassifier
 from ..models.iterative import IterativeGPRegressor
 from ..models.neighbors import NNGPRegressor
 from ._trees import BoostedTrees, RandomizedTrees
@@ -24,6 +26,8 @@ _FEWEST_FOR_TREES = 200
 _EXACT_ROWS = 1500
 # Above this number of rows, held-out rows choose the size of trees.
 _CHOSEN_TREES = 10_000
+# Steps of logistic regression, and number of randomised trees for classes.
+_LOGISTIC_STEPS, _RANDOM_TREES = 1000, 200
 # Above these numbers of rows, all rows need more time than the other members.
 _MOST_ITERATIVE, _MOST_DEEP = 10_000, 50_000
 
@@ -96,8 +100,28 @@ def default_names(n: int) -> list[str]:
     return [*names, "trained_neighbors"]
 
 
+def class_candidates(members: Any, n: int) -> list[Candidate]:
+    """The classifiers that the parameter `members` stands for; raises as `candidates` does."""
+
+    def logistic(kernel: Any) -> Any:
+        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_LOGISTIC_STEPS))
+
+    def randomized(kernel: Any) -> Any:
+        return ExtraTreesClassifier(_RANDOM_TREES, min_samples_leaf=2)
+
+    every = (
+        Candidate("linear", logistic),
+        Candidate("trees", lambda kernel: HistGradientBoostingClassifier()),
+        Candidate("inducing", lambda kernel: SVGPClassifier()),
+        Candidate("randomized_trees", randomized),
+    )
+    known = {each.name: each for each in every}
+    names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else list(known)
+    return _chosen(members, known, names, "predict_proba")
+
+
 def candidates(members: Any, n: int) -> list[Candidate]:
-    """The candidates that the parameter `members` stands for.
+    """The regressors that the parameter `members` stands for.
 
     Raises
     ------
@@ -105,22 +129,28 @@ def candidates(members: Any, n: int) -> list[Candidate]:
         For an empty list, an unknown name, a name that occurs twice, or an object that is no
         regressor.
     """
-    known = known_candidates(n)
+    return _chosen(members, known_candidates(n), default_names(n), "predict")
+
+
+def _chosen(
+    members: Any, known: dict[str, Candidate], names: list[str], method: str
+) -> list[Candidate]:
+    """The given members, or those with the default names."""
     if isinstance(members, str):
-        return [known[name] for name in default_names(n)]
+        return [known[name] for name in names]
     found: list[Candidate] = []
     for each in members:
         pair = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == 2
         if isinstance(each, str) and each in known:
             found.append(known[each])
         elif pair and isinstance(each[0], str) and hasattr(each[1], "fit"):
-            if not hasattr(each[1], "predict"):
-                raise ValueError(f"members: {each[0]!r} is no regressor, but {each[1]!r}.")
+            if not hasattr(each[1], method):
+                raise ValueError(f"members: {each[0]!r} has no {method}, but is {each[1]!r}.")
             found.append(Candidate(each[0], lambda kernel, own=each[1]: own))
         else:
             raise ValueError(
                 f"members must be 'auto' or a list of names out of {sorted(known)} and of pairs of "
-                f"a name and a regressor, got {each!r}."
+                f"a name and an estimator, got {each!r}."
             )
     names = [each.name for each in found]
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -57,6 +57,11 @@ class Validated:
     seconds: float
     refits: bool
 
+    @property
+    def inner(self) -> Any:
+        """The fitted regressor."""
+        return self.scaled.inner
+
     def fitted_again(self, inner: Any) -> Validated:
         """The same member with a regressor that was fitted to more rows."""
         return replace(self, scaled=replace(self.scaled, inner=inner), refits=False)
@@ -185,7 +190,7 @@ def pool_weights(
     Returns
     -------
     weights : list of ndarray of shape (k,)
-        All candidates, the chosen one first.
+        All candidates that differ, the chosen one first.
     """
     rows = np.stack([negative_log_density(y, *m) for m in zip(means, variances, strict=True)])
     single = int(np.argmin(rows.mean(1)))
@@ -200,7 +205,11 @@ def pool_weights(
     found.sort(key=lambda each: each[0].mean())
     ordered = [weights for _, weights in found]
     ordered.insert(int(clearly_smaller(found[0][0], loss)), best)
-    return ordered
+    distinct: list[np.ndarray] = []
+    for weights in ordered:
+        if not any(np.allclose(weights, known, atol=_LEAST_WEIGHT) for known in distinct):
+            distinct.append(weights)
+    return distinct
 
 
 def clearly_smaller(new: Float[np.ndarray, " m"], old: Float[np.ndarray, " m"]) -> bool:

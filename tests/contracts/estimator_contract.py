@@ -443,7 +443,9 @@ class EstimatorContract(Contract):
     def test_the_defaults_take_few_steps_on_few_rows(self, row):
         X, y, _ = table(n=100, d=5)
         model = type(row.estimator)(random_state=0)
-        assert model.fit(X, row.target(y)).n_iter_ <= 110
+        # Five folds repeat the steps, but not the training of hyperparameters.
+        most = 200 if row.name == "auto-classes" else 110
+        assert model.fit(X, row.target(y)).n_iter_ <= most
 
     def test_one_new_row(self, row):
         model, X_new = shared(row)

@@ -15,6 +15,7 @@ from sklearn.linear_model import Ridge  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from skscalablegp import (  # noqa: E402
+    AutoGPClassifier,
     AutoGPRegressor,
     BSGDDKLRegressor,
     HeteroscedasticRegressor,
@@ -129,6 +130,16 @@ ROWS = [
         multi_output=False,
         no_limit="training is that of the members",
         search={"members": [["linear"], ["exact", "linear"]]},
+        columns="",
+        missing=True,
+        stands_for_its_class=True,
+    ),
+    Row(
+        "auto-classes",
+        AutoGPClassifier(["linear", ("inducing", SVGPClassifier(max_iter=10))]),
+        classifier=True,
+        no_limit="training is that of the members",
+        search={"members": [["linear"], ["randomized_trees"]]},
         columns="",
         missing=True,
         stands_for_its_class=True,

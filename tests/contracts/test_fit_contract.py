@@ -32,6 +32,7 @@ REAL_PATHS = (
     "mean-function",
     "stacked",
     "auto",
+    "auto-classes",
     "qsgp-stochastic",
     "qsgp-rows",
     "qsgp-classifier",

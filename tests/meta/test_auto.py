@@ -235,6 +235,16 @@ class TestAutoGPRegressor:
         test.loc[test.index[0], "many"] = "never seen"
         assert np.isfinite(model.predict(test, return_std=True)).all()
 
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    def test_pure_noise_has_no_noise_model(self, seed):
+        pd = pytest.importorskip("pandas")
+        rng = np.random.default_rng(seed)
+        frame = pd.DataFrame({"a": rng.choice(list("xyz"), 300), "b": rng.random(300)})
+        y = rng.standard_normal(300)
+        model = AutoGPRegressor(random_state=0).fit(frame, y)
+        assert np.std(model.predict(frame)) < 0.3
+        assert_allclose(model.predict_std(frame), y.std(), rtol=0.2)
+
     def test_relevance(self, small):
         model, X, y = small
         found = model.permutation_relevance(X[:80], y[:80], n_repeats=2)

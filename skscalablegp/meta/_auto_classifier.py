@@ -1,0 +1,352 @@
+"""The classifier that chooses, compares and weights models by itself, within a time budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from sklearn.base import MetaEstimatorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from .._compat import fit_context
+from ..core import FitRun, GPClassifierBase
+from ..core.posteriors import Posterior
+from ._auto_base import CUT, AutoBase, Rows, with_kernel
+from ._leaderboard import Leaderboard, LeaderboardRow
+from ._members import Candidate, class_candidates
+from ._pool import clearly_smaller, mixture_weights
+
+# Probabilities below this count as this, so that one row cannot decide a comparison.
+_LEAST = 1e-6
+# Members of a smaller weight are left out, because each one costs predictions.
+_LEAST_WEIGHT = 0.02
+# Weight, in rows, of the temperature one.
+_AT_ONE = 20.0
+# With fewer rows folds keep the hyperparameters of all rows, because training them in each fold
+# would take most of the time.
+_FEW = 200
+# Largest logarithm of a temperature, up or down.
+_WIDEST = 2.5
+
+
+@dataclass(frozen=True, eq=False)
+class ValidatedClasses:
+    """A fitted classifier, and its probabilities of rows that it was not fitted to.
+
+    Attributes
+    ----------
+    name : str
+    fresh : classifier
+        The classifier before the fit.
+    inner : classifier
+        The fitted classifier.
+    probabilities : ndarray of shape (m, c)
+        Those of the held-out rows, in the order of the outer classifier's classes.
+    seconds : float
+        Wall time of the fit.
+    refits : bool
+        Whether a fit on more rows may replace it.
+    """
+
+    name: str
+    fresh: Any
+    inner: Any
+    probabilities: Float[np.ndarray, "m c"]
+    seconds: float
+    refits: bool
+
+    def fitted_again(self, inner: Any) -> ValidatedClasses:
+        """The same member with a classifier that was fitted to more rows."""
+        return replace(self, inner=inner, refits=False)
+
+
+class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
+    """Calibrated probabilities without settings: members are compared on rows they have not seen.
+
+    Logistic regression, trees and a Gaussian process on inducing points are fitted one after the
+    other, the cheapest first, without a part of the rows. After each one, weights are computed from
+    the probabilities of these held-out rows; a single member keeps all the weight unless a mixture
+    is clearly better. A temperature, which held-out rows determine, makes the probabilities more or
+    less even. What is left of the time refits the members that have weight on all rows. Whenever
+    the time ends, the model that predicts has been judged by rows that it had not seen.
+
+    Tables may have numbers, categories, booleans, dates and missing values.
+
+    Parameters
+    ----------
+    members : list or "auto", default="auto"
+        Names of members, and pairs of a name and a regressor, in the order of their fits. Here
+        these are classifiers with ``predict_proba``; the names are "linear" (logistic regression),
+        "trees" (boosted), "randomized_trees" and "inducing" (`SVGPClassifier`). "auto" compares
+        those that suit the number of rows.
+    validation_fraction : float, default=0.2
+        Fraction of the rows that is held out. At most 10,000 rows are held out; up to 2,000 rows
+        five folds replace them.
+    random_state : int, RandomState instance or None, default=None
+        Seed for all random choices of a fit; None uses a new seed each time. It also seeds the
+        classifiers if they have no seed of their own.
+    memory_budget : float or "auto", default="auto"
+        Memory that matrices may take, in bytes; "auto" uses what the machine has free. A member
+        that needs more is dropped.
+    device : str, default="auto"
+        Device on which the fit runs; "auto" uses CUDA where it is available.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Precision of the matrix products in training. "auto" leaves it to each member.
+    callbacks : callable, list of callable or None, default=None
+        Functions called after each step or score with a `TrainingStep`; training ends when one
+        returns a true value. The steps are those of the classifiers of this package.
+    max_seconds : float or None, default=None
+        Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
+        None fits all members, and repeats identically. Sixty seconds suit most tables.
+    verbose : int, default=0
+        Whether to show a progress bar.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (c,)
+        The labels.
+    leaderboard_ : Leaderboard
+        The members with their log loss on held-out rows as NLL, their weights, seconds and, where
+        they were dropped, the reason; it prints as a table.
+    explain_ : str
+        What predicts, and how it was chosen.
+    members_ : list of str
+        Names of the members that predict.
+    estimators_ : list of classifier
+        These members, fitted.
+    weights_ : ndarray of shape (k,)
+        Their weights.
+    temperature_ : float
+        The logarithms of the probabilities are divided by it.
+    held_out_ : ndarray of shape (m,)
+        Numbers of the held-out rows; all rows where folds are used.
+    held_out_proba_ : ndarray of shape (m, c)
+        Probabilities of these rows by the weighted members that had not seen them, before the
+        temperature.
+    encoding_ : list of str
+        How the columns that are no plain numbers were encoded.
+    n_iter_ : int
+        Training steps of all fits.
+    n_samples_seen_ : int
+        Rows of the fit.
+    history_ : dict of lists
+        stage, iteration, theta, objective and its name, residual, epochs and seconds of each step
+        of the fits below.
+    fit_report_ : FitReport
+        How the fit ended, and seconds by stage.
+    device_, dtype_ : str
+        Device of the fit, and precision of the predictions.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : ndarray of shape (d,)
+        Names of the columns, if X had any.
+
+    See Also
+    --------
+    SVGPClassifier : The Gaussian process among the members.
+
+    Notes
+    -----
+    The cost is O(n log n) in the number n of rows. Probabilities of a mixture are the weighted
+    averages of the members' probabilities. Below 200 rows the folds of a Gaussian process share the
+    hyperparameters that all rows have determined.
+
+    References
+    ----------
+    C. Guo, G. Pleiss, Y. Sun, K. Weinberger (2017), On calibration of modern neural networks
+    (temperatures).
+    D. H. Wolpert (1992), Stacked generalization.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skscalablegp import AutoGPClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, size=(150, 2))
+    >>> y = np.where(X[:, 0] + 0.2 * rng.standard_normal(150) > 0, "right", "left")
+    >>> gp = AutoGPClassifier(random_state=0).fit(X, y)
+    >>> gp.predict([[-0.9, 0.0], [0.9, 0.0]]).tolist()
+    ['left', 'right']
+    """
+
+    def __init__(  # noqa: PLR0913 (one for each setting)
+        self,
+        members: Any = "auto",
+        *,
+        validation_fraction: Any = 0.2,
+        random_state: Any = None,
+        memory_budget: Any = "auto",
+        device: Any = "auto",
+        dtype: Any = "auto",
+        callbacks: Any = None,
+        max_seconds: Any = None,
+        verbose: Any = 0,
+    ):
+        self._set(locals())
+
+    # ------------------------------------------------------------------ fit
+
+    @fit_context(prefer_skip_nested_validation=False)
+    def fit(self, X: Any, y: Any) -> AutoGPClassifier:
+        """Compare the members, weight them, choose the temperature, and refit them on all rows.
+
+        Parameters
+        ----------
+        X : array-like or data frame of shape (n, d)
+            Training rows: numbers, categories, booleans, dates and missing values.
+        y : array-like of shape (n,)
+            Labels of two or more classes.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For input or settings the model cannot honour, such as a single class.
+        MemoryError
+            When the work would not fit, before it starts.
+        """
+        with FitRun(self) as run:
+            X, y = self._read_mixed(X, y, run)
+            y = self._numbered(y)
+            run.begin(X, y)
+            tried = class_candidates(self.members, len(X))
+            if isinstance(self.members, str):
+                run.chose("members", [each.name for each in tried], f"{len(X):,} rows")
+            self._members, self._notes = [], {}
+            rows = self._divided(X, y, None, run, classes=True)
+            cut = self._compare(tried, rows, run)
+            self._choose_temperature(rows)
+            refitted = [] if run.stopped else self._refit(rows, run)
+            self._conclude(rows, refitted, cut, run)
+        return self
+
+    def _judged(
+        self, candidate: Candidate, fresh: Any, rows: Rows, part: float, run: FitRun
+    ) -> tuple[ValidatedClasses, str]:
+        found = np.empty((len(rows.held), len(self.classes_)))
+        with run.stage(candidate.name):
+            if rows.cross_fitted:
+                parts = part / (1 + len(rows.folds))
+                inner, status = self._fitted(fresh, rows, np.arange(len(rows.y)), parts, run)
+                again = with_kernel(fresh, inner) if len(rows.y) < _FEW else fresh
+                for fitted, new in rows.folds:
+                    below, _ = self._fitted(again, rows, fitted, parts, run)
+                    found[new] = self._completed(below, rows.X[new])
+            else:
+                inner, status = self._fitted(fresh, rows, rows.folds[0][0], part, run)
+                found = self._completed(inner, rows.X[rows.held])
+        if not np.isfinite(found).all():
+            raise ArithmeticError("its probabilities of held-out rows are not finite")
+        refits = not rows.cross_fitted
+        return ValidatedClasses(candidate.name, fresh, inner, found, 0.0, refits), status
+
+    def _completed(self, inner: Any, X: np.ndarray) -> np.ndarray:
+        """Probabilities (m, c) of all classes, of which the rows of a fit may have lacked some."""
+        known = np.zeros((len(X), len(self.classes_)))
+        known[:, inner.classes_] = inner.predict_proba(X)
+        return known
+
+    def _weigh(self, rows: Rows) -> None:
+        """Weights of the members so far; the model predicts by them."""
+        scored = rows.scored
+        loss = np.stack([_losses(m.probabilities, rows, scored) for m in self._members])
+        single = int(np.argmin(loss.mean(1)))
+        weights = np.eye(len(loss))[single]
+        if len(loss) > 1:
+            mixture = mixture_weights(-loss)
+            mixture = np.where(mixture < _LEAST_WEIGHT, 0.0, mixture)
+            mixture = mixture / mixture.sum()
+            pooled = np.tensordot(mixture, [m.probabilities for m in self._members], 1)
+            if clearly_smaller(_losses(pooled, rows, scored), loss[single]):
+                weights = mixture
+        self._weights, self.temperature_ = weights, 1.0
+        self._pool_again(rows)
+
+    def _pool_again(self, rows: Rows) -> None:
+        chosen = [(w, m) for w, m in zip(self._weights, self._members, strict=True) if w > 0]
+        self.members_ = [m.name for _, m in chosen]
+        self.estimators_ = [m.inner for _, m in chosen]
+        self.weights_ = np.array([w for w, _ in chosen])
+        self.held_out_ = rows.held
+        self.held_out_proba_ = sum(w * m.probabilities for w, m in chosen)
+
+    def _previewed(self, model: Any, below: Any) -> None:
+        if not self._members:
+            model.members_, model.estimators_, model.weights_ = [""], [below], np.ones(1)
+            model.temperature_ = 1.0
+
+    def _choose_temperature(self, rows: Rows) -> None:
+        """The temperature with the smallest log loss of held-out rows, and of some rows at one."""
+        logs = np.log(np.maximum(self.held_out_proba_[rows.scored], _LEAST))
+        y = rows.y[rows.held[rows.scored]]
+
+        def loss(log: float) -> float:
+            found = log_softmax(np.exp(-log) * logs, axis=1)
+            return _AT_ONE * 0.5 * log**2 - found[np.arange(len(y)), y].sum()
+
+        found = minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x
+        self.temperature_ = float(np.exp(found))
+
+    def _conclude(self, rows: Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
+        """The leaderboard, the explanation and the report."""
+        weights = dict(zip(self.members_, self.weights_.tolist(), strict=True))
+        losses = {
+            m.name: float(_losses(m.probabilities, rows, rows.scored).mean()) for m in self._members
+        }
+        self.leaderboard_ = Leaderboard(
+            [
+                LeaderboardRow(
+                    name, losses.get(name, np.nan), np.nan, weights.get(name, 0.0), took, note
+                )
+                for name, (took, note) in self._notes.items()
+            ]
+        )
+        shown = ", ".join(f"{weight:.2g} {name}" for name, weight in weights.items())
+        how = "folds" if rows.cross_fitted else "held-out rows"
+        said = [
+            f"{shown} predict, weighted by the log loss of {int(rows.scored.sum()):,} of "
+            f"{len(rows.y):,} rows ({how}), with temperature {self.temperature_:.2g}"
+        ]
+        if refitted:
+            said.append(f"{', '.join(refitted)} was fitted again to all rows")
+        if cut:
+            said.append(f"the time budget has cut or left out {', '.join(cut)}")
+        self.explain_ = "; ".join([*said, *self.encoding_]) + "."
+        run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
+        # Linear models and trees are among the members: there is no need to compare with them.
+        status, because = "completed", "all members were compared"
+        if cut and run.budget.limit is not None:
+            status = CUT[0]
+            because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
+        del self._members, self._notes, self._weights
+        run.ended(status, n_iter=len(run.monitor.steps), because=because)
+
+    # ------------------------------------------------------------------ predictions
+
+    def _probabilities(self, X: np.ndarray) -> np.ndarray:
+        pooled = sum(
+            weight * self._completed(inner, X)
+            for weight, inner in zip(self.weights_, self.estimators_, strict=True)
+        )
+        return softmax(np.log(np.maximum(pooled, _LEAST)) / self.temperature_, axis=1)
+
+    def _build_posterior(self) -> Posterior:
+        raise TypeError("An average of classifiers has no posterior of its own: see estimators_.")
+
+    def _by_blocks(self, X: Any, answer: Any) -> np.ndarray:
+        check_is_fitted(self, "n_iter_")
+        return answer(self._encoded(X))
+
+
+def _losses(found: np.ndarray, rows: Rows, scored: np.ndarray) -> np.ndarray:
+    """Minus the log probability of each scored row's class."""
+    y = rows.y[rows.held[scored]]
+    return -np.log(np.maximum(found[scored][np.arange(len(y)), y], _LEAST))

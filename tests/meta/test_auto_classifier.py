@@ -1,0 +1,120 @@
+"""AutoGPClassifier: calibrated probabilities, weights and temperature from unseen rows."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+
+from skscalablegp import AutoGPClassifier
+
+
+def table(n=300, classes=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, size=(n, 2))
+    score = X[:, 0] + np.sin(2 * X[:, 1]) + 0.4 * rng.standard_normal(n)
+    return X, np.digitize(score, np.linspace(-1, 1, classes + 1)[1:-1])
+
+
+class Overconfident(ClassifierMixin, BaseEstimator):
+    """Logistic regression whose log odds are multiplied by a factor."""
+
+    def __init__(self, factor=8.0):
+        self.factor = factor
+
+    def fit(self, X, y):
+        self.line_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.line_.classes_
+        return self
+
+    def predict_proba(self, X):
+        odds = np.exp(-self.factor * self.line_.decision_function(X))
+        return np.column_stack([odds, np.ones(len(X))]) / (1 + odds)[:, None]
+
+    def predict(self, X):
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+
+class Broken(Overconfident):
+    def predict_proba(self, X):
+        return np.full((len(X), 2), np.nan)
+
+
+@pytest.fixture(scope="module")
+def small():
+    X, y = table()
+    return AutoGPClassifier(["linear", "trees", "inducing"], random_state=0).fit(X, y), X, y
+
+
+def test_it_predicts_well(small):
+    model, _, _ = small
+    X, y = table(1000, seed=1)
+    linear = LogisticRegression().fit(*table())
+    assert log_loss(y, model.predict_proba(X)) < log_loss(y, linear.predict_proba(X))
+    assert_allclose(model.predict_proba(X).sum(1), 1)
+
+
+def test_refits_repeat(small):
+    model, X, y = small
+    again = clone(model).fit(X, y)
+    assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+def test_the_temperature_calms_overconfident_members():
+    X, y = table(1500)
+    members = [("bold", Overconfident())]
+    model = AutoGPClassifier(members, random_state=0).fit(X, y)
+    assert 4 < model.temperature_ < 12
+    raw = log_loss(y, model.held_out_proba_)
+    logs = np.log(np.maximum(model.held_out_proba_, 1e-6)) / model.temperature_
+    calm = np.exp(logs) / np.exp(logs).sum(1, keepdims=True)
+    assert log_loss(y, calm) < 0.7 * raw
+
+
+def test_held_out_probabilities_are_of_unseen_rows():
+    X, y = table(2600)
+    model = AutoGPClassifier([("line", LogisticRegression())], random_state=0).fit(X, y)
+    held = model.held_out_
+    rest = np.setdiff1d(np.arange(len(X)), held)
+    line = LogisticRegression().fit(X[rest], y[rest])
+    assert_allclose(model.held_out_proba_, line.predict_proba(X[held]), rtol=1e-6)
+    assert_allclose(model.leaderboard_["line"].nll, log_loss(y[held], line.predict_proba(X[held])))
+    # All rows have been fitted at the end.
+    whole = LogisticRegression().fit(X, y)
+    assert_allclose(model.estimators_[0].coef_, whole.coef_, rtol=1e-6)
+
+
+def test_several_classes_and_labels():
+    X, y = table(400, classes=3)
+    labels = np.array(["low", "middle", "high"])[y]
+    model = AutoGPClassifier(["linear", "randomized_trees"], random_state=0).fit(X, labels)
+    assert list(model.classes_) == ["high", "low", "middle"]
+    assert model.score(X, labels) > 0.7
+    assert model.predict_proba(X).shape == (400, 3)
+
+
+def test_a_class_of_one_row():
+    X, y = table(120)
+    y = y + 0
+    y[0] = 2
+    model = AutoGPClassifier(["linear"], random_state=0).fit(X, y)
+    assert model.predict_proba(X).shape == (120, 3)
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+def test_a_bad_member_is_dropped():
+    X, y = table(100)
+    model = AutoGPClassifier(["linear", ("broken", Broken())], random_state=0).fit(X, y)
+    assert model.members_ == ["linear"]
+    assert "not finite" in model.leaderboard_["broken"].note
+
+
+def test_wrong_members_and_classes():
+    X, y = table(60)
+    with pytest.raises(ValueError, match="predict_proba"):
+        from sklearn.linear_model import Ridge
+
+        AutoGPClassifier([("ridge", Ridge())]).fit(X, y)
+    with pytest.raises(ValueError, match="one class"):
+        AutoGPClassifier().fit(X, np.zeros(60))
