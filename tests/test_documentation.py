@@ -120,7 +120,7 @@ def test_front_pages_show_the_code_of_their_picture():
     """In the order of the example that draws it, with the same seed."""
     drawn = (ROOT / "examples" / "plot_intervals.py").read_text("utf-8").splitlines()
     for page in ("README.rst", "doc/index.rst"):
-        ((_, code, _),) = code_blocks(ROOT / page)
+        (_, code, _), *_ = code_blocks(ROOT / page)
         rest = iter(drawn)
         missing = [line for line in code.splitlines() if line and line not in rest]
         assert not missing, page
