@@ -370,8 +370,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self.leaderboard_ = Leaderboard(board)
         self.explain_ = self._explained(rows, refitted, cut)
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        # Linear models and trees are among the members: there is no need to compare with them.
-        status, because = "completed", "all members were compared"
+        status, because = "completed", ""
         if cut and run.budget.limit is not None:
             status = "max_seconds"
             because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"

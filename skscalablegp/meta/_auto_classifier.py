@@ -321,8 +321,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             said.append(f"the time budget has cut or left out {', '.join(cut)}")
         self.explain_ = "; ".join([*said, *self.encoding_]) + "."
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        # Linear models and trees are among the members: there is no need to compare with them.
-        status, because = "completed", "all members were compared"
+        status, because = "completed", ""
         if cut and run.budget.limit is not None:
             status = CUT[0]
             because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"

@@ -9,7 +9,7 @@ from contracts.test_contract import ROWS
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from skscalablegp import IterativeGPRegressor, PoERegressor, SVGPRegressor
+from skscalablegp import IterativeGPRegressor, PoERegressor, SVGPClassifier, SVGPRegressor
 
 # Under this kernel all rows are far apart, so that the covariance matrix is diagonal.
 BLIND = ConstantKernel() * Matern(0.01, "fixed", nu=1.5)
@@ -23,6 +23,9 @@ def blind(row):
         kernel = BLIND if row.classifier or "min_noise" in settings else BLIND + WhiteKernel()
         return row.new(kernel=kernel)
     noisy = BLIND + WhiteKernel()
+    if "members" in settings:
+        few = SVGPClassifier(BLIND) if row.classifier else PoERegressor(noisy)
+        return row.new(members=[("one", few)])
     if "estimators" in settings:
         few = SVGPRegressor(noisy, n_inducing=20, max_iter=5)
         return row.new(estimators=[("one", PoERegressor(noisy)), ("other", few)])
