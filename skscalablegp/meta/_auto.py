@@ -212,11 +212,10 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             tried = candidates(self.members, len(X))
             if isinstance(self.members, str):
                 run.chose("members", [each.name for each in tried], f"{len(X):,} rows")
-            self._members: list[Validated] = []
-            self._notes: dict[str, tuple[float, str]] = {}
             if len(X) < _FEWEST or not np.ptp(y) > 0:
                 self._alone(X, y, known, run)
                 return self
+            self._members, self._notes = [], {}
             rows = self._divided(X, y, known, run)
             cut = self._compare(tried, rows, run)
             if not run.stopped:
@@ -279,7 +278,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             raise ArithmeticError("its predictions of held-out rows are not finite")
         scaled, variance = calibrated(Scaled(inner), y, mean, own, rows.scored, known)
         refits = not rows.cross_fitted and candidate.rows is None
-        return Validated(candidate.name, fresh, scaled, mean, variance, 0.0, refits), status
+        return Validated(candidate.name, fresh, scaled, mean, variance, refits), status
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
@@ -370,12 +369,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         self.leaderboard_ = Leaderboard(board)
         self.explain_ = self._explained(rows, refitted, cut)
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        status, because = "completed", ""
-        if cut and run.budget.limit is not None:
-            status = "max_seconds"
-            because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
-        del self._members, self._notes, self._weights, self._weightings
-        run.ended(status, n_iter=len(run.monitor.steps), because=because)
+        self._end(cut, run)
 
     def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
         pairs = zip(self.weights_, self.members_, strict=True)

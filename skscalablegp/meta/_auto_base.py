@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -184,22 +184,21 @@ class AutoBase:
                 with run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end:
                     member, ended = self._judged(candidate, fresh, rows, part, run)
             except _FAILURES as error:
-                took = run.budget.seconds - begun
                 failure = failure or error
+                took = run.budget.seconds - begun
                 self._notes[candidate.name] = took, f"dropped: {first_line(error)}"
                 continue
+            took = run.budget.seconds - begun
             if end.reason is not None:
-                took = run.budget.seconds - begun
                 self._notes[candidate.name] = took, "dropped: it was cut before its predictions"
                 cut.append(candidate.name)
                 continue
-            took = run.budget.seconds - begun
             note = "cut short" if ended in CUT else ""
             cut += [candidate.name] if note else []
             self._notes[candidate.name] = took, note
             if candidate.name == "exact":
                 kernel = getattr(_last(member.inner), "kernel_", None)
-            self._members.append(replace(member, seconds=took))
+            self._members.append(member)
             self._weigh(rows)
         if not self._members:
             raise failure or TimeoutError("no member was fitted")
@@ -254,6 +253,16 @@ class AutoBase:
             refitted.append(member.name)
             self._pool_again(rows)
         return refitted
+
+    def _end(self: Any, cut: list[str], run: FitRun) -> None:
+        """Report how the fit ended, and forget what only the fit needs."""
+        status, because = "completed", ""
+        if cut and run.budget.limit is not None:
+            status = "max_seconds"
+            because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
+        for name in ("_members", "_notes", "_weights", "_weightings"):
+            vars(self).pop(name, None)
+        run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
 
 def _is_numeric(X: Any) -> bool:

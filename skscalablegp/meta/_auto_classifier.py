@@ -15,15 +15,13 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
 from ..core.posteriors import Posterior
-from ._auto_base import CUT, AutoBase, Rows, with_kernel
+from ._auto_base import AutoBase, Rows, with_kernel
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, class_candidates
-from ._pool import clearly_smaller, mixture_weights
+from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
 
 # Probabilities below this count as this, so that one row cannot decide a comparison.
 _LEAST = 1e-6
-# Members of a smaller weight are left out, because each one costs predictions.
-_LEAST_WEIGHT = 0.02
 # Weight, in rows, of the temperature one.
 _AT_ONE = 20.0
 # With fewer rows folds keep the hyperparameters of all rows, because training them in each fold
@@ -46,8 +44,6 @@ class ValidatedClasses:
         The fitted classifier.
     probabilities : ndarray of shape (m, c)
         Those of the held-out rows, in the order of the outer classifier's classes.
-    seconds : float
-        Wall time of the fit.
     refits : bool
         Whether a fit on more rows may replace it.
     """
@@ -56,7 +52,6 @@ class ValidatedClasses:
     fresh: Any
     inner: Any
     probabilities: Float[np.ndarray, "m c"]
-    seconds: float
     refits: bool
 
     def fitted_again(self, inner: Any) -> ValidatedClasses:
@@ -246,7 +241,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         if not np.isfinite(found).all():
             raise ArithmeticError("its probabilities of held-out rows are not finite")
         refits = not rows.cross_fitted
-        return ValidatedClasses(candidate.name, fresh, inner, found, 0.0, refits), status
+        return ValidatedClasses(candidate.name, fresh, inner, found, refits), status
 
     def _completed(self, inner: Any, X: np.ndarray) -> np.ndarray:
         """Probabilities (m, c) of all classes, of which the rows of a fit may have lacked some."""
@@ -262,7 +257,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         weights = np.eye(len(loss))[single]
         if len(loss) > 1:
             mixture = mixture_weights(-loss)
-            mixture = np.where(mixture < _LEAST_WEIGHT, 0.0, mixture)
+            mixture = np.where(mixture < LEAST_WEIGHT, 0.0, mixture)
             mixture = mixture / mixture.sum()
             pooled = np.tensordot(mixture, [m.probabilities for m in self._members], 1)
             if clearly_smaller(_losses(pooled, rows, scored), loss[single]):
@@ -321,12 +316,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             said.append(f"the time budget has cut or left out {', '.join(cut)}")
         self.explain_ = "; ".join([*said, *self.encoding_]) + "."
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
-        status, because = "completed", ""
-        if cut and run.budget.limit is not None:
-            status = CUT[0]
-            because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
-        del self._members, self._notes, self._weights
-        run.ended(status, n_iter=len(run.monitor.steps), because=because)
+        self._end(cut, run)
 
     # ------------------------------------------------------------------ predictions
 

@@ -19,7 +19,7 @@ from ._stacked import stacking_weights
 # would say little about their size.
 _OWN_STD = 10.0
 # Members of a smaller weight are left out, because each one costs predictions.
-_LEAST_WEIGHT = 0.02
+LEAST_WEIGHT = 0.02
 # Steps of expectation maximisation, and the change of the weights at which it ends.
 _STEPS, _CHANGE = 500, 1e-6
 # With fewer rows that occur once, all held-out rows are scored.
@@ -43,8 +43,6 @@ class Validated:
         The fitted regressor with calibrated standard deviations.
     mean, variance : ndarray of shape (m,)
         Its predictions of the held-out rows, calibrated and with their noise, in units of y.
-    seconds : float
-        Wall time of the fit.
     refits : bool
         Whether a fit on more rows may replace it.
     """
@@ -54,7 +52,6 @@ class Validated:
     scaled: Scaled
     mean: Float[np.ndarray, " m"]
     variance: Float[np.ndarray, " m"]
-    seconds: float
     refits: bool
 
     @property
@@ -199,7 +196,7 @@ def pool_weights(
         return [best]
     found = []
     for weights in (mixture_weights(-rows), stacking_weights(y - means, np.ones(len(y)))):
-        weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
+        weights = np.where(weights < LEAST_WEIGHT, 0.0, weights)
         weights = weights / weights.sum()
         found.append((negative_log_density(y, *mixed(weights, means, variances)), weights))
     found.sort(key=lambda each: each[0].mean())
@@ -207,7 +204,7 @@ def pool_weights(
     ordered.insert(int(clearly_smaller(found[0][0], loss)), best)
     distinct: list[np.ndarray] = []
     for weights in ordered:
-        if not any(np.allclose(weights, known, atol=_LEAST_WEIGHT) for known in distinct):
+        if not any(np.allclose(weights, known, atol=LEAST_WEIGHT) for known in distinct):
             distinct.append(weights)
     return distinct
 
