@@ -5,8 +5,8 @@
     python benchmarks/suite.py --list
     python benchmarks/suite.py                                    # the half for choices
     python benchmarks/suite.py --tables drawn-sparse32 --estimators AutoGPRegressor --busy 3
-    python benchmarks/suite.py --report                           # Markdown
-    python benchmarks/suite.py --part kept                        # once, at the end
+    python benchmarks/suite.py --report --figure ranks.png        # Markdown, and a picture
+    python benchmarks/suite.py --part kept --clock cpu            # once, at the end
 
 Protocol. `suite_tables.PART` assigns every table, before anything was measured on it. Defaults,
 members, rules and thresholds may be chosen by tables of the part "choice" only. Of the six larger
@@ -20,10 +20,12 @@ last line counts), a cell that fails, is cut or outgrows --max-gigabytes is a li
 so is one whose package is not installed, which is asked for again. The three parts to judge by
 have a tenth of the rows each, at most 10,000, and do not overlap.
 
-Budgets (--max-seconds, of wall time) are those of this package's estimators, of scikit-learn's
-Gaussian process and of GPyTorch. Other rivals end by themselves, with early stopping on a tenth of
-the rows as their users have it; their lines have no budget and count at each. --busy starts other
-processes that keep processors busy while a cell runs.
+Budgets (--max-seconds) are those of this package's estimators, of scikit-learn's Gaussian process
+and of GPyTorch. Other rivals end by themselves, with early stopping on a tenth of the rows as their
+users have it; their lines have no budget and count at each. --clock cpu counts processor seconds of
+the cell in place of wall seconds, which a busy machine does not falsify; lines of the two clocks
+stand side by side in a file. --busy starts other processes that keep processors busy while a cell
+runs.
 
 Regression: nll (of the normal density with the predicted moments), crps, coverage95 and rmse, in
 units of the training targets' standard deviation. CRPS and coverage of rivals with quantiles are
@@ -31,22 +33,20 @@ those of the quantiles; coverage of this package's estimators is that of ``predi
 Classification: log_loss, brier, ece (expected calibration error: confidence of the first class in
 15 bins) and accuracy. Besides, wall and processor seconds of fit and prediction.
 
-The report has, at each budget, mean ranks with standard errors over the tables that all estimators
-have, where the mean over splits ranks and a failure is last; the share of tables below CatBoost and
-the largest excess over it, and over the best of this package's single estimators on each table;
-and the range of coverage.
+The report (--report; --each adds the scores of each table; --figure FILE draws the ranks) is the
+business of suite_report.py.
 """
 
 import argparse
 import copy
 import json
-import math
 import os
 import platform
 import resource
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,7 +55,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import compare  # noqa: E402
+import suite_report  # noqa: E402
 from starts import read, write  # noqa: E402
+from suite_report import CALIBRATION, SCORES  # noqa: E402
 from suite_tables import SPLITS, TABLES, load  # noqa: E402
 
 # This package's, which have budgets; the first of each encodes its columns itself.
@@ -82,10 +84,7 @@ RIVAL_CLASSES = [
     "LogisticRegression",
 ]
 REGRESSORS, CLASSIFIERS = OWN + LIMITED + RIVALS, OWN_CLASSES + RIVAL_CLASSES
-KEY = ("estimator", "dataset", "split", "seed", "max_seconds", "threads", "busy")
-SCORES = {False: ("nll", "crps"), True: ("log_loss", "brier")}
-CATBOOST = {False: "CatBoostUncertainty", True: "CatBoostClassifier"}
-CALIBRATION = {False: "coverage95", True: "ece"}
+KEY = ("estimator", "dataset", "split", "seed", "max_seconds", "threads", "busy", "clock")
 
 own_make = compare.make
 compare.SCRIPT, compare.MODULE, compare.KEY = __file__, "suite_rivals", KEY
@@ -102,8 +101,13 @@ def main(argv=None):
     tables = [t for t in TABLES.values() if t.name in (args.tables or asked_for(args.part))]
     if args.list:
         print("\n".join(map(described, tables)))
-    elif args.report:
-        print(report(read(args.out), tables, args))
+    elif args.report or args.figure:
+        budgets, members = args.max_seconds, OWN[1:] + OWN_CLASSES[1:]
+        lines = alike(read(args.out), tables, args)
+        if args.report:
+            print(suite_report.report(lines, budgets, args.clock, members, args.each))
+        if args.figure:
+            suite_report.draw(lines, budgets, args.clock, args.figure)
     else:
         measure(tables, args)
 
@@ -119,19 +123,21 @@ def parse_args(argv):
     parser.add_argument("--max-seconds", nargs="+", type=float, default=[10.0, 60.0])
     parser.add_argument("--cut-seconds", type=float, help="of a cell; default: see cut_of")
     parser.add_argument("--max-gigabytes", type=float, default=8.0, help="of a cell's own data")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of budgets")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="other busy processes")
     parser.add_argument("--seed", type=int, default=0, help="random_state")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="measure what is there, too")
     parser.add_argument("--list", action="store_true", help="only print the tables")
     parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--each", action="store_true", help="report the scores of each table, too")
+    parser.add_argument("--figure", metavar="FILE", help="draw the mean ranks; measures nothing")
     parser.add_argument("--machine", default=f"{os.cpu_count()}-core {platform.machine()} CPU")
     parser.add_argument("--out", default=str(compare.HERE / "results" / "suite.jsonl"))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     # A list has no results: it shows both halves.
     args.part = args.part or ("all" if args.list else "choice")
-    args.clock = "wall"
     return args
 
 
@@ -167,6 +173,7 @@ def cells(tables, args):
                         max_seconds=seconds,
                         threads=args.threads,
                         busy=args.busy,
+                        clock=args.clock,
                     )
 
 
@@ -180,7 +187,7 @@ def measure(tables, args):
         table = TABLES[cell["dataset"]]
         facts = dict(part=table.part, classes=table.classes, max_gigabytes=args.max_gigabytes)
         with load_beside(args.busy):
-            line = compare.measure(cell | facts | dict(n_train_asked=0, clock="wall"), own)
+            line = compare.measure(cell | facts | dict(n_train_asked=0), own)
         line["command"] = command(cell)
         write(args.out, line)
         print(said(line), flush=True)
@@ -211,6 +218,7 @@ def command(cell):
         if cell[option] is not None:
             name = "--splits" if option == "split" else f"--{option.replace('_', '-')}"
             words += [name, f"{cell[option]:g}"]
+    words += ["--clock", cell["clock"]]
     return shlex.join(words)
 
 
@@ -233,7 +241,17 @@ def run_cell(cell):
     limit = int(cell["max_gigabytes"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     uci.load, compare.make, compare.score = load, make, score
-    compare.run_cell(cell)
+    with budgets_of(cell["clock"]):
+        compare.run_cell(cell)
+
+
+@contextmanager
+def budgets_of(kind):
+    """The package's budgets count seconds of the wall, or those of this process's processors."""
+    from skscalablegp._clock import clock
+
+    with clock(time.process_time if kind == "cpu" else time.perf_counter):
+        yield
 
 
 def make(cell, budget):
@@ -249,7 +267,8 @@ def make(cell, budget):
         return own_make(cell, budget)
     if not hasattr(skscalablegp, name):
         raise ModuleNotFoundError(f"this version of the package has no {name}")
-    model = own_make(cell, budget)
+    # Its own budget counts on either clock: budgets_of.
+    model = own_make(cell | {"clock": "wall"}, budget)
     return AsItIs(model) if name in (OWN[0], OWN_CLASSES[0]) else Encoded(model)
 
 
@@ -289,111 +308,20 @@ def class_scores(y, proba, classes, bins=15):
 # ------------------------------------------------------------------ the report
 
 
-def report(lines, tables, args):
-    """Markdown tables: regression, then classification, at each budget."""
+def alike(lines, tables, args):
+    """The last line of each cell that was measured as asked, and is not for want of a package."""
     asked = {table.name for table in tables}
+    ways = {name: getattr(args, name) for name in ("busy", "seed", "threads", "clock")}
     last = {
         tuple(line[name] for name in KEY): line
         for line in lines
         if line["dataset"] in asked
         and line["split"] in args.splits
-        and (line["busy"], line["seed"], line["threads"]) == (args.busy, args.seed, args.threads)
+        and all(line[name] == value for name, value in ways.items())
         and line["estimator"] in (args.estimators or [line["estimator"]])
         and line["status"] != "not installed"
     }
-    found = []
-    for classes in (False, True):
-        for seconds in args.max_seconds:
-            chosen = [
-                line
-                for line in last.values()
-                if line["classes"] == classes and line["max_seconds"] in (seconds, None)
-            ]
-            if chosen:
-                kind = "Classification" if classes else "Regression"
-                found += [f"### {kind}, {seconds:g} s", "", *ranking(chosen, classes), ""]
-    return "\n".join(found) or "There are no lines."
-
-
-def ranking(lines, classes):
-    """One row for each estimator, best mean rank first."""
-    from scipy.stats import rankdata
-
-    first, second = SCORES[classes]
-    estimators = sorted({line["estimator"] for line in lines})
-    cells = {}
-    for line in lines:
-        cells.setdefault((line["dataset"], line["estimator"]), []).append(line)
-    names = sorted({line["dataset"] for line in lines})
-    tables = [t for t in names if all((t, e) in cells for e in estimators)]
-    said = f"{len(tables)} of {len(names)} tables have all {len(estimators)} estimators"
-    if left := [t for t in names if t not in tables]:
-        said += f"; without: {', '.join(left)}"
-    if not tables:
-        return [said + "."]
-    scores = {
-        name: np.array([[mean_of(cells[t, e], name) for e in estimators] for t in tables])
-        for name in (first, second)
-    }
-    ranks = {name: rankdata(values, axis=1) for name, values in scores.items()}
-    known = [CALIBRATION[classes], "fit_seconds", "fit_cpu_seconds"]
-    header = ["estimator", f"rank, {first}", f"rank, {second}", "below CatBoost"]
-    header += [
-        "largest excess",
-        "over best member",
-        CALIBRATION[classes],
-        "wall s",
-        "processor s",
-        "failed",
-    ]
-    rows = []
-    for e in np.argsort(ranks[first].mean(axis=0), kind="stable"):
-        mine = [line for t in tables for line in cells[t, estimators[e]]]
-        values = [[line[k] for line in mine if line.get(k) is not None] for k in known]
-        span = f"{min(values[0]):.3f} to {max(values[0]):.3f}" if values[0] else ""
-        rows.append(
-            [
-                estimators[e],
-                *(with_error(ranks[name][:, e]) for name in (first, second)),
-                *against(scores[first], estimators, e, CATBOOST[classes]),
-                over_members(scores[first], estimators, e),
-                span,
-                *(f"{np.mean(v):.1f}" if v else "" for v in values[1:]),
-                str(sum(line["status"] != "ok" for line in mine)),
-            ]
-        )
-    table = [header, ["---"] * len(header), *rows]
-    return [said + ".", "", *("| " + " | ".join(row) + " |" for row in table)]
-
-
-def mean_of(lines, name):
-    """Mean over splits; infinite if one has no score."""
-    values = [line.get(name) for line in lines]
-    return math.inf if None in values else float(np.mean(values))
-
-
-def with_error(ranks):
-    error = ranks.std(ddof=1) / math.sqrt(len(ranks)) if len(ranks) > 1 else math.nan
-    return f"{ranks.mean():.2f} ± {error:.2f}"
-
-
-def against(scores, estimators, e, other):
-    """The share of tables below another estimator, and the largest excess over it."""
-    if other not in estimators or estimators[e] == other:
-        return ["", ""]
-    mine, theirs = scores[:, e], scores[:, estimators.index(other)]
-    return [f"{np.mean(mine < theirs):.2f}", largest(mine, theirs)]
-
-
-def over_members(scores, estimators, e):
-    """The largest excess over the best of this package's single estimators."""
-    members = [k for k, name in enumerate(estimators) if name in OWN[1:] + OWN_CLASSES[1:]]
-    return largest(scores[:, e], scores[:, members].min(axis=1)) if members else ""
-
-
-def largest(mine, theirs):
-    both = np.isfinite(theirs)
-    return f"{(mine[both] - theirs[both]).max():+.3f}" if both.any() else ""
+    return list(last.values())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +10,15 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("suite", "suite_tables", "suite_rivals", "compare", "compare_baselines", "rival_models")
-NAMES += ("starts", "starts_problems", "starts_reference", "uci")
+NAMES = ("suite", "suite_report", "suite_tables", "suite_rivals", "compare")
+NAMES += (
+    "compare_baselines",
+    "rival_models",
+    "starts",
+    "starts_problems",
+    "starts_reference",
+    "uci",
+)
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "benchmarks").exists(), reason="not a checkout of the repository"
@@ -120,7 +128,17 @@ def test_scores_of_classes(suite):
 
 def made_up(dataset, estimator, nll, seconds=None, **more):
     line = dict(dataset=dataset, estimator=estimator, split=0, seed=0, max_seconds=seconds)
-    line |= dict(threads=1, busy=0, classes=False, status="ok", nll=nll, crps=nll, coverage95=0.95)
+    line |= dict(
+        clock="wall",
+        n_test=300,
+        threads=1,
+        busy=0,
+        classes=False,
+        status="ok",
+        nll=nll,
+        crps=nll,
+        coverage95=0.95,
+    )
     return line | more
 
 
@@ -138,6 +156,7 @@ def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
         # Of another budget and of other circumstances.
         made_up("bike", "AutoGPRegressor", -5.0, 60.0),
         made_up("bike", "AutoGPRegressor", -5.0, 10.0, busy=3),
+        made_up("bike", "AutoGPRegressor", -5.0, 10.0, clock="cpu"),
         # Of the other half.
         made_up("yacht", "AutoGPRegressor", -5.0, 10.0),
     ]
@@ -155,9 +174,42 @@ def test_ranks_of_made_up_lines(suite, tmp_path, capsys):
         "CatBoostUncertainty": "1.50 ± 0.50",
     }
     auto = next(row for row in rows if row[0] == "AutoGPRegressor")
-    assert auto[3:7] == ["0.50", "+0.400", "+0.200", "0.910 to 0.950"] and auto[-1] == "0"
+    assert auto[3:8] == ["0.50", "+0.400", "+0.200", "0.50", "0.910 to 0.950"] and auto[-1] == "0"
     failed = next(row for row in rows if row[0] == "NNGPRegressor")
     assert failed[3:5] == ["0.00", "+inf"] and failed[-1] == "1"
+
+
+def test_scores_of_each_table_rises_and_the_picture(suite, tmp_path, capsys):
+    lines = [
+        made_up("pol", "CatBoostUncertainty", 1.0),
+        made_up("pol", "AutoGPRegressor", 0.2, 10.0, coverage95=0.5, n_test=299),
+        made_up("pol", "AutoGPRegressor", 0.1, 60.0),
+        made_up("bike", "AutoGPRegressor", 0.9, 10.0),
+        made_up("bike", "AutoGPRegressor", 0.95, 60.0),
+        made_up("bike", "CatBoostUncertainty", None, status="failed"),
+    ]
+    out, picture = tmp_path / "suite.jsonl", tmp_path / "ranks.png"
+    out.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    suite.main(["--report", "--each", "--out", str(out), "--figure", str(picture)])
+    text = capsys.readouterr().out
+    assert "| bike | **0.900** | failed |" in text and "| pol | **0.200** | 1.000 |" in text
+    assert "from 10 to 60 s: AutoGPRegressor +0.050 (bike)." in text
+    # Coverage of few rows says nothing.
+    assert "0.500" not in text and "0.950 to 0.950" in text
+    assert picture.stat().st_size > 10_000
+    suite.main(["--report", "--out", str(out), "--clock", "cpu"])
+    assert "no lines" in capsys.readouterr().out
+
+
+def test_processor_seconds_are_the_clock_of_budgets(suite):
+    from skscalablegp._clock import now
+
+    cell = dict(estimator="SVGPRegressor", dataset="yacht", seed=3, max_seconds=2.0, clock="cpu")
+    assert suite.make(cell, None).get_params()["max_seconds"] == 2.0
+    with suite.budgets_of("cpu"):
+        begun = now()
+        time.sleep(0.3)
+        assert now() - begun < 0.2
 
 
 def test_unknown_names_are_refused_before_any_work(suite, tmp_path):
@@ -188,6 +240,8 @@ def test_cells(suite, tmp_path, capsys):
         "SVGPClassifier",
         "--busy",
         "1",
+        "--clock",
+        "cpu",
     ]
     suite.main(asked)
     suite.main(asked)
@@ -199,4 +253,4 @@ def test_cells(suite, tmp_path, capsys):
         assert line["log_loss"] < 0.5 and line["fit_cpu_seconds"] >= 0
         assert "--busy 1" in line["command"] and str(ROOT) not in json.dumps(line)
     suite.main([*asked, "--report"])
-    assert "Classification, 2 s" in capsys.readouterr().out
+    assert "Classification, 2 processor seconds" in capsys.readouterr().out
