@@ -20,6 +20,8 @@
 #   PYTEST_ARGS  extra arguments of pytest, such as "-k kernels"
 #   CHECKED_CALLS  how many calls of each function "make test-all" checks in each test against the
 #                shapes in its signature, or "all"; "make test" checks the first three
+#   PERTURBED    relative size of a perturbation of all numbers that estimators read in tests, such as
+#                1e-12: no test should depend on the last digits
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
