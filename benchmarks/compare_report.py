@@ -110,7 +110,7 @@ def preamble(lines, settings, left_out):
         f"{settings['threads']} thread(s), split(s) {', '.join(map(str, splits))}, "
         f"{f'{rows:,} training rows' if rows else 'all training rows'}; {listed}.",
         f"Seconds are {clock}. Training ends after {settings['max_seconds']:g} of them with the "
-        "best model so far (marked \\*), where the estimator knows how; a cell, predictions "
+        "best model so far (marked \\*), if the estimator supports a limit; a cell, predictions "
         f"included, is cut at {cut_seconds(lines)} and then has no figures.",
     ]
     if left_out:

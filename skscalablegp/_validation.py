@@ -67,7 +67,7 @@ def _not_numbers(estimator: str, X: Any, error: ValueError) -> str:
     named = [repr(name) for name in getattr(X, "columns", ()) if not _is_numeric(X[name])]
     what = f"column{'s' * (len(named) > 1)} {', '.join(named[:5])}" if named else "a value"
     return (
-        f"X must hold numbers for {estimator}, got texts in {what} ({error}): encode categories "
+        f"X must hold numbers for {estimator}, got strings in {what} ({error}): encode categories "
         "with OneHotEncoder, or with OrdinalEncoder for a kernel with kernels.Categorical."
     )
 

@@ -358,7 +358,7 @@ class FitRun(Run):
         given = self.estimator.normalize_y
         if given == "auto":
             own = self.estimator.kernel is not None and not scaled
-            why = "the default kernel has no units" if additive else "the likelihood has its units"
+            why = "no kernel was given" if additive else "the likelihood has its units"
             given = self.chose(
                 "normalize_y",
                 additive and not own,

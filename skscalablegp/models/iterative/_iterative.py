@@ -30,10 +30,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
     Small tables are trained exactly. From 8,000 to 50,000 rows (on a CPU) the default is training
     on nested subsets of up to 6,000 rows (above 20,000 rows: also on neighbourhoods), one
     factorisation (above 20,000 rows: one linear solve) with all rows, and a scale of the kernel
-    from rows left out. Training on all rows of such tables
+    from held-out rows. Training on all rows of such tables
     takes gradients from preconditioned conjugate gradients, which need no factorisation:
-    ``train_on="all"`` or any choice of a solver, gradient or optimizer asks for it. Before a fit,
-    predictions are those of the prior.
+    ``train_on="all"`` requests it, and so does any value of ``solver``, ``gradient`` or
+    ``optimizer`` other than "auto". Before a fit, predictions are those of the prior.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         keep the better optimum.
     n_restarts_optimizer : int, default=0
         Number of additional starting points of the optimiser, drawn log-uniformly within the bounds
-        of the kernel. Restarts are made only if values are exact.
+        of the kernel. Ignored unless the likelihood is exact.
     normalize_y : bool or "auto", default="auto"
         Whether to subtract the target's mean and divide by its standard deviation before training.
         "auto" does so unless a kernel is given, which is then taken as a prior for y in its own
