@@ -9,7 +9,16 @@ from ._defaults import (
     target_unit,
     with_default_noise,
 )
-from ._exact import SMALL_TABLE, FactorBudget, rows_for, small_table_rows, start_rows, train_exactly
+from ._exact import (
+    SMALL_TABLE,
+    FactorBudget,
+    fit_exactly,
+    instead,
+    rows_for,
+    small_table_rows,
+    start_rows,
+)
+from ._exact_process import ExactProcess
 from ._fitted import FittedProcess, LeftOut, fitted_process
 from ._leave_one_out import left_out
 from ._minibatch import GPClassifierBase, MinibatchGPRegressorBase, input_scaling

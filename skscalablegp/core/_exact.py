@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..kernels import TorchKernel
 from ..linalg.blocks import cholesky_
 from ..linalg.gradients import ExactGradient, GPProblem
+from ._exact_process import ExactProcess
+from ._plan import MemoryNeed
 from ._run import FitRun
 from ._stages import train_or_report
 from ._training_plan import StageSettings, Subsets
@@ -39,6 +42,12 @@ def small_table_rows(params: Any, most: int = SMALL_TABLE) -> int:
     return most if params.small_table == "exact" else 0
 
 
+def instead(n: int, why: str, remedy: str = "use small_table='method'") -> dict[str, Any]:
+    """The fields of a plan whose method the exact process of n rows replaces."""
+    need = MemoryNeed(24 * n * n, f"An exact fit of {n} rows", remedy)
+    return {"exact_instead": why, "needs": (need,)}
+
+
 def rows_for(d: int, least: int = _START_ROWS) -> int:
     """Number of rows that tell the length scales of d columns, at least `least`."""
     return max(least, min(_ROWS_A_COLUMN * d, _MOST_START_ROWS))
@@ -50,30 +59,34 @@ def start_rows(n: int, d: int) -> int | None:
     return rows if n > 1.5 * rows else None
 
 
-def train_exactly(
-    problem: GPProblem,
+def fit_exactly(
+    table: Table,
+    kernel: TorchKernel,
     settings: StageSettings,
-    keep: Callable[[Any, torch.Tensor], float],
     run: FitRun,
     planned: bool = False,
 ) -> None:
-    """Maximise the exact likelihood, set the fitted attributes and write the report.
+    """Fit the exact process, which then answers in place of the estimator's method.
 
     Parameters
     ----------
-    problem : GPProblem
-        All rows, in float64.
+    table : Table
+        All rows, in the units of the kernel.
+    kernel : TorchKernel
+        The kernel with which training begins.
     settings : StageSettings
         The estimator's settings of training.
-    keep : callable
-        ``keep(model, theta)`` sets the fitted attributes of a model and returns the jitter.
     run : FitRun
         A run after `FitRun.begin`.
     planned : bool, default=False
         Whether to give no warning when the steps run out, for estimators without a parameter that
         limits them.
     """
-    n = len(problem.X)
+    n, problem = len(table.X), table.problem(kernel, torch.float64, run.device, keep=True)
+
+    def keep(model: Any, theta: torch.Tensor) -> float:
+        return model._keep_exactly(ExactProcess(table, kernel.to_sklearn(theta))).jitter
+
     run.preview = lambda model, step: keep(model, torch.as_tensor(step.theta))
     subsets = Subsets.of(start_rows(n, problem.X.shape[1]))
     settings = replace(settings, subsets=subsets, exact_steps=_STEPS)

@@ -89,10 +89,13 @@ class Plan:
         Parameters that have no effect in this fit, with the reason.
     needs : tuple of MemoryNeed
         Refused by `FitRun.follow` if they do not fit into memory.
+    exact_instead : str
+        Why the exact process takes the place of the method; empty if the method is used.
     """
 
     ignored: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[MemoryNeed, ...] = ()
+    exact_instead: str = ""
 
     def ignoring(self: P, *names: str, because: str) -> P:
         """The plan with further parameters that have no effect."""

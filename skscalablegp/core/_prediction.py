@@ -19,7 +19,9 @@ from .._validation import (
     check_share,
     validated,
 )
+from ..linalg.gradients import ExactEvaluation
 from ._edge import answers
+from ._exact_process import ExactProcess
 from ._fitted import FittedProcess, LeftOut
 from ._model import GPModel
 from ._warn import warn_once
@@ -40,6 +42,18 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     # Whether `fit` was given noise_variance.
     _noise_given: bool = False
+    # Fitted attributes of the method, which are None if the exact process answers in its place.
+    _of_method: tuple[str, ...] = ()
+
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
+        """Make the exact process the fitted model; returns the evaluation of its likelihood."""
+        for name in self._of_method:
+            setattr(self, name, None)
+        self._exact, self.kernel_, self.dtype_ = process, process.kernel, "float64"
+        posterior, evaluation = process.posterior(self._fit_device())
+        self.log_marginal_likelihood_value_ = evaluation.value
+        self._remember(posterior)
+        return evaluation
 
     def _n_outputs(self) -> int:
         """The number t of targets."""
@@ -358,11 +372,11 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         return out[:, 0] if out.shape[1] == 1 else out
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        """Raise a MemoryError if m x m and m x n blocks do not fit, before any work."""
-        m, n = len(X), self._posterior().width
+        """Raise a MemoryError if a joint prediction does not fit, before any work."""
+        m = len(X)
         self._check_memory(
-            8 * m * (3 * m + 2 * n),
-            f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
+            self._posterior().joint_bytes(self._inputs(X), what == "sample_y"),
+            f"{what} for {m} rows (an {m} x {m} covariance beside its factors)",
             "ask for fewer rows at a time, or for return_std, which works in chunks",
         )
 

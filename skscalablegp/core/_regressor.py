@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
-from ..linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
+from ..linalg.gradients import GPProblem, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
-from ._exact import train_exactly
+from ._exact_process import ExactProcess
 from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
-from ._training_plan import StageSettings
 from .data import Table, known_noise, n_columns
-from .posteriors import ExactPosterior
 
 # The largest variance whose square single precision can hold.
 _LARGEST_SINGLE = 1e30
@@ -88,6 +87,14 @@ class TableRegressorBase(GPPredictionBase):
             return super()._training_noise(X, noise_variance)
         # A spent time budget has left a random part of the rows, whose numbers are unknown.
         return self._noise_train if len(kept) == len(X) else None
+
+    def _join_exactly(self, run: FitRun, remedy: str) -> None:
+        """Make the exact process of the table, which rows have joined, the fitted model."""
+        process = ExactProcess(self._table(), self.kernel_)
+        n = len(process.table.X)
+        run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
+        evaluation = run.finish("factor", lambda: self._keep_exactly(process))
+        run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
 
     def _append(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray) -> int:
         """Append such rows to the table; returns the number of rows."""
@@ -172,9 +179,23 @@ class TableRegressorBase(GPPredictionBase):
                 f"theta must have shape ({p},), with the logarithm of each hyperparameter of "
                 f"kernel_ that is not fixed; got {tuple(theta.shape)}."
             )
-        value, grad = self._likelihood_at(theta, eval_gradient)
+        if self._exact is None:
+            value, grad = self._likelihood_at(theta, eval_gradient)
+        else:
+            self._check_dense_memory("log_marginal_likelihood", copies=3 if eval_gradient else 1)
+            result = self._exact.likelihood(theta, eval_gradient, self._fit_device())
+            value, grad = result.value, result.grad
         value = np.float64(value)
         return (value, grad.cpu().numpy()) if eval_gradient else value
+
+    def _check_dense_memory(self, what: str, copies: int) -> None:
+        n = len(self.X_train_)
+        self._check_memory(
+            copies * 8 * n * n,
+            f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
+            "evaluate it on fewer rows, or read log_marginal_likelihood_value_, which needs no "
+            "matrix",
+        )
 
     @abstractmethod
     def _likelihood_at(
@@ -227,6 +248,7 @@ class GPRegressorBase(TableRegressorBase):
         answer = self._value_at(theta, eval_gradient, "log_marginal_likelihood_value_")
         if theta is not None and not clone_kernel:
             self.kernel_.theta = np.asarray(theta, dtype=np.float64)
+            self._exact = self._exact and replace(self._exact, kernel=self.kernel_)
             self._remember(None)
         return answer
 
@@ -236,43 +258,6 @@ class GPRegressorBase(TableRegressorBase):
         problem = self._trained_problem(keep=True)
         result = exact_marginal_likelihood(problem, theta, eval_gradient, self._max_jitter())
         return result.value, result.grad
-
-    def _exact(self) -> tuple[ExactPosterior, ExactEvaluation]:
-        """The exact Gaussian process of the table under `kernel_`, in float64."""
-        problem = self._trained_problem(keep=True)
-        return ExactPosterior.of(problem, problem.kernel.theta0, self._max_jitter())
-
-    def _fit_exactly(
-        self, table: Table, kernel: TorchKernel, settings: StageSettings, remedy: str, run: FitRun
-    ) -> None:
-        """Fit the exact process of a small table in place of the approximation; O(n^3)."""
-        n = len(table.X)
-        run.check_memory(24 * n * n, f"An exact fit of {n} rows", remedy)
-        run.begin(table.X, table.y)
-        self._keep_table(table)
-        problem = table.problem(kernel, torch.float64, run.device, keep=True)
-
-        def keep(model: GPRegressorBase, theta: torch.Tensor) -> float:
-            return model._keep_exactly(kernel, theta).jitter
-
-        train_exactly(problem, settings, keep, run)
-
-    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> ExactEvaluation:
-        """Make the exact process at theta the fitted model; returns the evaluation."""
-        self.kernel_ = kernel.to_sklearn(theta)
-        posterior, evaluation = self._exact()
-        self.log_marginal_likelihood_value_ = evaluation.value
-        self._remember(posterior)
-        return evaluation
-
-    def _check_dense_memory(self, what: str, copies: int) -> None:
-        n = len(self.X_train_)
-        self._check_memory(
-            copies * 8 * n * n,
-            f"{what} with {n} rows ({copies} float64 {n} x {n} matrices)",
-            "evaluate it on fewer rows, or read log_marginal_likelihood_value_, which needs no "
-            "matrix",
-        )
 
     def _max_jitter(self) -> float:
         """Largest jitter of exact factorisations, as a multiple of the mean diagonal entry."""

@@ -295,6 +295,8 @@ class FitRun(Run):
         ``device_``, which previews and final solves read.
         """
         self.estimator.n_samples_seen_ = seen + len(X)
+        if not seen:
+            self.estimator._exact = None
         self.estimator.device_ = str(self.device)
         targets = y if self._Y is None else self._Y
         self._X, self._table = X, None if seen else (X, targets)

@@ -29,14 +29,17 @@ def table(n):
     return X, np.sin(5 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(n)
 
 
-def fitted(name, **settings):
-    X, y = table(ROWS.get(name, 150))
+def unfitted(name, **settings):
     model = getattr(skscalablegp, name)(random_state=0)
     known = model.get_params()
-    model.set_params(**{k: v for k, v in (QUICK | settings).items() if k in known})
+    return model.set_params(**{k: v for k, v in (QUICK | settings).items() if k in known})
+
+
+def fitted(name, **settings):
+    X, y = table(ROWS.get(name, 150))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model.fit(X, y), X, y
+        return unfitted(name, **settings).fit(X, y), X, y
 
 
 def test_the_estimators_that_have_the_choice():
@@ -70,3 +73,21 @@ def test_what_answers_is_the_exact_process(name):
     ):
         # The jitter of inducing points is seen in their sixth digit.
         assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_refit_answers_by_what_it_was_asked_for(name):
+    """Nothing of the exact process is left after a fit by the method, nor the other way around."""
+    (X, y), settings = table(ROWS.get(name, 60)), {"optimizer": None}
+    model = unfitted(name, **settings).fit(X, y)
+    for choice in ("method", "exact"):
+        fresh = unfitted(name, small_table=choice, **settings).fit(X, y)
+        again = model.set_params(small_table=choice).fit(X, y)
+        for found, expected in zip(
+            again.predict(X[:9], return_std=True),
+            fresh.predict(X[:9], return_std=True),
+            strict=True,
+        ):
+            assert_allclose(found, expected, rtol=1e-12)
+        assert again.fit_report_.summary == fresh.fit_report_.summary

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.datasets import make_friedman1
+from sklearn.gaussian_process import GaussianProcessRegressor
 
 from skscalablegp import (
     BSGDDKLRegressor,
     IterativeGPRegressor,
     KISSGPRegressor,
     MinimaxDKLRegressor,
+    NNGPRegressor,
     RFFRegressor,
     SCGDDKLRegressor,
+    SSRFFRegressor,
 )
 
 DEEP = [SCGDDKLRegressor, MinimaxDKLRegressor, BSGDDKLRegressor]
@@ -47,6 +50,25 @@ def test_a_stream_after_it_has_a_network(cls):
     model.set_params(feature_extractor=(16,)).partial_fit(X_new, y_new)
     assert model.n_samples_seen_ == 350 and model.coef_.shape == (18, 1)
     assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize("cls", [KISSGPRegressor, NNGPRegressor, RFFRegressor, SSRFFRegressor])
+def test_its_likelihood_and_other_hyperparameters(cls):
+    """Against scikit-learn, at the trained kernel and after `clone_kernel=False`."""
+    X, y, X_new, _ = table(60)
+    model = pickle.loads(pickle.dumps(cls(random_state=0).fit(X, y)))
+    theta, target = model.kernel_.theta - 0.3, (y - y.mean()) / y.std()
+    other = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, target)
+    value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    expected = other.log_marginal_likelihood(theta, eval_gradient=True)
+    assert_allclose(value, expected[0], rtol=1e-9)
+    assert_allclose(gradient, expected[1], rtol=1e-6, atol=1e-8)
+    model.log_marginal_likelihood(theta, clone_kernel=False)
+    moved = GaussianProcessRegressor(model.kernel_, optimizer=None).fit(X, target)
+    assert_allclose(moved.kernel_.theta, theta)
+    mean, std = moved.predict(X_new, return_std=True)
+    assert_allclose(model.predict(X_new), mean * y.std() + y.mean(), rtol=1e-7)
+    assert_allclose(model.predict_std(X_new), std * y.std(), rtol=1e-7)
 
 
 def test_rows_join_an_exact_process_without_a_grid():

@@ -94,6 +94,11 @@ class Posterior(ABC):
         draws = [random_state.multivariate_normal(one, covariance, n_samples).T for one in means.T]
         return torch.as_tensor(np.stack(draws, 1))
 
+    def joint_bytes(self, X: Float[Tensor, "m d"], sampling: bool) -> float:
+        """Peak memory of the covariance of all rows of X, or of samples there."""
+        m = len(X)
+        return 8.0 * m * (3 * m + 2 * self.width)
+
     def leave_one_out(
         self,
         rows: Int[Tensor, " k"],

@@ -10,28 +10,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
     NOISE_SHARE,
+    ExactProcess,
     FitRun,
     MinibatchGPRegressorBase,
     StageSettings,
     data_scaled_kernel,
     exact_check,
+    fit_exactly,
     input_weights,
     rows_to_check,
     to_numpy,
     to_torch,
-    train_exactly,
     warn_if_rough,
 )
-from ...core.data import BLOCK_ROWS, RowSource, Scaling, column_moments, column_ranges
+from ...core.data import BLOCK_ROWS, RowSource, Scaling, Table, column_moments, column_ranges
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import ExactPosterior, FeaturePosterior, FeatureWeights, Posterior
+from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
 from ...core.training import train_steps
 from ...features import (
     check_features,
@@ -41,7 +42,7 @@ from ...features import (
     weigh_inputs,
 )
 from ...kernels import NoSpectralDensity, compile_kernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import ExactEvaluation, GPProblem
 from ._batch import BatchGradient
 from ._features import DeepFeatures, make_deep_features
 from ._noise import LARGEST_NOISE, with_white_noise
@@ -111,10 +112,11 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             X, Y = self._read_rows(X, y)
             plan = make_plan(self, len(X))
             run.follow(plan)
-            if plan.exact:
-                self._fit_rows(X, Y, noise_variance, run)
-                return self
             source = self._new_source(X, Y, noise_variance, plan.precision, run)
+            if plan.exact_instead:
+                run.begin(X, Y)
+                self._fit_rows(source, run)
+                return self
             features = self._new_features(source, plan, run, run.generator)
             rows = self._split(source, plan, run)
             tensors = self._first_tensors(features, rows.source, plan, run, run.generator)
@@ -176,7 +178,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
                 raise ValueError(
                     f"y has {Y.shape[1]} targets, but earlier chunks had {self._n_outputs()}."
                 )
-            if seen and self._tensors is None:
+            if seen and self._exact is not None:
                 X, Y, noise_variance = self._joined(X, Y, noise_variance)
                 seen = 0
             plan = make_plan(self, len(X), stream=True)
@@ -220,33 +222,27 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     # ------------------------------------------------------------------ without a network
 
-    def _fit_rows(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any, run: FitRun) -> None:
-        """Fit the exact process of all rows instead of a deep kernel."""
-        source = self._new_source(X, Y, noise_variance, torch.float64, run)
-        rows, targets = source.rows(slice(None))
-        kernel = data_scaled_kernel(rows.cpu().numpy(), targets.cpu().numpy())
+    _of_method = ("coef_", "coef_precision_cholesky_", "_features", "_tensors")
+
+    def _fit_rows(self, source: RowSource, run: FitRun) -> None:
+        """Fit the exact process of all standardised rows instead of a deep kernel."""
+        rows, targets = (part.cpu().numpy() for part in source.rows(slice(None)))
+        kernel, scaling = data_scaled_kernel(rows, targets), source.scaling
         low, white = self.min_noise**2, kernel.k2.noise_level
         kernel.set_params(
             k2__noise_level=max(low, white), k2__noise_level_bounds=(low, LARGEST_NOISE)
         )
-        problem = _exact_problem(kernel, source)
-        self.dtype_ = "float64"
-        run.check_memory(24 * len(X) ** 2, f"An exact fit of {len(X)} rows", "use fewer rows")
-        run.begin(X, Y)
+        self._kept = tuple(np.array(part) for part in (source.X, source.Y, _noise_of(source)))
+        self._stream = 0
+        self._keep_scaling(scaling)
+        table = Table(rows, targets, scaling.y_mean, scaling.y_scale, self._kept[2])
+        compiled = compile_kernel(kernel, rows.shape[1])
+        fit_exactly(table, compiled, StageSettings("auto"), run, planned=True)
 
-        def keep(model: DeepKernelRegressorBase, theta: torch.Tensor) -> float:
-            posterior, evaluation = ExactPosterior.of(problem.to(torch.float64), theta)
-            trained = problem.kernel.to_sklearn(theta)
-            model.kernel_, model.noise_variance_ = trained.k1, trained.k2.noise_level
-            model.coef_ = model.coef_precision_cholesky_ = model._features = model._tensors = None
-            model.log_marginal_likelihood_value_ = evaluation.value
-            model._kept = tuple(np.array(part) for part in (X, Y, _noise_of(source)))
-            model._stream = 0
-            model._keep_scaling(source.scaling)
-            model._remember(posterior)
-            return evaluation.jitter
-
-        train_exactly(problem, StageSettings("auto"), keep, run, planned=True)
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
+        evaluation = super()._keep_exactly(process)
+        self.kernel_, self.noise_variance_ = process.kernel.k1, process.kernel.k2.noise_level
+        return evaluation
 
     def _check_roughness(self, unexplained: float, source: RowSource, run: FitRun) -> None:
         """Warn if the exact process of some rows predicts no worse than the network of all.
@@ -263,13 +259,6 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         if found is not None:
             check = _exact_problem(kernel, exact.subset(rows))
             warn_if_rough(check, found[1], n, run, unexplained)
-
-    def _row_posterior(self) -> ExactPosterior:
-        """The posterior of a fit without a network, from its rows."""
-        X, Y, noise = self._kept
-        source = RowSource(X, Y, self._scaling, torch.float64, self._fit_device(), noise)
-        problem = _exact_problem(self.kernel_ + WhiteKernel(self.noise_variance_), source)
-        return ExactPosterior.of(problem, problem.kernel.theta0)[0]
 
     def _joined(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> tuple:
         """The rows of a fit without a network and further rows, in their own units."""
@@ -450,11 +439,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
 
     def _kernel_sees_rows(self) -> bool:
         # The only tensor of a model without a network is theta.
-        return self._tensors is None or len(self._tensors) == 1
+        return self._exact is not None or len(self._tensors) == 1
 
     def _build_posterior(self) -> Posterior:
-        if self._tensors is None:
-            return self._row_posterior()
         (features, tensors), noise = self._trained(torch.float64), self.noise_variance_
         return FeaturePosterior(
             lambda X: features(tensors, X),
@@ -480,7 +467,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             The inputs of the kernel; the standardised rows themselves if there is no network.
         """
         X = self._rows(X)
-        if self._tensors is None:
+        if self._exact is not None:
             return self._inputs(X).cpu().numpy()
         features, tensors = self._trained(torch.float64)
         with torch.no_grad():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..._validation import resolve_dtype
-from ...core import Choice, Plan, ignore, is_auto, resolve, small_table_rows
+from ...core import Choice, Plan, ignore, instead, is_auto, resolve, small_table_rows
 
 # Number of steps of 64 rows for max_epochs="auto", and the range of the number of epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100
@@ -62,8 +62,6 @@ class DeepPlan(Plan):
     ----------
     new_optimizer : callable or None
         Makes a torch optimiser of groups of parameters; None trains nothing.
-    exact : bool
-        Whether the exact process of the rows replaces the deep kernel.
     settles : bool
         Whether each score moves the parameters that have a closed-form optimum.
     batch_size, max_epochs, learning_rate, dtype, feature_extractor : Choice
@@ -71,7 +69,6 @@ class DeepPlan(Plan):
     """
 
     new_optimizer: Callable[[list[dict]], torch.optim.Optimizer] | None
-    exact: bool
     settles: bool
     batch_size: Choice
     max_epochs: Choice
@@ -113,7 +110,6 @@ def plan(params: Any, n: int, *, stream: bool = False) -> DeepPlan:
     )
     return DeepPlan(
         new_optimizer=optimizer,
-        exact=exact,
         settles=params.exact_passes,
         batch_size=size,
         max_epochs=_max_epochs(params.max_epochs, n),
@@ -122,6 +118,7 @@ def plan(params: Any, n: int, *, stream: bool = False) -> DeepPlan:
         feature_extractor=resolve(params.feature_extractor, *layers),
         early_stopping=split,
         ignored=_ignored(params, n, exact, stream, split.value),
+        **(instead(n, layers.reason) if exact else {}),
     )
 
 

@@ -11,6 +11,7 @@ from ...core import (
     MemoryNeed,
     Plan,
     StageSettings,
+    instead,
     is_auto,
     only_float64,
     plan_stages,
@@ -36,7 +37,7 @@ class FeaturePlan(Plan):
     Attributes
     ----------
     dtype, n_components : Choice
-        Of the parameters; no number of features stands for the exact process.
+        Of the parameters.
     stages : StageSettings
     training : Plan
         Of training with features.
@@ -55,7 +56,7 @@ class SeriesPlan(Plan):
     Attributes
     ----------
     dtype, min_components : Choice
-        Of the parameters; no number of features stands for the exact process.
+        Of the parameters.
     stages : StageSettings
     training : Plan
         Of training by the series.
@@ -81,8 +82,13 @@ def plan_features(
     """The plan of an `RFFRegressor`, of which only parameters are read."""
     stages = StageSettings.of(params, params.n_restarts_optimizer)
     if not takes_features(params, n):
-        few = Choice(None, f"{n} rows: the exact process is as fast")
-        return FeaturePlan(n_components=few, stages=stages, **only_float64(params, _FLOAT64))
+        why = f"{n} rows: the exact process is as fast"
+        return FeaturePlan(
+            n_components=Choice(None, why),
+            stages=stages,
+            **instead(n, why),
+            **only_float64(params, _FLOAT64),
+        )
     return FeaturePlan(
         n_components=resolve(params.n_components, _COMPONENTS, "accurate enough for most tables"),
         stages=stages,
@@ -98,8 +104,13 @@ def plan_series(params: Any, n: int, d: int, machine: Machine, *, n_params: int 
     stages = StageSettings.of(params)
     free = is_auto(params.min_components) and is_auto(params.optimizer)
     if free and n <= small_table_rows(params):
-        few = Choice(None, f"{n} rows: the exact process is faster")
-        plan = SeriesPlan(min_components=few, stages=stages, **only_float64(params, _FLOAT64))
+        why = f"{n} rows: the exact process is faster"
+        plan = SeriesPlan(
+            min_components=Choice(None, why),
+            stages=stages,
+            **instead(n, why),
+            **only_float64(params, _FLOAT64),
+        )
         why = "the exact process has no series"
         return plan.ignoring("component_step", "truncation", because=why)
     first = resolve(

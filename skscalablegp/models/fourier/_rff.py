@@ -15,6 +15,7 @@ from ...core import (
     GPRegressorBase,
     data_scaled_kernel,
     exact_check,
+    fit_exactly,
     rows_to_check,
     to_numpy,
     to_torch,
@@ -188,6 +189,8 @@ class RFFRegressor(GPRegressorBase):
     ):
         self._set(locals())
 
+    _of_method = ("_features", "coef_", "coef_precision_cholesky_")
+
     # ------------------------------------------------------------------ fit
 
     @fit_context(prefer_skip_nested_validation=True)
@@ -222,19 +225,18 @@ class RFFRegressor(GPRegressorBase):
             table = table.centred(kernel)
             plan = plan_features(self, *table.X.shape, run.machine, n_params=kernel.n_params)
             run.follow(plan)
-            n, m = len(table.X), plan.n_components.value
             self.dtype_ = plan.dtype.value
-            pairs = checked_pairs(run, "n_components", kernel, m or 2, n)
-            if m is None:
-                self._features = self.coef_ = self.coef_precision_cholesky_ = None
-                self._fit_exactly(table, kernel, plan.stages, "give n_components", run)
-                return self
+            m = plan.n_components.value or 2
+            pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
             run.begin(table.X, table.y)
+            self._keep_table(table)
+            if plan.exact_instead:
+                fit_exactly(table, kernel, plan.stages, run)
+                return self
             features = sample_prior_features(
                 kernel, kernel.n_features, pairs, run.generator, device=run.device
             )
             problem = table.problem(kernel, torch.float64, run.device, keep=False)
-            self._keep_table(table)
             # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
             self._features = to_numpy(features)
             run.preview = lambda model, step: model._finish(problem, features, step.theta)
@@ -281,8 +283,6 @@ class RFFRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ after training
 
     def _build_posterior(self) -> Posterior:
-        if self._features is None:
-            return self._exact()[0]
         kernel, features = self._trained_kernel(), to_torch(self._features)
         theta = kernel.theta0
         return FeaturePosterior(
@@ -293,8 +293,6 @@ class RFFRegressor(GPRegressorBase):
 
     def _likelihood_at(self, theta, eval_gradient):
         """The likelihood of the model with these features."""
-        if self._features is None:
-            return super()._likelihood_at(theta, eval_gradient)
         features = to_torch(self._features)
         result = collapsed_marginal_likelihood(
             self._trained_problem(), theta, features, eval_gradient

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ..._compat import fit_context
-from ...core import FactorBudget, FitRun, GPRegressorBase, train_planned
-from ...core.posteriors import Posterior
+from ...core import ExactProcess, FactorBudget, FitRun, GPRegressorBase, fit_exactly, train_planned
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
@@ -217,12 +216,12 @@ class SSRFFRegressor(GPRegressorBase):
             self.dtype_ = plan.dtype.value
             n, m = len(table.X), plan.min_components.value
             checked_pairs(run, "min_components", kernel, min(m or 2, n), n)
-            if m is None:
-                self._fit_exactly(table, kernel, plan.stages, "use RFFRegressor", run)
-                return self
             run.begin(table.X, table.y)
-            problem = table.problem(kernel, torch.float64, run.device, keep=True)
             self._keep_table(table)
+            if plan.exact_instead:
+                fit_exactly(table, kernel, plan.stages, run)
+                return self
+            problem = table.problem(kernel, torch.float64, run.device, keep=True)
             run.preview = lambda model, step: model._finish(kernel, step.theta)
             factor = FactorBudget(problem, run)
             result = train_planned(problem, plan.gradient, plan.stages, plan.training, run)
@@ -239,12 +238,10 @@ class SSRFFRegressor(GPRegressorBase):
 
     def _finish(self, kernel: TorchKernel, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""
-        return self._keep_exactly(kernel, torch.as_tensor(theta)).jitter
+        trained = kernel.to_sklearn(torch.as_tensor(theta))
+        return self._keep_exactly(ExactProcess(self._table(), trained)).jitter
 
-    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> ExactEvaluation:
-        evaluation = super()._keep_exactly(kernel, theta)
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
+        evaluation = super()._keep_exactly(process)
         self.alpha_ = evaluation.weights.cpu().numpy().reshape(self.y_train_.shape)
         return evaluation
-
-    def _build_posterior(self) -> Posterior:
-        return self._exact()[0]

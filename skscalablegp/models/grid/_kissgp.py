@@ -14,22 +14,23 @@ import torch
 from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
+    ExactProcess,
     FitRun,
     GPRegressorBase,
     StageSettings,
     checking,
     data_scaled_kernel,
     exact_check,
+    fit_exactly,
     fit_hyperparameters,
     left_out,
     rows_to_check,
-    small_table_rows,
 )
 from ...core.data import Table, limited
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel, compile_kernel
-from ...linalg.gradients import GPProblem
+from ...linalg.gradients import ExactEvaluation, GPProblem
 from ._grid import Grid, make_grid
 from ._grid_kernel import GridKernel
 from ._network import (
@@ -50,7 +51,13 @@ from ._objective import (
     grid_marginal_likelihood,
     summed,
 )
-from ._plan import columns_that_vary, grid_default_kernel, plan_grid, plan_method
+from ._plan import (
+    asks_for_grid,
+    columns_that_vary,
+    grid_default_kernel,
+    plan_grid,
+    plan_method,
+)
 from ._posterior import GridPosterior
 from ._product_posterior import ProductPosterior
 from ._products import ProductEvaluation, ProductGradient, RowProbes, evaluate_products
@@ -312,16 +319,25 @@ class KISSGPRegressor(GPRegressorBase):
             Before any work, for a grid or a covariance of its points that would not fit; or during
             training, if shorter length scales make this covariance too large.
         """
-        return self._fit(X, y, noise_variance, small=small_table_rows(self))
+        return self._fit(X, y, noise_variance)
 
-    def _fit(self, X: Any, y: Any, noise_variance: Any, small: int) -> KISSGPRegressor:
-        """Fit on a grid, or the exact process of at most `small` rows if the settings allow it."""
+    _of_method = ("grid_", "_network", "_kept")
+
+    def _fit(self, X: Any, y: Any, noise_variance: Any, stream: bool = False) -> KISSGPRegressor:
         with FitRun(self) as run:
             # A grid stores sums over the rows, not the rows.
             table = self._read_table(X, y, noise_variance, run, copy=False)
-            self._choose(len(table.X), run)
-            if len(table.X) <= small and self._may_leave_grid():
-                self._fit_rows(table, run)
+            plan = plan_method(self, len(table.X), stream=stream)
+            run.follow(plan)
+            run.priors = plan.priors.value
+            run.device = torch.device("cpu")
+            run.computes_in_float64("sums on a grid need it")
+            if plan.exact_instead:
+                kernel = self._compile_kernel(table, run)
+                table = replace(table.centred(kernel), X=table.X.copy())
+                run.begin(table.X, table.y)
+                self._keep_table(table)
+                fit_exactly(table, kernel, self._settings(), run)
                 return self
             run.begin(table.X, table.y)
             self.X_train_ = self.y_train_ = self._noise_train = None
@@ -335,39 +351,12 @@ class KISSGPRegressor(GPRegressorBase):
             run.preview = lambda model, step: model._finish(made, step.theta)
             result = self._train(made.problem, features is not None, run)
             evaluation = run.finish("grid", lambda: self._finish(made, result.theta))
-            if len(self.grid_.components) > 1 and self._may_leave_grid():
+            if len(self.grid_.components) > 1 and not asks_for_grid(self):
                 self._check_interactions(table, run)
             n_iter = n_steps + result.n_iter
             run.ended(result.stop_reason, n_iter=n_iter, planned=result.planned)
             self._report_evaluation(evaluation, run)
         return self
-
-    def _may_leave_grid(self) -> bool:
-        """Whether no parameter asks for a grid."""
-        given = (self.grid_size, self.structure, self.solver)
-        return (
-            all(isinstance(value, str) and value == "auto" for value in given)
-            and self.extrapolation == "extend"
-            and self.kernel is None
-            and self.feature_extractor is None
-        )
-
-    def _fit_rows(self, table: Table, run: FitRun) -> None:
-        """Fit the exact process of all rows instead of a grid."""
-        kernel = self._compile_kernel(table, run)
-        n, table = len(table.X), replace(table.centred(kernel), X=table.X.copy())
-        run.chose("structure", "rows", f"{n} rows: their exact process costs no more than a grid")
-        run.chose("grid_size", None, "there is no grid")
-        self.grid_ = self._network = self._kept = None
-        self._fit_exactly(table, kernel, self._settings(), "give grid_size", run)
-
-    def _choose(self, n: int, run: FitRun) -> None:
-        """Report the choices that do not depend on the grid."""
-        plan = plan_method(self, n)
-        run.follow(plan)
-        run.priors = plan.priors.value
-        run.device = torch.device("cpu")
-        run.computes_in_float64("sums on a grid need it")
 
     def _train_network(
         self, table: Table, held: np.ndarray, run: FitRun
@@ -517,9 +506,9 @@ class KISSGPRegressor(GPRegressorBase):
         self.log_marginal_likelihood_std_error_ = posterior.evaluation.std_error
         return posterior.evaluation
 
-    def _keep_exactly(self, kernel: TorchKernel, theta: torch.Tensor) -> Any:
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
         self.log_marginal_likelihood_std_error_ = 0.0
-        return super()._keep_exactly(kernel, theta)
+        return super()._keep_exactly(process)
 
     def _report_evaluation(self, evaluation: Any, run: FitRun) -> None:
         grid, rank = self.grid_, evaluation.rank
@@ -565,12 +554,14 @@ class KISSGPRegressor(GPRegressorBase):
             For a grid that would not fit after it has grown.
         """
         if not hasattr(self, "n_iter_"):
-            return self._fit(X, y, noise_variance, small=0)
+            return self._fit(X, y, noise_variance, stream=True)
         with FitRun(self) as run:
             run.device = torch.device("cpu")
             X, Y, known = self._read_more(X, y, noise_variance, run)
-            if self.grid_ is None:
-                self._join(X, Y, known, run)
+            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
+            if self._exact is not None:
+                self._append(X, Y, known)
+                self._join_exactly(run, "fit all rows anew, with structure='product' or 'additive'")
                 return self
             Z = self._features(X)
             self._check_inside(Z)
@@ -582,19 +573,7 @@ class KISSGPRegressor(GPRegressorBase):
             self._kept = kept.plus(Z, Y, known, *self._white_and_prior())
             self.grid_ = grid
             self._report_evaluation(run.finish("grid", self._evaluate), run)
-            run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
         return self
-
-    def _join(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray, run: FitRun) -> None:
-        """Add rows to a model without a grid."""
-        n = len(self.X_train_) + len(X)
-        remedy = "fit all rows anew, with structure='product' or 'additive'"
-        run.check_memory(24 * n * n, f"The exact process of {n} rows", remedy)
-        self._append(X, Y, known)
-        kernel = self._trained_kernel()
-        evaluation = run.finish("factor", lambda: self._keep_exactly(kernel, kernel.theta0))
-        run.reports(jitter=evaluation.jitter, summary=f"the exact process of {n} rows")
-        run.ended("converged", n_iter=1, because="the rows are added; the kernel stays")
 
     # ------------------------------------------------------------------ predictions
 
@@ -643,9 +622,9 @@ class KISSGPRegressor(GPRegressorBase):
         )
 
     def _trained_kernel(self) -> TorchKernel:
-        if self.grid_ is None:
-            return super()._trained_kernel()
-        return compile_kernel(self.kernel_, self.grid_.n_features)
+        features = self._network
+        width = self.n_features_in_ if features is None else features.network.n_features
+        return compile_kernel(self.kernel_, width)
 
     def _white_and_prior(self) -> tuple[float, float]:
         kernel = GridKernel(self._trained_kernel(), self.grid_)
@@ -658,8 +637,6 @@ class KISSGPRegressor(GPRegressorBase):
         return GridProblem.make(kernel, self._kept, self._kept.moments.n, probes)
 
     def _build_posterior(self, probes: Any = None) -> Posterior:
-        if self.grid_ is None:
-            return self._exact()[0]
         problem = self._problem(probes)
         theta = problem.kernel.theta0
         if self._products_:
@@ -668,30 +645,8 @@ class KISSGPRegressor(GPRegressorBase):
         evaluation = grid_marginal_likelihood(problem, theta, eval_gradient=False)
         return GridPosterior(problem.grid_kernel, theta, evaluation)
 
-    def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
-        if self.grid_ is None:
-            super()._check_joint_memory(X, what)
-            return
-        m, outside = len(X), int((~self.grid_.covers(self._features(X))).sum())
-        rank = self._posterior().evaluation.rank or self.grid_.n_points
-        need = 24.0 * m * m + 48.0 * outside**2 + 24.0 * m * rank
-        remedy = "ask for fewer rows at a time, or for return_std"
-        if what == "sample_y":
-            if outside == 0:
-                return  # samples come from the grid, not from a joint covariance
-            # The singular values of the covariance, too.
-            need += 48.0 * m * m
-            remedy = "ask for fewer rows at a time, or for rows inside the grid only"
-        self._check_memory(
-            need,
-            f"{what} for {m} rows, {outside} of them outside the grid (an {m} x {m} covariance)",
-            remedy,
-        )
-
     def _likelihood_at(self, theta, eval_gradient):
         """The likelihood of the interpolated model."""
-        if self.grid_ is None:
-            return super()._likelihood_at(theta, eval_gradient)
         if not self._kept.reweighs:
             raise ValueError(
                 "KISSGPRegressor was fitted with noise variances that differ from row to row, and "

@@ -18,9 +18,11 @@ from ...core import (
     StageSettings,
     data_scaled_kernel,
     ignore,
+    instead,
     is_auto,
     plan_stages,
     resolve,
+    small_table_rows,
 )
 from ._grid import Grid, varying_columns
 
@@ -43,11 +45,15 @@ class MethodPlan(Plan):
         "cholesky" or "cg".
     priors : Choice
     training : Plan
+    structure, grid_size : Choice or None
+        Those without a grid, which the exact process replaces.
     """
 
     solver: Choice
     priors: Choice
     training: Plan
+    structure: Choice | None = None
+    grid_size: Choice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +72,20 @@ class GridPlan(Plan):
     grid_size: Choice
 
 
-def plan_method(params: Any, n: int) -> MethodPlan:
+def asks_for_grid(params: Any) -> bool:
+    """Whether a parameter asks for a grid."""
+    return not (
+        all(map(is_auto, (params.grid_size, params.structure, params.solver)))
+        and params.extrapolation == "extend"
+        and params.kernel is None
+        and params.feature_extractor is None
+    )
+
+
+def plan_method(params: Any, n: int, *, stream: bool = False) -> MethodPlan:
     """The choices of a fit to n rows, with or without a grid, and the parameters without effect.
+
+    A `stream` always has a grid.
 
     Raises
     ------
@@ -86,12 +104,17 @@ def plan_method(params: Any, n: int) -> MethodPlan:
     elif callable(params.feature_extractor):
         ignored |= ignore("activation", because="a module has its own")
     solver = resolve(params.solver, "cholesky", "a grid's covariance has a low rank")
-    settings = StageSettings.of(params, params.n_restarts_optimizer)
+    settings, exact = StageSettings.of(params, params.n_restarts_optimizer), {}
+    if not stream and n <= small_table_rows(params) and not asks_for_grid(params):
+        why = f"{n} rows: their exact process costs no more than a grid"
+        exact = instead(n, why)
+        exact |= {"structure": Choice("rows", why), "grid_size": Choice(None, "there is no grid")}
     return MethodPlan(
         solver=solver,
         training=plan_stages(settings, solver.value == "cholesky", n),
         priors=resolve(params.priors, None, "a grid takes those that are given"),
         ignored=ignored,
+        **exact,
     )
 
 

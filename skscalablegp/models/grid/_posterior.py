@@ -67,6 +67,14 @@ class GridPosterior(Posterior):
         # Exact variances cost no more, because they are polynomials within a cell.
         return LowRankForm(self, len(self.evaluation.inner))
 
+    def joint_bytes(self, X: Float[Tensor, "m d"], sampling: bool) -> float:
+        m, outside = len(X), int((~self._split(X)[1]).sum())
+        if sampling and outside == 0:
+            return 0.0  # Samples come from the grid, not from a joint covariance.
+        rank = self.evaluation.rank or self.grid_kernel.n_points
+        # The singular values of the covariance are needed for samples, too.
+        return (72.0 if sampling else 24.0) * m * m + 48.0 * outside**2 + 24.0 * m * rank
+
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without polynomials."""
         return self._whitened(self.interpolate(X.numpy(), self.evaluation.factor.F)).square().sum(1)

@@ -17,6 +17,7 @@ from ...core import (
     Choice,
     FitRun,
     GPRegressorBase,
+    fit_exactly,
     random_rows,
     train_planned,
 )
@@ -285,9 +286,11 @@ class NNGPRegressor(GPRegressorBase):
         run.follow(settings)
         self.n_neighbors_, self.local_power_, self._scale = settings.n_neighbors.value, 0.0, 1.0
         self.dtype_ = settings.dtype.value
-        if self.n_neighbors_ >= n:
+        if settings.exact_instead:
             self._kind, self._seen, self._near = "subset", np.arange(n), None
-            self._fit_exactly(table, kernel, settings.stages, "use a smaller n_neighbors", run)
+            run.begin(table.X, table.y)
+            self._keep_table(table)
+            fit_exactly(table, kernel, settings.stages, run)
             return
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
         # Refuses kernels that have no metric, before any work.
@@ -424,18 +427,15 @@ class NNGPRegressor(GPRegressorBase):
             precision = settings.dtype.value
             if m == old or self.n_neighbors != "auto":
                 self.n_neighbors_ = settings.n_neighbors.value
-            if self.n_neighbors_ == n:
+            if settings.exact_instead:
                 # The likelihood is that of all rows, as after a fit.
-                posterior, evaluation = run.finish("index", self._exact)
-                self.local_power_ = 0.0
                 self._seen = np.arange(n)
-                self.log_marginal_likelihood_value_ = evaluation.value
+                self._join_exactly(run, "use a smaller n_neighbors")
             elif self.n_neighbors_ == m < old and self.dtype_ == precision:
-                posterior = before.plus(self._trained_problem(), len(X))
+                self._remember(before.plus(self._trained_problem(), len(X)))
             else:
-                self.dtype_ = precision
-                posterior = run.finish("index", self._build_posterior)
-            self._remember(posterior)
+                self._exact, self.dtype_ = None, precision
+                self._remember(run.finish("index", self._build_posterior))
             if self._kind != "subset":
                 # A mean over the same rows, times the number of rows.
                 self.log_marginal_likelihood_value_ *= n / old
@@ -446,8 +446,6 @@ class NNGPRegressor(GPRegressorBase):
     # ------------------------------------------------------------------ prediction
 
     def _build_posterior(self) -> Posterior:
-        if self.n_neighbors_ >= len(self.X_train_):
-            return self._exact()[0]
         problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)
         settings = self.n_neighbors_, dtype, self.local_power_, self._scale
         return NeighborPosterior(problem, problem.kernel.theta0, *settings)
@@ -457,8 +455,6 @@ class NNGPRegressor(GPRegressorBase):
 
     def _likelihood_at(self, theta, eval_gradient):
         """Value and gradient of the training objective, without priors."""
-        if self._kind == "subset" and len(self._seen) == len(self.X_train_):
-            return super()._likelihood_at(theta, eval_gradient)
         part, estimator = self._objective_on(self._trained_problem())
         state = GradientState()
         if self._near is not None:

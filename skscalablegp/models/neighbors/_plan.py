@@ -13,6 +13,7 @@ from ...core import (
     Plan,
     StageSettings,
     Subsets,
+    instead,
     is_auto,
     only_float64,
     plan_stages,
@@ -79,8 +80,12 @@ def plan(
     neighbors = resolve(params.n_neighbors, n if n <= most else enough, why)
     if neighbors.value >= n:
         why = "all rows are neighbours: the exact process"
-        neighbors = Choice(n, neighbors.reason)
-        all_rows = NeighborPlan(n_neighbors=neighbors, stages=stages, **only_float64(params, why))
+        all_rows = NeighborPlan(
+            n_neighbors=Choice(n, neighbors.reason),
+            stages=stages,
+            **instead(n, why, "use a smaller n_neighbors"),
+            **only_float64(params, why),
+        )
         return all_rows.ignoring(*_OF_NEIGHBORS, because=why)
     exact, size = params.objective == "subset", params.subset_size
     if is_auto(size) or (exact and size is None):

@@ -479,11 +479,13 @@ def test_plans_draw_features_for_large_tables_or_if_asked(n, params, features, s
     plan = plan_features(RFFRegressor(**known(RFFRegressor)), n, 3, Machine(), n_params=5)
     assert plan.n_components.value == features and plan.dtype.value == "float64"
     assert ("optimizer" in plan.choices) == (features is not None)
+    assert bool(plan.exact_instead) == (features is None)
     plan = plan_series(SSRFFRegressor(**known(SSRFFRegressor)), n, 3, Machine(), n_params=5)
     assert plan.min_components.value == series and (plan.gradient is None) == (series is None)
     # Nothing is truncated on tables without more rows than the first term has functions.
     assert ("truncation" in plan.without_effect) == (series is None or n <= series)
-    assert [need.bytes for need in plan.needs] == ([] if series is None else [24 * n * n])
+    assert bool(plan.exact_instead) == (series is None)
+    assert [need.bytes for need in plan.needs] == [24 * n * n]
 
 
 def test_time_is_looked_at_between_the_terms_of_a_step():
@@ -510,7 +512,7 @@ def test_time_is_looked_at_between_the_terms_of_a_step():
             "models.fourier._rff",
             "feature_weights",
         ),
-        (SSRFFRegressor(optimizer=None, random_state=0), "core._regressor", "ExactPosterior"),
+        (SSRFFRegressor(optimizer=None, random_state=0), "core._exact_process", "ExactPosterior"),
     ],
 )
 def test_the_last_part_survives_one_interrupt(model, module, name, monkeypatch):
