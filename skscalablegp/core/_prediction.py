@@ -373,12 +373,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Raise a MemoryError if a joint prediction does not fit, before any work."""
-        m = len(X)
-        self._check_memory(
-            self._posterior().joint_bytes(self._inputs(X), what == "sample_y"),
-            f"{what} for {m} rows (an {m} x {m} covariance beside its factors)",
-            "ask for fewer rows at a time, or for return_std, which works in chunks",
-        )
+        self._check_memory(*self._posterior().joint_need(self._inputs(X), what))
 
     def _covariance(self, X: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         posterior = self._posterior()

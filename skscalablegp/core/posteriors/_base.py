@@ -94,10 +94,14 @@ class Posterior(ABC):
         draws = [random_state.multivariate_normal(one, covariance, n_samples).T for one in means.T]
         return torch.as_tensor(np.stack(draws, 1))
 
-    def joint_bytes(self, X: Float[Tensor, "m d"], sampling: bool) -> float:
-        """Peak memory of the covariance of all rows of X, or of samples there."""
-        m = len(X)
-        return 8.0 * m * (3 * m + 2 * self.width)
+    def joint_need(self, X: Float[Tensor, "m d"], what: str) -> tuple[float, str, str]:
+        """Peak memory of "return_cov=True" or "sample_y" for all rows of X: see `check_memory`."""
+        m, n = len(X), self.width
+        return (
+            8 * m * (3 * m + 2 * n),
+            f"{what} for {m} rows (an {m} x {m} covariance beside {m} x {n} cross-covariances)",
+            "ask for fewer rows at a time, or for return_std, which works in chunks",
+        )
 
     def leave_one_out(
         self,

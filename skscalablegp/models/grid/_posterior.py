@@ -67,13 +67,17 @@ class GridPosterior(Posterior):
         # Exact variances cost no more, because they are polynomials within a cell.
         return LowRankForm(self, len(self.evaluation.inner))
 
-    def joint_bytes(self, X: Float[Tensor, "m d"], sampling: bool) -> float:
-        m, outside = len(X), int((~self._split(X)[1]).sum())
-        if sampling and outside == 0:
-            return 0.0  # Samples come from the grid, not from a joint covariance.
+    def joint_need(self, X: Float[Tensor, "m d"], what: str) -> tuple[float, str, str]:
+        m, outside, sampling = len(X), int((~self._split(X)[1]).sum()), what == "sample_y"
         rank = self.evaluation.rank or self.grid_kernel.n_points
-        # The singular values of the covariance are needed for samples, too.
-        return (72.0 if sampling else 24.0) * m * m + 48.0 * outside**2 + 24.0 * m * rank
+        # Samples also take the singular values of the covariance.
+        need = (72 if sampling else 24) * m * m + 48 * outside**2 + 24 * m * rank
+        return (
+            # Inside the grid, samples come from it and not from a joint covariance.
+            0 if sampling and outside == 0 else need,
+            f"{what} for {m} rows, {outside} of them outside the grid (an {m} x {m} covariance)",
+            "ask for fewer rows at a time, for return_std, or for rows inside the grid only",
+        )
 
     def root_variance(self, X: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Variances of rows inside the grid without polynomials."""
