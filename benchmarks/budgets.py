@@ -48,18 +48,18 @@ INTERRUPTED = (0.2, 4.0)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def table(n, classes):
-    """Five columns, a smooth function, noise of a tenth of its size."""
+def table(n, classes, d=5):
+    """Columns, of which four matter, a smooth function, noise of a tenth of its size."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (n, 5))
+    X = rng.uniform(-2, 2, (n, d))
     f = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.5 * X[:, 3]
     y = f + 0.1 * rng.standard_normal(n)
     return X, (y > 0).astype(int) if classes else y
 
 
-def fit(name, n, seconds):
+def fit(name, n, seconds, d):
     """In the process of its own: prints one line when the fit begins and one when it has ended."""
-    X, y = table(n, name.endswith("Classifier"))
+    X, y = table(n, name.endswith("Classifier"), d)
     model = getattr(skscalablegp, name)(max_seconds=seconds, random_state=0)
     signal.signal(signal.SIGINT, serve)
     print("begins", flush=True)
@@ -76,7 +76,7 @@ def fit(name, n, seconds):
     line["taken"] = round(time.perf_counter() - started, 2)
     if "stages" in line:
         # What has been kept, on other rows.
-        X, y = table(n + 1000, name.endswith("Classifier"))
+        X, y = table(n + 1000, name.endswith("Classifier"), d)
         line["score"] = round(float(model.score(X[n:], y[n:])), 4)
     line["GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     print(json.dumps(line), flush=True)
@@ -122,7 +122,8 @@ def measured(name, n, arguments, interrupt):
     """The line of one fit."""
     seconds = arguments.max_seconds if interrupt is None else float(LARGEST)
     child = subprocess.Popen(
-        [sys.executable, __file__, "--child", name, str(n), str(seconds), arguments.clock],
+        [sys.executable, __file__, "--child", name, *map(str, (n, seconds, arguments.columns))]
+        + [arguments.clock],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | (ONE_THREAD if arguments.clock == "cpu" else {}),
@@ -130,6 +131,7 @@ def measured(name, n, arguments, interrupt):
     )
     child.stdout.readline()
     line = {"estimator": name, "n": n, "asked": seconds, "load": round(os.getloadavg()[0], 1)}
+    line["columns"] = arguments.columns
     clock = time.monotonic if arguments.clock == "wall" else partial(processor_seconds, child)
     begun, served, last = clock(), [], ""
     for wait in [] if interrupt is None else [interrupt, AGAIN]:
@@ -182,17 +184,18 @@ def main():
     parser.add_argument("--part", choices=("budgets", "interrupts"), default="budgets")
     parser.add_argument("--estimator", nargs="+", default=ESTIMATORS, choices=ESTIMATORS)
     parser.add_argument("--rows", nargs="+", type=int, default=[5000, 20000])
+    parser.add_argument("--columns", type=int, default=5)
     parser.add_argument("--max-seconds", type=float, default=5.0)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--memory", type=float, help="most GiB of addresses")
     parser.add_argument(
         "--interrupt", nargs="+", type=float, help="seconds until SIGINT; no budget is set"
     )
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        name, n, seconds, _ = arguments.child
-        fit(name, int(n), float(seconds))
+        name, n, seconds, d, _ = arguments.child
+        fit(name, int(n), float(seconds), int(d))
         return
     for n in arguments.rows:
         for name in arguments.estimator:

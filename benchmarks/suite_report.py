@@ -247,4 +247,5 @@ def panel(ax, lines, classes):
     ax.set_yticks(height, [estimators[e] for e in order], fontsize=8)
     ax.set_xlabel("mean rank, with its standard error (1 is best)", fontsize=8)
     ax.grid(axis="x", alpha=0.3)
-    ax.legend(fontsize=8)
+    ax.set_ylim(-0.6, len(order) - 0.4)
+    ax.legend(fontsize=8, loc="lower right")

@@ -119,6 +119,18 @@ def simple_signals(X: np.ndarray, Y: np.ndarray, seed: int = 0) -> list[Signal]:
     return sorted(found, key=lambda signal: -signal.explained)
 
 
+def asked_once() -> Callable[[np.ndarray, np.ndarray], list[Signal]]:
+    """`simple_signals`, with the first answer for all further calls, which are on the same rows."""
+    found: list[list[Signal]] = []
+
+    def ask(X: np.ndarray, Y: np.ndarray) -> list[Signal]:
+        if not found:
+            found.append(simple_signals(X, Y))
+        return found[0]
+
+    return ask
+
+
 def input_weights(
     read: Callable[[Int[Tensor, " m"]], tuple[Tensor, Tensor]],
     n: int,

@@ -9,7 +9,7 @@ matter, or at which distance rows are neighbours, lie in the basin of a better o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -150,6 +150,7 @@ def choose_start(
     run: Run,
     max_iter: int | None = None,
     keep_steps: bool = True,
+    ask: Callable[..., list[Signal]] | None = None,
 ) -> Start:
     """The best of several starts, by the likelihood of some rows.
 
@@ -176,6 +177,8 @@ def choose_start(
     keep_steps : bool, default=True
         Whether the start is where its few steps have led. If not, they only tell which start is
         better: noisy gradients do not hold a position on a ridge that exact ones have reached.
+    ask : callable, optional
+        Stands for `simple_signals`, for example if several kernels on the same rows share them.
 
     Returns
     -------
@@ -190,7 +193,7 @@ def choose_start(
     if not _comparable(problem):
         return given
     steps = _STEPS if max_iter is None else min(_STEPS, max_iter)
-    search = _Search(problem, given, run, steps)
+    search = _Search(problem, given, run, steps, ask)
     run.monitor.begin("starts")
     with run.budget.may_end():
         search.compare()
@@ -215,8 +218,16 @@ def _comparable(problem: GPProblem) -> bool:
 class _Search:
     """The candidates of one fit, and the best start so far."""
 
-    def __init__(self, problem: GPProblem, given: Start, run: Run, steps: int):
+    def __init__(
+        self,
+        problem: GPProblem,
+        given: Start,
+        run: Run,
+        steps: int,
+        ask: Callable[..., list[Signal]] | None = None,
+    ):
         self._run, self.best, self._steps = run, given, steps
+        self._ask = ask or simple_signals
         self._given, self._layout = given, _Layout.of(problem.kernel)
         self._bounds = problem.kernel.bounds.numpy()
         # The same rows whatever the seed, as exact fits do not depend on one.
@@ -250,7 +261,7 @@ class _Search:
             X, Y = (
                 part[some].double().cpu().numpy() for part in (self._problem.X, self._problem.Y)
             )
-            self._signals = simple_signals(X, Y)
+            self._signals = self._ask(X, Y)
             self._rank(part, [*self._relevant()])
 
     def _rank(self, part: GPProblem, starts: list[Start]) -> None:

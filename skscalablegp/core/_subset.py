@@ -81,10 +81,13 @@ def exact_start(
     )
 
 
-def chosen_start(problem: GPProblem, run: Run, max_iter: int | None = None) -> Start:
+def chosen_start(
+    problem: GPProblem, run: Run, max_iter: int | None = None, ask: Any = None
+) -> Start:
     """The best of several starts on a few rows, one of which is the kernel's own values."""
     theta = problem.kernel.theta0.numpy()
-    return choose_start(replace(problem.to(torch.float64), keep=True), theta, run, max_iter)
+    problem = replace(problem.to(torch.float64), keep=True)
+    return choose_start(problem, theta, run, max_iter, True, ask)
 
 
 def compared_start(problem: GPProblem, settings: StageSettings, run: FitRun) -> TrainingResult:

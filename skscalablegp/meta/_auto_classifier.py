@@ -27,6 +27,9 @@ _AT_ONE = 20.0
 # With fewer rows folds keep the hyperparameters of all rows, because training them in each fold
 # would take most of the time.
 _FEW = 200
+# Steps of inducing points for two classes with a given kernel, and their weight: the probabilities
+# differ from those of many steps by less than 1e-3. More classes need smaller steps.
+_QUICK = {"max_iter": 8, "variational_learning_rate": 0.8}
 # Largest logarithm of a temperature, up or down.
 _WIDEST = 2.5
 
@@ -231,7 +234,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             if rows.cross_fitted:
                 parts = part / (1 + len(rows.folds))
                 inner, status = self._fitted(fresh, rows, np.arange(len(rows.y)), parts, run)
-                again = with_kernel(fresh, inner) if len(rows.y) < _FEW else fresh
+                quick = _QUICK if len(self.classes_) == 2 else {}
+                again = with_kernel(fresh, inner, **quick) if len(rows.y) < _FEW else fresh
                 for fitted, new in rows.folds:
                     below, _ = self._fitted(again, rows, fitted, parts, run)
                     found[new] = self._completed(below, rows.X[new])

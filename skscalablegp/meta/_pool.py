@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from ._below import mean_square
 from ._noise import NoiseModel
@@ -162,10 +162,9 @@ def mixture_weights(density: Float[np.ndarray, "k m"]) -> Float[np.ndarray, " k"
         Log density of each row under each member.
     """
     weights = np.full(len(density), 1 / len(density))
+    ratio = np.exp(density - density.max(axis=0))
     for _ in range(_STEPS):
-        with np.errstate(divide="ignore"):
-            joint = np.log(weights)[:, None] + density
-        new = np.exp(joint - logsumexp(joint, axis=0)).mean(1)
+        new = weights * (ratio / (weights @ ratio)).mean(1)
         done = np.abs(new - weights).max() < _CHANGE
         weights = new
         if done:

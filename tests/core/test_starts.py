@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPRegressor
+from skscalablegp import IterativeGPRegressor, SGPRRegressor, SVGPClassifier, SVGPRegressor
 from skscalablegp.core import Run
 from skscalablegp.core._defaults import data_scaled_kernel
 from skscalablegp.core._signal import simple_signals
@@ -288,7 +288,7 @@ def test_a_users_optimizer_begins_where_it_says_whatever_its_type():
 def test_inducing_points_limit_the_steps_of_starts(model, monkeypatch):
     limits = []
 
-    def choose(problem, theta, run, max_iter=None):
+    def choose(problem, theta, run, max_iter, *rest):
         limits.append(max_iter)
         return Start("the given values", theta)
 
@@ -307,3 +307,18 @@ def test_many_columns_are_permuted_in_blocks():
     for signal in simple_signals(X, y):
         assert set(np.argsort(signal.relevance)[-2:]) == {40, 120}
         assert (signal.relevance > 0.01 * signal.relevance.max()).sum() == 2
+
+
+def test_kernels_on_the_same_rows_share_what_simple_models_explain(monkeypatch):
+    asked = []
+
+    def ask(X, Y):
+        asked.append(Y.shape)
+        return simple_signals(X, Y)
+
+    monkeypatch.setattr("skscalablegp.core._signal.simple_signals", ask)
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (150, 2))
+    SVGPClassifier(max_iter=2, random_state=0).fit(X, X[:, 0] > 0)
+    # One regression has a single length scale, the other one a scale for each column.
+    assert asked == [(150, 1)]

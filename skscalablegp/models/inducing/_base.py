@@ -17,6 +17,7 @@ from ...core import (
     KNOWN_NOISE,
     FitRun,
     StageSettings,
+    asked_once,
     check_categories,
     chosen_start,
     compared_start,
@@ -222,11 +223,11 @@ class SparseMixin:
         starts: list[Start] = [(kernel, X, Y, torch.as_tensor)]
         if not training.plan.whole:
             starts = self._start_problems(model, X, Y)
-        best, n_iter = None, 0
+        best, n_iter, ask = None, 0, asked_once()
         for start in starts:
             if best is not None and run.stopped:
                 break
-            regressed = self._regressed(start, noise, steps, training, run)
+            regressed = self._regressed(start, noise, steps, training, run, ask)
             n_iter += regressed.result.n_iter
             if best is None or regressed.explained > best.explained + _CLEARLY_BETTER:
                 best = regressed
@@ -237,8 +238,14 @@ class SparseMixin:
             warn_if_rough(GPProblem(kernel, *check), best.result.theta, n, run)
         return best.theta, n_iter, best.result.stop_reason
 
-    def _regressed(
-        self, start: Start, noise: torch.Tensor, steps: int, training: SparseTraining, run: FitRun
+    def _regressed(  # noqa: PLR0913 (the terms of one regression)
+        self,
+        start: Start,
+        noise: torch.Tensor,
+        steps: int,
+        training: SparseTraining,
+        run: FitRun,
+        ask: Any,
     ) -> _Regressed:
         """An exact regression on some rows, or on all."""
         kernel, X, Y, to_theta = start
@@ -255,7 +262,7 @@ class SparseMixin:
             result = exact_start(problem, run, max_iter=steps, subset_size=first, precise=True)
             return _Regressed(to_theta(torch.as_tensor(result.theta)), result)
         problem = problem.to(torch.float64)
-        chosen = chosen_start(problem, run, steps)
+        chosen = chosen_start(problem, run, steps, ask)
         result = exact_start(problem, run, max_iter=steps, theta=chosen.theta)
         theta = torch.as_tensor(result.theta)
         explained = 1 - left_out(problem, theta).unexplained

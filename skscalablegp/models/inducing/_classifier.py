@@ -340,6 +340,8 @@ class SVGPClassifier(SparseMixin, GPClassifierBase):
         """
         kernel = model.kernel
         labels = torch.nn.functional.one_hot(Y[:, 0].long(), model.n_outputs).double()
+        if model.n_outputs == 2:
+            labels = labels[:, 1:]  # the other column is its negative
         labels = labels - labels.mean(0)
         labels = labels / labels.square().mean().sqrt().clamp_min(1e-12)
         unit = torch.as_tensor(np.atleast_1d(kernel.kernel.k2.length_scale)).to(X)
