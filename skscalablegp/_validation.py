@@ -1,7 +1,7 @@
 """Validation of users' input, with error messages that say what to do.
 
 Tables are validated by scikit-learn's ``validate_data``; this module has the other checks. Its
-functions only read their arguments (and, for devices and memory, the machine).
+functions only read their arguments (and, for memory, the machine).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from sklearn import config_context
 from sklearn.utils.validation import validate_data
+
+from ._devices import free_memory
 
 # Accepted magnitudes: within the range of single precision, in which some models compute, and with
 # ratios that can be squared in double precision.
@@ -375,39 +377,7 @@ def check_n_targets(n_targets: int | None, y: np.ndarray) -> int:
     return seen
 
 
-# ---------------------------------------------------------------- devices and numbers
-
-
-def _devices() -> list[str]:
-    return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-
-
-def resolve_device(device: Any = "auto") -> torch.device:
-    """The torch device for a string, with an index for CUDA.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "cuda", "cuda:<index>"}
-        "auto" is CUDA if it is available.
-    """
-    name, available = str(device), _devices()
-    if name == "auto":
-        name = available[1] if len(available) > 1 else "cpu"
-    if name == "cuda":
-        name = "cuda:0"
-    if name in available:
-        return torch.device(name)
-    listed = ", ".join(repr(d) for d in available)
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not index.isdigit():
-        raise ValueError(
-            f"device={str(device)!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:<index>' "
-            f"(available here: {listed})."
-        )
-    raise ValueError(
-        f"device={str(device)!r} is not available here: torch {torch.__version__} sees {listed}. "
-        "Use device='auto' to choose an available one."
-    )
+# ---------------------------------------------------------------- numbers
 
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -449,14 +419,12 @@ def available_memory(device: str | torch.device = "cpu") -> int | None:
     -------
     n_bytes : int or None
         For the CPU the smallest of the free memory of the system, of the control groups (v1 and v2)
-        and of the address space (``ulimit -v``) of this process. For CUDA the memory that the
-        driver reports as free, plus the memory that torch holds unused. None if unknown.
+        and of the address space (``ulimit -v``) of this process. On other devices the memory that
+        the driver reports as free, plus the memory that torch holds unused. None if unknown.
     """
     device = torch.device(device)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + unused
+    if device.type != "cpu":
+        return free_memory(device)
     known = (_system_memory(), _cgroup_memory(), _address_space())
     left = [size for size in known if size is not None]
     return min(left, default=None)

@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
 from .._compat import CallbackMixin
+from .._devices import device_or_cpu
 from .._named import NamedSettings, keep_settings
 from .._validation import check_memory
 from ..kernels import ThetaPrior, TorchKernel, check_no_columns, compile_kernel, with_column_numbers
@@ -190,8 +191,7 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
 
     def _fit_device(self) -> torch.device:
         """The device of the fit if this machine has it, else the CPU."""
-        device = torch.device(getattr(self, "device_", "cpu"))
-        return device if device.type == "cpu" or torch.cuda.is_available() else torch.device("cpu")
+        return device_or_cpu(getattr(self, "device_", "cpu"))
 
 
 def check_categories(kernel: TorchKernel, X: np.ndarray) -> None:

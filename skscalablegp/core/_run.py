@@ -32,7 +32,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._compat import FitEvents, callbacks_under_way
-from .._validation import available_memory, check_memory, resolve_device
+from .._devices import resolve_device
+from .._validation import available_memory, check_memory
 from ..linalg.parallel import n_workers
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._awkward import (

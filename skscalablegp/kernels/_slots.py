@@ -41,7 +41,8 @@ class Slot:
     def value(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, " size"]:
         """The positive values, float64 on theta's device, differentiable with respect to theta."""
         if self.index is None:
-            return torch.tensor(self.fixed, dtype=torch.float64, device=theta.device)
+            fixed = torch.tensor(self.fixed, dtype=torch.float64)
+            return fixed.to(theta.device, non_blocking=True)
         return theta[self.index].double().exp()
 
     def signed(self, theta: Float[Tensor, " p"]) -> Float64[Tensor, " size"]:
@@ -52,4 +53,4 @@ class Slot:
 
     def value_like(self, theta: Float[Tensor, " p"], X: Tensor) -> Float[Tensor, " size"]:
         """The values in the dtype and on the device of ``X``."""
-        return self.value(theta).to(X)
+        return self.value(theta).to(X, non_blocking=True)

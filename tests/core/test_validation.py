@@ -15,7 +15,6 @@ from skscalablegp._validation import (
     check_noise_variance,
     check_return_flags,
     format_bytes,
-    resolve_device,
     resolve_dtype,
 )
 
@@ -101,37 +100,6 @@ def test_n_targets():
     assert check_n_targets(2, np.ones((3, 2))) == 2
     with pytest.raises(ValueError, match=r"Got 1 != 2"):
         check_n_targets(2, np.ones(3))
-
-
-@pytest.fixture
-def no_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-
-
-@pytest.fixture
-def two_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-def test_devices_without_cuda(no_cuda):
-    assert resolve_device() == resolve_device("cpu") == torch.device("cpu")
-    for name in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=f"device='{name}' is not available.* sees 'cpu'"):
-            resolve_device(name)
-
-
-def test_devices_with_cuda(two_cuda):
-    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda:0")
-    assert resolve_device("cuda:1") == torch.device("cuda:1")
-    assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="sees 'cpu', 'cuda:0', 'cuda:1'"):
-        resolve_device("cuda:2")
-
-
-@pytest.mark.parametrize("name", ["gpu", "tpu:0", "cuda:one", "", None, 0])
-def test_unknown_device_lists_the_known(name):
-    with pytest.raises(ValueError, match="is unknown: use 'auto', 'cpu', 'cuda'"):
-        resolve_device(name)
 
 
 def test_dtypes():
@@ -227,7 +195,7 @@ def test_system_memory(tmp_path):
 def test_cuda_memory():
     assert 0 < available_memory("cuda:0") <= torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(MemoryError, match="the memory available on cuda:0 is"):
-        check_memory(2**60, "H", "use less", device=resolve_device("cuda"))
+        check_memory(2**60, "H", "use less", device="cuda:0")
 
 
 def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):

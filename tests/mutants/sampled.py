@@ -90,7 +90,7 @@ MUTANTS = [
     (
         "the triangle is not kept",
         STEPPER,
-        "change[:, :, self.t :] *= self._coordinates(index) >= torch.arange(self.n_dense)",
+        "change[:, :, self.t :] *= self._coordinates(index) >= columns",
         "pass",
         KNOWN,
     ),

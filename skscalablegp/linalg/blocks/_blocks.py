@@ -73,7 +73,7 @@ def _cut(start: int, stop: int, size: int) -> list[slice]:
 def matmul(A: Float[Tensor, "n k"], B: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
     """A B as a new matrix; large products are shared among the workers by rows of A."""
     rows = task_rows(B.numel())
-    if rows >= len(A) or A.is_cuda:
+    if rows >= len(A) or not A.is_cpu:
         return A @ B
     out = A.new_empty(len(A), B.shape[1])
     _each(_cut(0, len(A), rows), lambda some: torch.mm(A[some], B, out=out[some]))
@@ -85,7 +85,7 @@ def addmm_(
 ) -> None:
     """Add alpha A B to S in place; large products are shared among the workers by rows of A."""
     rows = task_rows(B.numel())
-    if rows >= len(A) or A.is_cuda:
+    if rows >= len(A) or not A.is_cpu:
         S.addmm_(A, B, alpha=alpha)
         return
     _each(_cut(0, len(A), rows), lambda some: S[some].addmm_(A[some], B, alpha=alpha))
@@ -96,7 +96,7 @@ def add_gram_(S: Float[Tensor, "m m"], A: Float[Tensor, "n m"]) -> None:
 
     Large products are shared among the workers by rows of S.
     """
-    if A.is_cuda:
+    if not A.is_cpu:
         S.addmm_(A.T, A)
         return
 
@@ -116,7 +116,7 @@ def solve_triangular(L: Float[Tensor, "n n"], B: Float[Tensor, "n m"]) -> Float[
     """L^-1 B for a lower triangle; large solves are shared among the workers by columns of B."""
     # Fewer columns would spend the time on reading L.
     columns = max(_COLUMNS, int(_MOST_FLOPS / max(1, L.numel())))
-    if columns >= B.shape[1] or L.is_cuda:
+    if columns >= B.shape[1] or not L.is_cpu:
         return torch.linalg.solve_triangular(L, B, upper=False)
     out = B.new_empty(B.shape[1], len(B)).mT
 
@@ -133,7 +133,7 @@ def cholesky_(A: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Int[Tensor
     A should be stored by columns: LAPACK then works in place, and products need no copies.
     """
     info = torch.zeros((), dtype=torch.int32, device=A.device)
-    if len(A) <= _WHOLE_FACTOR or A.is_cuda:
+    if len(A) <= _WHOLE_FACTOR or not A.is_cpu:
         return torch.linalg.cholesky_ex(A, out=(A, info))
     work = _Factorisation(A, _cut(0, len(A), _BLOCK))
     _each(((i, j) for j in range(len(work.cut)) for i in range(j, len(work.cut))), work.tile)
@@ -193,7 +193,7 @@ class _Factorisation:
 
 def cholesky_solve(B: Float[Tensor, "n t"], L: Float[Tensor, "n n"]) -> Float[Tensor, "n t"]:
     """(L L')^-1 B, block row by block row; LAPACK would first copy a large L."""
-    if len(L) <= _WHOLE_FACTOR or L.is_cuda:
+    if len(L) <= _WHOLE_FACTOR or not L.is_cpu:
         return torch.cholesky_solve(B, L)
     x, cut = B.clone(), _cut(0, len(L), _WHOLE_FACTOR)
     for own in cut:
@@ -209,7 +209,7 @@ def cholesky_solve(B: Float[Tensor, "n t"], L: Float[Tensor, "n n"]) -> Float[Te
 
 def cholesky_inverse(L: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """(L L')^-1 from the inverse of L and its product with itself, within one new matrix."""
-    if len(L) <= _WHOLE_INVERSE or L.is_cuda:
+    if len(L) <= _WHOLE_INVERSE or not L.is_cpu:
         return torch.cholesky_inverse(L)
     n, cut = len(L), _cut(0, len(L), _BLOCK)
     out = torch.zeros(n, n, dtype=L.dtype, device=L.device)

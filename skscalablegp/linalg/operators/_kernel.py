@@ -238,12 +238,12 @@ class KernelOperator(LinearOperator):
         grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
         for _, _, part in self._tiles(gradient):
             grad += part.to(grad.device)
-        return grad.cpu() + self._diagonal_grad(diagonal)
+        return (grad + self._diagonal_grad(diagonal)).cpu()
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
         with torch.enable_grad():
-            theta = self.theta.clone().requires_grad_(True)
+            theta = self.theta.clone().to(self.device, non_blocking=True).requires_grad_(True)
             diagonal = self.kernel.diag(theta, self.X) + self.kernel.noise(theta, self.X)
             return slope((diagonal * weights).sum(), theta)
 

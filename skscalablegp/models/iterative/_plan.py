@@ -38,12 +38,12 @@ from ._solves import (
 )
 
 # Rows up to which a factorisation with its inverse is faster than the solves of a stochastic step,
-# as measured by benchmarks/crossover.py.
-EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000}
+# as measured by benchmarks/crossover.py on CPUs; the numbers of GPUs are unmeasured here and below.
+EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000, "xpu": 30_000}
 # Rows up to which a badly conditioned problem is trained by float64 factorisations.
-EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000}
+EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000, "xpu": 40_000}
 # Rows up to which predictions use a factorisation, at n^3 / 3 operations.
-EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000}
+EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000, "xpu": 40_000}
 # Rows up to which steps are so cheap that double precision does not matter.
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit from which training on a larger table starts.

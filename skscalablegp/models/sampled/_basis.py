@@ -29,7 +29,7 @@ class BasisPart:
     Attributes
     ----------
     index : Tensor of shape (u,)
-        The numbers of the units.
+        The numbers of the units, on the device of the basis.
     evaluate : callable
         Maps hyperparameters and rows (n, d) to the functions of these units (n, q u), ordered by
         the function within a unit, then by unit; O(n q u d).
@@ -53,11 +53,13 @@ class SampledBasis(ABC):
         m / q.
     block_units : int
         Units of a block; the last may have fewer.
+    device : torch.device
     """
 
     per_unit: int
     n_units: int
     block_units: int
+    device: torch.device
 
     @property
     def n_features(self) -> int:
@@ -76,7 +78,7 @@ class SampledBasis(ABC):
     def index(self, blocks: np.ndarray) -> Tensor:
         """The unit numbers of several blocks, in the order of the blocks."""
         ranges = [np.arange(r.start, r.stop) for r in map(self.units, blocks.tolist())]
-        return torch.as_tensor(np.concatenate(ranges))
+        return torch.as_tensor(np.concatenate(ranges)).to(self.device, non_blocking=True)
 
     def draw(self, n_blocks: int, rng: np.random.Generator) -> tuple[BasisPart, float]:
         """Draw blocks without replacement; return them with the factor that scales up their sums.
@@ -194,13 +196,16 @@ class KernelFunctions(SampledBasis):
     def n_units(self) -> int:
         return len(self.points)
 
+    @property
+    def device(self) -> torch.device:
+        return self.points.device
+
     def index(self, blocks: np.ndarray) -> Tensor:
-        return torch.as_tensor(blocks)
+        return torch.as_tensor(blocks).to(self.device, non_blocking=True)
 
     def part(self, blocks: np.ndarray) -> BasisPart:
-        index = torch.as_tensor(blocks)
-        at = index.to(self.points.device)
-        points, scale = self.points[at], None if self.scale is None else self.scale[at]
+        index = self.index(blocks)
+        points, scale = self.points[index], None if self.scale is None else self.scale[index]
 
         def evaluate(theta: Tensor, X: Tensor) -> Tensor:
             phi = self.kernel.cross(theta, X, points)

@@ -40,7 +40,7 @@ class DualStepper(SampledStepper):
         self._variance = share * (gram[s:].square() @ c.square())[:, None]
 
     def _step(self, rows: np.ndarray, X: Tensor, Y: Tensor, noise: NoiseAtRows) -> None:
-        index = torch.as_tensor(rows)
+        index = torch.as_tensor(rows).to(X.device, non_blocking=True)
         everywhere = self.support.kernel.cross(self.support.theta, X, self._rows)
         f = self._function(X, everywhere[:, : len(self.support)])
         variance = self._variance.mean().to(f).expand(len(f), 1)

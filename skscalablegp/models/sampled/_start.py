@@ -309,7 +309,7 @@ def _constants(kernel: Kernel, name: str = "") -> dict[str, ConstantKernel]:
 def _laplace(noise: NoiseAtRows, K: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """alpha = K^-1 f at the mode of the posterior, and the Laplace evidence."""
     alpha, f, none = torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y)
-    eye = torch.eye(len(y), dtype=K.dtype)
+    eye = torch.eye(len(y), dtype=K.dtype, device=K.device)
     value = float(noise.likelihood.log_density(y, f, none).sum())
     for _ in range(20):
         _, slope, curvature, _ = noise.likelihood.derivatives(y, f, none)

@@ -172,7 +172,8 @@ class SampledStepper(Stepper):
         """
         change = self.optimizer.change(index, gradient / self.flattening.level, self.basis.n_units)
         if self.n_dense:
-            change[:, :, self.t :] *= self._coordinates(index) >= torch.arange(self.n_dense)
+            columns = torch.arange(self.n_dense, device=index.device)
+            change[:, :, self.t :] *= self._coordinates(index) >= columns
         self._mean.before(index, self._steps)
         self.weights.coef[:, index] += change
         moved = (everywhere @ change.flatten(0, 1)).double()

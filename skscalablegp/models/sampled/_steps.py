@@ -205,7 +205,7 @@ def _first_weights(
     solved = torch.cholesky_solve(first, factor)
     root = (1 - (first * solved).sum(0)).clamp_min(1e-6).sqrt()
     shared[:, t:] = -solved / root
-    number = (index[None] * q + torch.arange(q)[:, None])[:, :, None].to(phi.device)
+    number = (index[None] * q + torch.arange(q, device=index.device)[:, None])[:, :, None]
     r = torch.arange(c, device=phi.device)
     own = (phi[:s].T @ shared[:, t:].to(phi)).reshape(q, head, c)
     coef[:, index, t:] = own * (number > r) + (number == r) * root.to(own)

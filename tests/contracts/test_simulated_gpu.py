@@ -1,0 +1,65 @@
+"""Every estimator on a simulated GPU: what it says is what it says on the CPU, to the last bit.
+
+The simulated device computes on the CPU, so that differences come from the package: from another
+algorithm, from other tiles, or from another dtype. Operands on two devices are errors there, as
+they are on a GPU; see ``tests/simulated.py``.
+"""
+
+import pickle
+
+import numpy as np
+import pytest
+from contracts.estimator_contract import table
+from contracts.test_contract import ROWS
+from numpy.testing import assert_allclose
+from simulated import simulated
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+# One row of each class, with the settings that reach its method; grids are always on the CPU.
+QUICK = [row for row in ROWS if row.stands_for_its_class and row.name not in ("kissgp", "love")]
+
+
+def method(row, device):
+    """The row's estimator on a device, by its method also on a small table."""
+    model = row.new(device=device)
+    if "small_table" in model.get_params(deep=False):
+        model.set_params(small_table="method")
+    return model
+
+
+@pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
+def test_the_method_on_a_gpu(row):
+    X, y, X_new = table()
+    with simulated() as gpu:
+        model = method(row, "cuda").fit(X, row.target(y))
+        answers = row.everything(model, X_new)
+    assert all(a.dtype.kind != "f" or np.isfinite(a).all() for a in answers)
+    assert model.device_ == "cuda:0" and gpu.launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_says_on_a_gpu_what_it_says_on_a_cpu(row):
+    """And where the GPU is gone, and where it is back."""
+    X, y, X_new = table()
+    y = row.target(y)
+    with simulated():
+        there = method(row, "cuda").fit(X, y)
+        found = row.everything(there, X_new)
+        kept = pickle.dumps(there)
+    here = method(row, "cpu").fit(X, y)
+    for ours, theirs in zip(found, row.everything(here, X_new), strict=True):
+        if ours.dtype.kind in "iOU":
+            assert (ours == theirs).all()
+        else:
+            assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
+    away = pickle.loads(kept)
+    for ours, theirs in zip(row.everything(away, X_new), found, strict=True):
+        if ours.dtype.kind == "f":
+            assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
+    with simulated():
+        back = pickle.loads(pickle.dumps(away))
+        for ours, theirs in zip(row.everything(back, X_new), found, strict=True):
+            if ours.dtype.kind == "f":
+                assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
