@@ -29,16 +29,27 @@ class LeftOut:
     how : {"leave_one_out", "held_out"}
         "leave_one_out" is a closed form at the trained hyperparameters, for the rows that were
         requested. "held_out" rows are predicted by a fit without them, which has chosen the rows.
+    fold_mean : ndarray of shape (k,) or None
+        Means by fits that have not seen any row of the same fold, if `mean` has others. A noise
+        model learns from them: a mean that leaves out one row alone differs from that of all rows
+        by the row's own share, and so tells the row's target wherever the mean of all rows is known
+        from other rows.
     """
 
     rows: np.ndarray
     mean: np.ndarray
     std: np.ndarray | None
     how: Literal["leave_one_out", "held_out"]
+    fold_mean: np.ndarray | None = None
 
     @property
     def variance(self) -> np.ndarray | None:
         return None if self.std is None else self.std**2
+
+    @property
+    def feature_mean(self) -> np.ndarray:
+        """The means from which a noise model learns."""
+        return self.mean if self.fold_mean is None else self.fold_mean
 
 
 @dataclass(frozen=True, eq=False)

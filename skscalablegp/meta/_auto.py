@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from .._validation import check_noise_variance
 from ..core import FitRun
-from ._auto_base import CUT, AutoBase, Rows, with_kernel
-from ._below import fit_below, told_noise
+from ._auto_base import CUT, AutoBase, Rows
+from ._below import fit_below, told_noise, with_kernel
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, candidates
 from ._noise import FEWEST_ROWS, best_noise

@@ -277,20 +277,6 @@ def _is_numeric(X: Any) -> bool:
     return X.dtype.kind in "biufc" if hasattr(X.dtype, "kind") else True
 
 
-def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
-    """The estimator with the trained kernel of a fit, where it has one, and without training.
-
-    `own` are further settings for this, where the estimator leaves them open.
-    """
-    kernel, settings = getattr(_last(fitted), "kernel_", None), fresh.get_params(deep=False)
-    if kernel is None or "optimizer" not in settings:
-        return fresh
-    fixed = clone(fresh).set_params(kernel=kernel, optimizer=None)
-    auto = {name for name, value in settings.items() if isinstance(value, str) and value == "auto"}
-    fixed.set_params(**{name: value for name, value in own.items() if name in auto})
-    return fixed.set_params(normalize_y=True) if "normalize_y" in settings else fixed
-
-
 def _seeded(fresh: Any, seed: int) -> Any:
     """A copy with a seed, where it takes one and has none."""
     fresh = clone(fresh)

@@ -15,7 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
 from ..core.posteriors import Posterior
-from ._auto_base import AutoBase, Rows, with_kernel
+from ._auto_base import AutoBase, Rows
+from ._below import with_kernel
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,32 @@ def opened(estimator: Any, outer: GPModel, run: FitRun, names: Any = None) -> An
             part.set_params(kernel=with_column_numbers(clone(part.kernel), len(names), names))
         part = getattr(part, "estimator", None)
     return inner
+
+
+def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
+    """The estimator with the trained kernel of a fit, where it has one, and without training.
+
+    The same holds for the regressor inside a pipeline or another estimator. `own` are further
+    settings for this, where the estimator leaves them open.
+    """
+    settings = fresh.get_params(deep=False)
+    if "steps" in settings:
+        *before, (name, last) = fresh.steps
+        return clone(fresh).set_params(steps=[*before, (name, with_kernel(last, fitted[-1]))])
+    if settings.get("estimator") is not None and hasattr(fitted, "estimator_"):
+        below = with_kernel(settings["estimator"], fitted.estimator_)
+        return clone(fresh).set_params(estimator=below)
+    kernel = getattr(fitted, "kernel_", None)
+    if kernel is None or "optimizer" not in settings:
+        return fresh
+    fixed = clone(fresh).set_params(kernel=kernel, optimizer=None)
+    auto = {name for name, value in settings.items() if isinstance(value, str) and value == "auto"}
+    fixed.set_params(**{name: value for name, value in own.items() if name in auto})
+    if "normalize_y" in auto:
+        # The fitted kernel has the units of the targets that it was fitted to.
+        chosen = fitted.fit_report_.choices.get("normalize_y")
+        fixed.set_params(normalize_y=chosen is None or chosen.value)
+    return fixed
 
 
 def best_way(n: int, held: int) -> int | str:
@@ -319,3 +346,24 @@ def predict_held_out(
     rows, mean, std = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(rows)
     return LeftOut(rows[order], mean[order], std[order] if len(std) else None, "held_out")
+
+
+def with_fold_means(  # noqa: PLR0913 (what one fit without some rows needs)
+    left: LeftOut,
+    again: Any,
+    run: FitRun,
+    X: np.ndarray,
+    y: np.ndarray,
+    folds: list[tuple[np.ndarray, np.ndarray]],
+    preview: Callable[[Any, Any], None],
+    share: float,
+    told: dict[str, np.ndarray],
+) -> LeftOut:
+    """Closed-form predictions with means by fits of `again` that have not seen the row's fold.
+
+    The parameters are those of `predict_held_out`. Unchanged if time was short.
+    """
+    found = predict_held_out(again, run, X, y, folds, preview, share, told)
+    if found is None or not np.isin(left.rows, found.rows).all():
+        return left
+    return replace(left, fold_mean=found.mean[np.searchsorted(found.rows, left.rows)])

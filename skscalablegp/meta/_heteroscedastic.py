@@ -20,6 +20,8 @@ from ._below import (
     predict_held_out,
     split,
     told_noise,
+    with_fold_means,
+    with_kernel,
 )
 from ._noise import FEWEST_ROWS, best_noise, level
 from ._noisy import NoisyRegressorBase
@@ -263,14 +265,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         squares = np.square(errors) / total
         model = level(squares)
         logs = np.full(len(rows), model.level)
-        with run.stage("noise", optional=True):
-            model, logs = best_noise(
-                noise_features(X[rows], mean, variance),
-                squares,
-                self.noise_estimator,
-                run.random_state,
-                run.budget.check,
-            )
+        if found.how == "held_out" or found.fold_mean is not None:
+            features = noise_features(X[rows], found.feature_mean, variance)
+            with run.stage("noise", optional=True):
+                model, logs = best_noise(
+                    features, squares, self.noise_estimator, run.random_state, run.budget.check
+                )
         if run.budget.left == 0:
             run.budget.end("max_seconds")
         if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
@@ -290,8 +290,12 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         """
         inner, way, n = self._learned, self.residuals, len(X)
         held = int(self.validation_fraction * n)
+        folds = split(n, best_way(n, held), held, run)
+        # Meanwhile callbacks see the model of all rows.
+        seen = lambda model, _: model._finish(inner)  # noqa: E731
         if way in ("auto", "leave_one_out"):
-            order = run.random_state.permutation(n)[:_LEFT_OUT]
+            new = np.concatenate([new for _, new in folds])
+            order = run.random_state.permutation(new)[:_LEFT_OUT]
             found = left_out_in_time(inner, run, X, y, order, "leave-one-out", told)
             if found is not None:
                 closed = found.how == "leave_one_out"
@@ -299,6 +303,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
                 why = "there is a closed form" if closed else f"{below} has held-out rows"
                 run.chose("residuals", found.how, why)
                 run.ignores("validation_fraction", "no rows are held out" if closed else why)
+                if closed and len(found.rows) >= FEWEST_ROWS:
+                    again = with_kernel(fresh, inner.inner)
+                    found = with_fold_means(found, again, run, X, y, folds, seen, share, told)
                 return found
             if run.stopped:
                 return None
@@ -313,8 +320,6 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
             return None
         if way != "held_out":
             run.ignores("validation_fraction", "no rows are held out")
-        # Meanwhile callbacks see the model of all rows.
-        seen = lambda model, _: model._finish(inner)  # noqa: E731
         return predict_held_out(fresh, run, X, y, split(n, way, held, run), seen, share, told)
 
     def _finish(self, scaled: Scaled) -> None:

@@ -28,6 +28,8 @@ from ._below import (
     predict_held_out,
     split,
     told_noise,
+    with_fold_means,
+    with_kernel,
 )
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
@@ -297,12 +299,13 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if at is not None and not contained:
                 variance = variance + at
             members.append(member)
-            found.append((rows, mean, variance))
+            feature = left.fold_mean if left.how == "leave_one_out" else mean
+            found.append((rows, mean, variance, feature))
         # If time was short, a closed form has left out only the first rows of the order.
         rows = min((part[0] for part in found), key=len)
         at = [np.searchsorted(part[0], rows) for part in found]
-        means, variances = (
-            np.stack([part[j][own] for part, own in zip(found, at, strict=True)]) for j in (1, 2)
+        means, variances, features = (
+            np.stack([part[j][own] for part, own in zip(found, at, strict=True)]) for j in (1, 2, 3)
         )
         counts = np.ones(n) if known is None else noise_weights(known)
         errors = y[rows] - means
@@ -320,7 +323,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             if density > best or size == len(members):
                 best, chosen = density, (own, mean, np.sqrt(variance))
         weights, *predicted = chosen
-        self._finish(members, weights, LeftOut(rows, *predicted, "held_out"))
+        self._finish(members, weights, LeftOut(rows, *predicted, "held_out", weights @ features))
 
     def _without_targets(self, member, fresh, X, y, told, folds, order, share, run):  # noqa: PLR0913 (what one fit without some rows needs)
         """Rows, means and variances by a regressor fitted without them; None if there is no time.
@@ -331,13 +334,15 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         found = left_out_in_time(member, run, X, y, order, share, told)
         if run.stopped:
             return None
-        # A stack inside this one has held out other rows.
-        if found is not None and found.how == "leave_one_out":
-            return found
 
         def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
             model._finish(self._members)
 
+        # A stack inside this one has held out other rows.
+        if found is not None and found.how == "leave_one_out":
+            again = with_kernel(fresh, member.inner)
+            found = with_fold_means(found, again, run, X, y, folds, preview, share, told)
+            return None if run.stopped else found
         found = predict_held_out(fresh, run, X, y, folds, preview, share, told)
         return None if run.stopped else found
 

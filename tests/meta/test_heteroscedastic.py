@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import norm, t
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.dummy import DummyRegressor
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -24,6 +25,7 @@ from skscalablegp import (
     RFFRegressor,
     SCGDDKLRegressor,
     SGPRRegressor,
+    StackedGPRegressor,
     SVGPRegressor,
 )
 from skscalablegp.core import fitted_process
@@ -278,6 +280,49 @@ class TestNoise:
         assert np.mean((draws > ends[0]) & (draws < ends[1])) == pytest.approx(0.5, abs=0.02)
         # Half of a t with 2.5 degrees of freedom is within .77 of its median.
         assert np.diff(ends)[0] == pytest.approx(2 * 0.77, rel=0.15)
+
+
+def groups(n, seed):
+    """Pure noise, with the numbers of three groups in three columns, and a fourth column."""
+    rng = np.random.default_rng(seed)
+    hot = np.eye(3)[rng.integers(3, size=n)]
+    return np.column_stack([hot, rng.random(n)]), rng.standard_normal(n)
+
+
+class Features(LinearRegression):
+    """Keeps the features of its fits."""
+
+    seen = []
+
+    def fit(self, X, y):
+        self.seen.append(X)
+        return super().fit(X, y)
+
+
+class TestFeatures:
+    """A mean without one row's target tells that target where the mean of all rows is known."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_pure_noise_teaches_nothing(self, seed):
+        X, y = groups(300, seed)
+        model = HeteroscedasticRegressor(IterativeGPRegressor(), random_state=0).fit(X, y)
+        assert not model.noise_estimators_
+        np.testing.assert_allclose(model.predict_std(X), y.std(), rtol=0.1)
+
+    @pytest.mark.parametrize("stacked", [False, True])
+    def test_means_are_those_of_folds(self, stacked):
+        X, y = groups(300, 0)
+        X = X[:, :3]
+        y = y + X @ [-3.0, 0.0, 3.0]
+        process = IterativeGPRegressor(KERNEL, optimizer=None)
+        below = StackedGPRegressor([("process", process), ("mean", DummyRegressor())])
+        Features.seen = []
+        model = HeteroscedasticRegressor(below if stacked else process, Features(), random_state=0)
+        model.fit(X, y)
+        F = max(Features.seen, key=len)
+        assert len(F) >= 240 and np.corrcoef(F[:, 3], F[:, 2] - F[:, 0])[0, 1] > 0.99
+        # Five folds have three groups each. Without one row alone there are hundreds of means.
+        assert 3 < len(np.unique(np.round(F[:, 3], 9))) <= 15
 
 
 class TestInCompany:
