@@ -120,7 +120,7 @@ def make_estimators():
 
     import skscalablegp
 
-    classes = [getattr(skscalablegp, name) for name in skscalablegp.__all__ if name[0] != "_"]
+    classes = [getattr(skscalablegp, name) for name in skscalablegp.__all__ if name[0].isupper()]
     known = {cls.__name__: cls for cls in classes if is_regressor(cls())}
     reference = skscalablegp.IterativeGPRegressor
     made = {name: lambda cls=cls: cls(random_state=0) for name, cls in known.items()}

@@ -129,7 +129,7 @@ def known_estimators():
 
     import skscalablegp
 
-    classes = [getattr(skscalablegp, name) for name in skscalablegp.__all__ if name[0] != "_"]
+    classes = [getattr(skscalablegp, name) for name in skscalablegp.__all__ if name[0].isupper()]
     own = [cls.__name__ for cls in classes if isinstance(cls, type) and is_regressor(cls())]
     return own + BASELINES
 

@@ -190,7 +190,7 @@ def estimators(package):
     """Names of the package's estimators, and whether they are classifiers."""
     code = (
         "import skscalablegp as s; from sklearn.base import is_classifier;"
-        "[print(n, is_classifier(getattr(s, n)())) for n in s.__all__ if n[0] != '_']"
+        "[print(n, is_classifier(getattr(s, n)())) for n in s.__all__ if n[0].isupper()]"
     )
     said = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {package!r}); {code}"],

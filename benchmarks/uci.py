@@ -131,12 +131,12 @@ def make_estimator(name, params, seed):
 
     import skscalablegp
 
-    if name in skscalablegp.__all__:
+    if name in skscalablegp.__all__ and name[0].isupper():
         cls = getattr(skscalablegp, name)
     else:
         known = dict(all_estimators(type_filter=["regressor", "classifier"]))
         if name not in known:
-            own = ", ".join(n for n in skscalablegp.__all__ if n[0] != "_")
+            own = ", ".join(n for n in skscalablegp.__all__ if n[0].isupper())
             raise SystemExit(
                 f"Unknown estimator {name!r}: skscalablegp has {own}; the regressors and "
                 "classifiers of scikit-learn are known too."

@@ -1,6 +1,7 @@
 # The public names of this package, each listed once: editors and type checkers read this file, and
 # `__init__.py` imports each name from here when it is first used. An estimator is one line below.
 from . import datasets as datasets
+from . import files as files
 from . import gradients as gradients
 from . import inspection as inspection
 from . import kernels as kernels
@@ -11,6 +12,8 @@ from . import priors as priors
 from . import solvers as solvers
 from . import training as training
 from . import truncation as truncation
+from .files import load as load
+from .files import save as save
 from .meta import AutoGPClassifier as AutoGPClassifier
 from .meta import AutoGPRegressor as AutoGPRegressor
 from .meta import HeteroscedasticRegressor as HeteroscedasticRegressor

@@ -157,6 +157,29 @@ class GPModel(CallbackMixin, NamedSettings, ABC):
         """Predictions of training rows without their own targets; here there is no closed form."""
         return None
 
+    def _training_only(self) -> tuple[str, ...]:
+        """The fitted attributes that no prediction reads; compact files leave them out."""
+        return ("history_",)
+
+    def _saved_state(self, compact: bool) -> dict[str, Any]:
+        """The attributes that a file keeps; if `compact`, those that predictions need."""
+        state = dict(vars(self))
+        if not compact or "n_iter_" not in state:
+            return state
+        left = [name for name in self._training_only() if name in state]
+        kept = {name: value for name, value in state.items() if name not in left}
+        return kept | {"_left_out_of_file": left}
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise the error about an attribute that does not exist, or does not any more."""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in vars(self).get("_left_out_of_file", ()):
+            message += (
+                ", which was left out of the compact file from which it was loaded: save the model "
+                "with compact=False to keep it"
+            )
+        raise AttributeError(message, name=name, obj=self)
+
     def _build_posterior(self) -> Posterior:
         """Make the posterior of the method from the fitted attributes."""
         raise NotImplementedError

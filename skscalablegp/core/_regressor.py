@@ -88,6 +88,9 @@ class TableRegressorBase(GPPredictionBase):
         # A spent time budget has left a random part of the rows, whose numbers are unknown.
         return self._noise_train if len(kept) == len(X) else None
 
+    # The table, as attributes of the fitted model.
+    _ROWS = ("X_train_", "y_train_", "_noise_train")
+
     def _join_exactly(self, run: FitRun, remedy: str) -> None:
         """Make the exact process of the table, which rows have joined, the fitted model."""
         process = ExactProcess(self._table(), self.kernel_)
@@ -136,7 +139,9 @@ class TableRegressorBase(GPPredictionBase):
 
     def _trained_kernel(self) -> TorchKernel:
         """`kernel_` as torch functions."""
-        return compile_kernel(self.kernel_, n_columns(self.X_train_), self._any_kernel)
+        rows = vars(self).get("X_train_")
+        d = self.n_features_in_ if rows is None else n_columns(rows)
+        return compile_kernel(self.kernel_, d, self._any_kernel)
 
     def _trained_problem(self, dtype: torch.dtype = torch.float64, keep: bool = False) -> GPProblem:
         """The training table with the trained kernel."""

@@ -48,6 +48,7 @@ from sklearn.utils.estimator_checks import (
     check_param_validation,
 )
 
+from skscalablegp import load, save
 from skscalablegp.kernels import Categorical, Columns, LowRankCategorical, ThetaPrior
 from skscalablegp.metrics import coverage_scorer
 from skscalablegp.priors import LogNormal
@@ -139,6 +140,9 @@ class Row:
         """
         if name in ("regressor", "classifier"):
             return self.classifier == (name == "classifier")
+        if name == "partial_fit":  # kernel functions at the rows have no more to add
+            fixed = self.estimator.get_params().get("basis") == "rows"
+            return hasattr(self.estimator, name) and not fixed
         if name in CAPABILITIES:
             return getattr(self, name) and self.classifier == (name == "multi_class")
         if name in {field.name for field in fields(self)}:
@@ -605,6 +609,31 @@ class EstimatorContract(Contract):
         late = pickle.loads(pickle.dumps(model))
         assert_all_equal(said, row.everything(early, X_new), row.repeat_rtol)
         assert_all_equal(said, row.everything(late, X_new), row.repeat_rtol)
+
+    def test_files_before_and_after_predict(self, row, tmp_path):
+        """A file gives what a pickle gives, to the bit: predictions, samples and the report."""
+        model, X = shared(row)
+        fresh = pickle.loads(pickle.dumps(model))
+        size = save(fresh, tmp_path / "before")
+        everything = row.everything(fresh, X)
+        assert save(fresh, tmp_path / "after") == size
+        assert save(fresh, tmp_path / "compact", compact=True) < size
+        for name in ("before", "after", "compact"):
+            again = load(tmp_path / name)
+            assert_all_equal(row.everything(again, X), everything)
+            assert str(again.fit_report_) == str(model.fit_report_)
+            assert name == "compact" or vars(again).keys() == vars(model).keys()
+        assert_all_equal(row.everything(model, X), everything, row.repeat_rtol or 1e-12)
+
+    @needs("partial_fit")
+    def test_a_file_continues(self, row, tmp_path):
+        X, y, X_new = table(seed=2)
+        model = pickle.loads(pickle.dumps(shared(row)[0]))
+        save(model, tmp_path / "model")
+        again = load(tmp_path / "model")
+        for one in (model, again):
+            one.partial_fit(X[:5], row.target(y)[:5])
+        assert_all_equal(row.everything(model, X_new), row.everything(again, X_new), 1e-12)
 
     def test_fitted_state_needs_no_torch(self, row):
         model, X_new = shared(row)

@@ -441,6 +441,9 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
         # The only tensor of a model without a network is theta.
         return self._exact is not None or len(self._tensors) == 1
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), "_kept")
+
     def _build_posterior(self) -> Posterior:
         (features, tensors), noise = self._trained(torch.float64), self.noise_variance_
         return FeaturePosterior(

@@ -282,6 +282,9 @@ class RFFRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ after training
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), *self._ROWS)
+
     def _build_posterior(self) -> Posterior:
         kernel, features = self._trained_kernel(), to_torch(self._features)
         theta = kernel.theta0

@@ -394,6 +394,9 @@ class SGPRRegressor(TableRegressorBase):
 
     # ------------------------------------------------------------------ after training
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), *self._ROWS)
+
     def _build_posterior(self) -> InducingPosterior:
         kernel = self._trained_kernel()
         Z, P, shift = (

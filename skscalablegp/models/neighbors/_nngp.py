@@ -445,6 +445,9 @@ class NNGPRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ prediction
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), "_near", "_seen")
+
     def _build_posterior(self) -> Posterior:
         problem, dtype = self._trained_problem(), getattr(torch, self.dtype_)
         settings = self.n_neighbors_, dtype, self.local_power_, self._scale

@@ -1,0 +1,168 @@
+"""The fixed table of what a file may name: classes and functions, each under one name.
+
+A name in a file is looked up here and nowhere else. Nothing is imported because a file says so:
+only modules in this table are, when a file has one of their classes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from sklearn.gaussian_process import kernels as sklearn_kernels
+
+Entry = TypeVar("Entry")
+
+# Public modules, whose classes may be values of parameters.
+_SETTINGS = ("kernels", "likelihoods", "priors", "solvers", "preconditioners", "truncation")
+_SETTINGS += ("gradients", "training")
+
+# Classes of fitted state, by the module that defines them. A class belongs here as soon as a fitted
+# estimator has an object of it in its ``__dict__``; `save` refuses those that are missing.
+_STATE = {
+    "core._arrays": ["Record"],
+    "core._exact_process": ["ExactProcess"],
+    "core._fitted": ["LeftOut"],
+    "core._plan": ["Choice"],
+    "core.data._rows": ["Scaling"],
+    "core.data._table": ["Table"],
+    "features._fourier": ["_Block", "_First", "PriorFeatures"],
+    "features._network": ["DenseNetwork", "LimitedNetwork", "ModuleNetwork", "_Copies"],
+    "kernels._categorical": ["CategoryCovariance", "CodeFrequencies", "Equality"],
+    "kernels._compile": ["TorchKernel"],
+    "kernels._constant": ["Constant"],
+    "kernels._dot_product": ["Linear"],
+    "kernels._exp_sine_squared": ["Periodic"],
+    "kernels._frequencies": ["ScaledFrequencies", "SpreadFrequencies"],
+    "kernels._matern": ["Matern12", "Matern32", "Matern52"],
+    "kernels._nodes": ["OnColumns", "PowerNode", "ProductNode", "SumNode", "SumOverColumns"],
+    "kernels._numpy": ["NumpyKernel"],
+    "kernels._priors": ["ThetaPrior"],
+    "kernels._rational_quadratic": ["GammaMixtureFrequencies", "RationalQuadratic"],
+    "kernels._rbf": ["Gaussian"],
+    "kernels._slots": ["Slot"],
+    "kernels._spectral_mixture": ["BumpFrequencies", "SpectralComponent"],
+    "kernels._stationary": ["Stationary"],
+    "kernels._white": ["White"],
+    "meta._encoding": ["TableEncoder", "_Categories", "_Dates", "_Numbers"],
+    "meta._leaderboard": ["Leaderboard", "LeaderboardRow"],
+    "meta._noise": ["NoiseModel", "NoisePart", "_Standardised"],
+    "meta._scaled": ["Scaled", "Tails"],
+    "meta._target_codes": ["TargetCodes"],
+    "meta._trees": ["BoostedTrees", "RandomizedTrees"],
+    "models.deep._features": ["DeepFeatures"],
+    "models.grid._grid": ["Axis", "Grid"],
+    "models.grid._moments": ["GridMoments"],
+    "models.grid._network": ["GridFeatures"],
+    "models.grid._objective": ["CommonNoise", "FixedNoise", "NoiseByRow"],
+    "models.iterative._posterior": ["PathwiseSamples"],
+    "models.iterative._solves": ["Solves"],
+    "models.sampled._basis": ["Functions"],
+    "models.sampled._exact": ["ExactModel"],
+    "models.sampled._posterior": ["SampledModel"],
+}
+
+# Layers of networks that are given as modules, and are made of their own attributes only.
+_LAYERS = ("Sequential", "Linear", "Bilinear", "LayerNorm", "Identity", "Flatten", "Unflatten")
+_LAYERS += ("ReLU", "LeakyReLU", "PReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Tanh")
+_LAYERS += ("Sigmoid", "Softplus", "Softsign", "Softmax", "Hardtanh", "ModuleList", "ParameterList")
+_KERNELS = ("ConstantKernel", "WhiteKernel", "RBF", "Matern", "RationalQuadratic", "ExpSineSquared")
+_KERNELS += ("DotProduct", "PairwiseKernel", "CompoundKernel", "Sum", "Product", "Exponentiation")
+
+_REGISTERED: dict[str, Any] = {}
+
+
+@cache
+def table() -> dict[str, Any]:
+    """All entries of the package by name. The estimators' modules are imported."""
+    package = import_module(__package__.rpartition(".")[0])
+    found = {f"sklearn.{name}": getattr(sklearn_kernels, name) for name in _KERNELS}
+    found |= {f"torch.{name}": getattr(torch.nn, name) for name in _LAYERS}
+    found |= {name: getattr(package, name) for name in package.__all__}
+    for name in _SETTINGS:
+        module = import_module(f"{package.__name__}.{name}")
+        found |= {f"{name}.{entry}": getattr(module, entry) for entry in module.__all__}
+    for name, classes in _STATE.items():
+        module = import_module(f"{package.__name__}.{name}")
+        folder = name.split(".")[-2]
+        found |= {f"{folder}.{entry}": getattr(module, entry) for entry in classes}
+    return {name: entry for name, entry in found.items() if isinstance(entry, type)}
+
+
+@cache
+def _names() -> dict[Any, str]:
+    return {entry: name for name, entry in table().items()}
+
+
+def name_of(entry: Any) -> str | None:
+    """The name under which files have a class or a function; None if they may not."""
+    for name, registered in _REGISTERED.items():
+        if registered is entry:
+            return name
+    return _names().get(entry) if isinstance(entry, type) else None
+
+
+def entry_of(name: str) -> Any:
+    """The class or the function with this name; None if there is none."""
+    return _REGISTERED[name] if name in _REGISTERED else table().get(name)
+
+
+def is_registered(entry: Any) -> bool:
+    """Whether a user has registered it."""
+    return any(registered is entry for registered in _REGISTERED.values())
+
+
+def register(entry: Entry, name: str | None = None) -> Entry:
+    """Allow files to contain objects of a class of your own, or a function of your own.
+
+    Call it before `save` and, in the process that reads the file, before `load`, with the same name
+    for the same code. Objects are saved as their attributes; `load` makes them without a call of
+    ``__init__``. A function is saved as its name alone.
+
+    Parameters
+    ----------
+    entry : class or function
+        For example a kernel, a likelihood, a callback, or a function that makes a network.
+    name : str, optional
+        Its name in files; by default ``"module.qualified_name"``.
+
+    Returns
+    -------
+    entry : class or function
+        The argument, so that this is also a decorator.
+
+    Raises
+    ------
+    TypeError
+        For anything but a class or a function.
+    ValueError
+        For a name that stands for something else.
+
+    Examples
+    --------
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> from skscalablegp.files import register
+    >>> @register
+    ... class Warped(RBF):
+    ...     pass
+    """
+    if not isinstance(entry, type | FunctionType):
+        raise TypeError(f"register takes a class or a function, got {entry!r:.100}.")
+    if name is None:
+        name = f"{entry.__module__}.{entry.__qualname__}"
+    if not isinstance(name, str) or not name or len(name) > 200 or not name.isascii():
+        raise ValueError(f"name must be 1 to 200 ASCII characters, got {name!r:.100}.")
+    known = entry_of(name)
+    if known is not None and not _same(known, entry):
+        raise ValueError(f"{name!r} stands for {known!r} already: give another name.")
+    _REGISTERED[name] = entry
+    return entry
+
+
+def _same(known: Any, entry: Any) -> bool:
+    """Whether one is the other, or a later definition of it in the same place, as in notebooks."""
+    places = [(part.__module__, part.__qualname__) for part in (known, entry)]
+    return known is entry or places[0] == places[1]

@@ -1,0 +1,215 @@
+"""`save`, `load` and `saved_size`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+
+from .. import __version__
+from ._container import Contents, Tensors, opened
+from ._decode import Decoder
+from ._encode import Encoder
+from ._errors import ModelFileError
+from ._json import parse
+
+# The number of the schema that this version writes. Files of all schemas up to it are read.
+SCHEMA = 1
+
+
+def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> int:
+    """Write a fitted model into a file that contains no code.
+
+    The file is in the safetensors format: arrays as tensors, everything else as JSON in the header.
+    It is written beside `path` and then renamed, so that a reader never sees half of it.
+
+    Parameters
+    ----------
+    model : estimator
+        An estimator of this package, or one of scikit-learn with such estimators inside or without,
+        such as a `Pipeline` or a `GridSearchCV`. Objects of scikit-learn need ``pip install
+        skscalablegp[files]``.
+    path : str or path-like
+        The file, which is replaced if it exists.
+    compact : bool, default=False
+        Whether to keep only what predictions need. Models whose posterior needs no training rows
+        (inducing points, random features, grids, deep kernels, low-rank variances over these) are
+        saved without them, and cannot do what needs them afterwards, such as
+        ``log_marginal_likelihood(theta)``. `saved_size` says what it saves.
+
+    Returns
+    -------
+    size : int
+        The size of the file in bytes.
+
+    Raises
+    ------
+    TypeError
+        For a model with objects or functions that files do not have; nothing is written then. For a
+        class or a function of your own, `register` says how to have it saved.
+    OSError
+        If the file cannot be written. An existing file is then left as it was.
+
+    See Also
+    --------
+    load, saved_size, register
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sklearn.datasets import make_friedman1
+    >>> import skscalablegp
+    >>> X, y = make_friedman1(n_samples=60, random_state=0)
+    >>> model = skscalablegp.SVGPRegressor(max_iter=10, random_state=0).fit(X, y)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.safetensors"
+    ...     size = skscalablegp.save(model, path)
+    ...     again = skscalablegp.load(path)
+    >>> bool((again.predict(X) == model.predict(X)).all())
+    True
+    """
+    path = Path(os.fspath(path))
+    contents = _contents(model, compact)
+    contents.write(path)
+    return contents.size
+
+
+def saved_size(model: Any, *, compact: bool = False) -> int:
+    """The size of the file that `save` would write, in bytes.
+
+    Parameters
+    ----------
+    model : estimator
+    compact : bool, default=False
+        As in `save`.
+
+    Returns
+    -------
+    size : int
+
+    Raises
+    ------
+    TypeError
+        As `save` does.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_friedman1
+    >>> from skscalablegp import RFFRegressor
+    >>> from skscalablegp.files import saved_size
+    >>> X, y = make_friedman1(n_samples=1000, random_state=0)
+    >>> model = RFFRegressor(n_components=50, max_iter=5, random_state=0).fit(X, y)
+    >>> saved_size(model, compact=True) < saved_size(model) / 2
+    True
+    """
+    return _contents(model, compact).size
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model that `save` has written.
+
+    The model predicts, samples, reports and continues as the one that was saved. No code from the
+    file runs: the classes of its objects come from a fixed table and from `register`. A file from a
+    stranger can still be a model that predicts nonsense.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    model : estimator
+
+    Raises
+    ------
+    ModelFileError
+        For a damaged file, a file of another kind, and one of a later version of this package.
+    ImportError
+        For a model with objects of scikit-learn, without skops.
+    OSError
+        If the file cannot be read.
+
+    See Also
+    --------
+    save
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import skscalablegp
+    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+    ...     size = skscalablegp.save(skscalablegp.NNGPRegressor(n_neighbors=30), file.name)
+    ...     skscalablegp.load(file.name)
+    NNGPRegressor(n_neighbors=30)
+    """
+    path = Path(os.fspath(path))
+    written = ""
+    try:
+        with opened(path) as tensors:
+            structure = _structure(tensors)
+            written = ", ".join(f"{name} {v}" for name, v in structure["written_by"].items())
+            decoder = Decoder(tensors, structure["checksums"])
+            model = decoder(structure["model"])
+            if decoder.used != tensors.names:
+                raise ModelFileError("it has tensors that no part of the model uses")
+            return model
+    except (OSError, ImportError):
+        raise
+    except Exception as error:
+        what = (
+            str(error) if isinstance(error, ModelFileError) else f"{type(error).__name__}: {error}"
+        )
+        by = f" It says that it was written by {written:.300}." if written else ""
+        raise ModelFileError(f"{path} cannot be loaded: {what:.500}.{by}") from error
+
+
+def _contents(model: Any, compact: bool) -> Contents:
+    encoder = Encoder(compact)
+    structure = {
+        "schema": SCHEMA,
+        "written_by": {
+            "skscalablegp": __version__,
+            "scikit-learn": sklearn.__version__,
+            "numpy": np.__version__,
+            "torch": torch.__version__.partition("+")[0],
+        },
+        "compact": bool(compact),
+        "model": encoder(model),
+        "checksums": encoder.checksums,
+    }
+    text = json.dumps(structure, separators=(",", ":"), allow_nan=False)
+    metadata = {
+        "format": "skscalablegp",
+        "sha256": hashlib.sha256(text.encode("ascii")).hexdigest(),
+        "structure": text,
+    }
+    return Contents(encoder.tensors, metadata)
+
+
+def _structure(tensors: Tensors) -> dict[str, Any]:
+    """The structure in a file's metadata, of a schema that this version reads."""
+    metadata = tensors.metadata
+    if metadata.get("format") != "skscalablegp" or "structure" not in metadata:
+        raise ModelFileError("it is a file of another program")
+    text = metadata["structure"].encode()
+    if hashlib.sha256(text).hexdigest() != metadata.get("sha256"):
+        raise ModelFileError("its structure does not match its checksum")
+    structure = parse(text, "its structure", tensors.size)
+    if not isinstance(structure, dict) or type(structure.get("schema")) is not int:
+        raise ModelFileError("its structure has no schema")
+    if structure["schema"] > SCHEMA:
+        raise ModelFileError(
+            f"it has schema {structure['schema']}, and this version of skscalablegp reads schemas "
+            f"up to {SCHEMA}: update it. It was written by {structure.get('written_by')!r:.200}"
+        )
+    sums = structure.get("checksums")
+    if not isinstance(sums, dict) or set(sums) != tensors.names:
+        raise ModelFileError("its checksums are not those of its tensors")
+    return structure

@@ -1,0 +1,274 @@
+"""scikit-learn's objects as bytes, by skops, with the package's own models cut out of them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from ._classes import is_registered, name_of
+from ._errors import ModelFileError
+from ._json import parse
+
+# What a file may contain beside scikit-learn's public estimators, NumPy's arrays and Python's
+# containers, which skops knows. Functions among them are called by an estimator's own code only.
+TYPES = {
+    "numpy.dtype",
+    "numpy.max",
+    "numpy.mean",
+    "numpy.median",
+    "numpy.min",
+    "numpy.ma.MaskedArray",
+    "numpy.ma.core.MaskedArray",
+    "sklearn._loss.loss.HalfTweedieLoss",
+    "sklearn._loss.loss.HalfTweedieLossIdentity",
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.compose._column_transformer._RemainderColsList",
+    "sklearn.compose._column_transformer.make_column_selector",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.feature_selection._mutual_info.mutual_info_classif",
+    "sklearn.feature_selection._mutual_info.mutual_info_regression",
+    "sklearn.feature_selection._univariate_selection.f_classif",
+    "sklearn.feature_selection._univariate_selection.f_regression",
+    "sklearn.metrics._scorer._PassthroughScorer",
+    "sklearn.metrics._scorer._MultimetricScorer",
+    "sklearn.metrics._scorer._Scorer",
+    "sklearn.model_selection._split.GroupKFold",
+    "sklearn.model_selection._split.KFold",
+    "sklearn.model_selection._split.LeaveOneOut",
+    "sklearn.model_selection._split.PredefinedSplit",
+    "sklearn.model_selection._split.RepeatedKFold",
+    "sklearn.model_selection._split.RepeatedStratifiedKFold",
+    "sklearn.model_selection._split.ShuffleSplit",
+    "sklearn.model_selection._split.StratifiedKFold",
+    "sklearn.model_selection._split.StratifiedShuffleSplit",
+    "sklearn.model_selection._split.TimeSeriesSplit",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    "sklearn.tree._tree.Tree",
+    "sklearn.utils._bunch.Bunch",
+    "sklearn.utils._metadata_requests.MetadataRequest",
+    "sklearn.utils._metadata_requests.MethodMetadataRequest",
+}
+_METRICS = ("r2_score", "max_error", "mean_squared_error", "root_mean_squared_error")
+_METRICS += ("mean_absolute_error", "median_absolute_error", "mean_absolute_percentage_error")
+TYPES |= {f"sklearn.metrics._regression.{name}" for name in _METRICS}
+_METRICS = ("accuracy_score", "balanced_accuracy_score", "log_loss", "brier_score_loss", "f1_score")
+TYPES |= {f"sklearn.metrics._classification.{name}" for name in _METRICS}
+TYPES |= {"sklearn.metrics._ranking.roc_auc_score"}
+TYPES |= {f"{__name__}.Place"}
+
+# Largest number of parts of the archive in which skops keeps its arrays.
+_MOST_PARTS = 100_000
+
+
+class Place:
+    """Stands for a value of the package inside an object of scikit-learn.
+
+    Parameters
+    ----------
+    number : int
+        Its number among them.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def dumps(value: Any) -> tuple[bytes, list[str], list[Any]]:
+    """An object of scikit-learn as bytes.
+
+    Returns
+    -------
+    data : bytes
+        The archive that skops makes.
+    types : list of str
+        All types in it beside those that skops trusts.
+    models : list
+        What was cut out: objects that have a name in files.
+
+    Raises
+    ------
+    TypeError
+        For an object with types that files may not have.
+    ImportError
+        Without skops.
+    """
+    skops = _skops()
+    models: list[Any] = []
+
+    def cut(part: Any) -> Any:
+        named = part if isinstance(part, type | FunctionType) else type(part)
+        if name_of(named) is None or (named is part and not is_registered(part)):
+            return part
+        models.append(part)
+        return Place(len(models) - 1)
+
+    try:
+        data = skops.dumps(_replaced(value, cut, {}))
+    except skops.exceptions.UnsupportedTypeException as error:
+        raise TypeError(f"skops cannot save it: {error}") from None
+    types = skops.get_untrusted_types(data=data)
+    unknown = [name for name in types if name not in TYPES]
+    if unknown:
+        own = [name for name in unknown if name.partition(".")[0] not in ("sklearn", "numpy")]
+        remedy = ": call skscalablegp.files.register with it before save, and before load"
+        raise TypeError(
+            f"inside a {type(value).__name__}, files may not have {', '.join(unknown)}"
+            + (remedy if own else "")
+        )
+    return data, types, models
+
+
+def loads(data: np.ndarray, types: Sequence[str]) -> Any:
+    """The inverse of `dumps`, with a `Place` for each part that was cut out.
+
+    Raises
+    ------
+    ModelFileError
+        For types that files may not have, and for an archive that skops has not made.
+    """
+    skops = _skops()
+    raw = data.tobytes()
+    _check_archive(raw)
+    if not isinstance(types, list) or not all(type(name) is str for name in types):
+        raise ModelFileError("its types are no list of names")
+    wrong = [name for name in types if name not in TYPES]
+    if wrong or set(skops.get_untrusted_types(data=raw)) - set(types):
+        raise ModelFileError(f"it has types of scikit-learn that files may not have {wrong}")
+    value = skops.loads(raw, trusted=types)
+    check_trees(value)
+    return value
+
+
+def restored(value: Any, models: Sequence[Any]) -> Any:
+    """The object with the models in their places."""
+    return _replaced(value, lambda part: models[part.number] if type(part) is Place else part, {})
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+        import skops.io.exceptions
+    except ImportError:
+        raise ImportError(
+            "This model has parts of scikit-learn, which need skops in files: "
+            "pip install skscalablegp[files]"
+        ) from None
+    return skops.io
+
+
+def _replaced(value: Any, change: Callable[[Any], Any], made: dict[int, tuple[Any, Any]]) -> Any:
+    """The value with changed parts; everything around them is copied, and nothing else."""
+    if id(value) in made:
+        return made[id(value)][1]
+    new = change(value)
+    made[id(value)] = value, new
+    if new is not value:
+        return new
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        parts = [_replaced(part, change, made) for part in value]
+        new = value if _same(parts, value) else type(value)(parts)
+    elif isinstance(value, dict):
+        parts = {key: _replaced(part, change, made) for key, part in value.items()}
+        new = value if _same(parts.values(), value.values()) else _refilled(value, parts)
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        parts = [_replaced(part, change, made) for part in np.asarray(value).flat]
+        if not _same(parts, np.asarray(value).flat):
+            new = value.copy()
+            for place, part in zip(np.ndindex(value.shape), parts, strict=True):
+                np.asarray(new)[place] = part
+    elif type(value).__module__.partition(".")[0] == "sklearn" and hasattr(value, "__dict__"):
+        parts = {key: _replaced(part, change, made) for key, part in vars(value).items()}
+        if not _same(parts.values(), vars(value).values()):
+            cls: Any = type(value)
+            new = cls.__new__(cls)
+            vars(new).update(parts)
+    made[id(value)] = value, new
+    return new
+
+
+def _same(new: Any, old: Any) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))
+
+
+def _refilled(value: dict, parts: dict) -> dict:
+    new = type(value)()
+    new.update(parts)
+    return new
+
+
+# ------------------------------------------------------------------ what strangers write
+
+
+def _check_archive(raw: bytes) -> None:
+    """Refuse archives that would unpack to more than they are, and all that skops does not make."""
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        parts = archive.infolist()
+        names = {part.filename for part in parts}
+        if len(names) < len(parts) or len(parts) > _MOST_PARTS or "schema.json" not in names:
+            raise ModelFileError("its archive of scikit-learn parts has no or repeated names")
+        for part in parts:
+            plain = part.compress_type == zipfile.ZIP_STORED and not part.flag_bits & 1
+            if not plain or part.file_size != part.compress_size or "/" in part.filename:
+                raise ModelFileError(
+                    f"its archive has the part {part.filename!r:.60}, as skops has not"
+                )
+        if sum(part.file_size for part in parts) > len(raw):
+            raise ModelFileError("the parts of its archive overlap")
+        parse(archive.read("schema.json"), "the structure of its scikit-learn parts", len(raw))
+        for part in parts:
+            if part.filename.endswith(".npy"):
+                with archive.open(part) as file:
+                    _check_array(file, part.file_size)
+
+
+def _check_array(file: Any, size: int) -> None:
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in read:
+        raise ModelFileError("its archive has an array in an unknown format")
+    shape, _, dtype = read[version](file)
+    count = int(np.prod([int(k) for k in shape], dtype=object))
+    if dtype.hasobject or count * dtype.itemsize + file.tell() != size:
+        raise ModelFileError("its archive has an array that its bytes do not fill")
+
+
+def check_trees(value: Any) -> None:
+    """Refuse trees whose nodes point outside or in circles, which compiled code does not check."""
+
+    def look(part: Any) -> Any:
+        kind = f"{type(part).__module__}.{type(part).__name__}"
+        if kind == "sklearn.tree._tree.Tree":
+            _check_nodes(part.children_left, part.children_right, part.feature, part.n_features)
+        elif kind.endswith("_hist_gradient_boosting.predictor.TreePredictor"):
+            nodes = part.nodes
+            inner = nodes["is_leaf"] == 0
+            left = np.where(inner, nodes["left"].astype(np.int64), -1)
+            right = np.where(inner, nodes["right"].astype(np.int64), -1)
+            _check_nodes(left, right, nodes["feature_idx"], None)
+            sets = len(part.raw_left_cat_bitsets)
+            if (inner & (nodes["is_categorical"] != 0) & (nodes["bitset_idx"] >= sets)).any():
+                raise ModelFileError("it has a tree whose categories are missing")
+        return part
+
+    _replaced(value, look, {})
+
+
+def _check_nodes(left: Any, right: Any, feature: Any, n_features: int | None) -> None:
+    own = np.arange(len(left))
+    inner = left >= 0
+    for child in (left[inner], right[inner]):
+        if (child <= own[inner]).any() or (child >= len(left)).any():
+            raise ModelFileError("it has a tree whose nodes point outside of it or in circles")
+    used = feature[inner]
+    if (used < 0).any() or (n_features is not None and (used >= n_features).any()):
+        raise ModelFileError("it has a tree over columns that do not exist")
