@@ -51,7 +51,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             setattr(self, name, None)
         self._exact, self.kernel_, self.dtype_ = process, process.kernel, "float64"
         posterior, evaluation = process.posterior(self._fit_device())
-        self.log_marginal_likelihood_value_ = evaluation.value
+        setattr(self, self._objective, evaluation.value)
         self._remember(posterior)
         return evaluation
 

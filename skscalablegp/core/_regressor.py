@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils.validation import check_is_fitted
 
+from .._compat import fit_context
 from .._validation import check_n_targets, validated
 from ..kernels import ObjectRows, TorchKernel, compile_kernel
 from ..linalg.gradients import GPProblem, exact_marginal_likelihood
 from ._defaults import KNOWN_NOISE, data_scaled_kernel
 from ._edge import answers
+from ._exact import fit_exactly
 from ._exact_process import ExactProcess
 from ._model import check_categories
 from ._prediction import GPPredictionBase
@@ -26,11 +28,70 @@ from .data import Table, known_noise, n_columns
 _LARGEST_SINGLE = 1e30
 
 
+# Not typing.Self, which the checks of annotations under pytest cannot resolve in a method.
+T = TypeVar("T", bound="TableRegressorBase")
+
+
 class TableRegressorBase(GPPredictionBase):
     """A regressor with a kernel that keeps its training table."""
 
     # The point from which rows are measured, to keep their digits in single precision.
     _origin: np.ndarray | float = 0.0
+
+    # Whether fits measure rows from their mean, where only differences of rows matter.
+    _centres: bool = False
+
+    @fit_context(prefer_skip_nested_validation=True)
+    def fit(self: T, X: Any, y: Any, noise_variance: Any = None) -> T:
+        """Train the hyperparameters and compute what predictions need.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Training rows.
+        y : array-like of shape (n,) or (n, t)
+            Targets.
+        noise_variance : float or array-like of shape (n,), optional
+            Known noise variance of each row, in the target's own units squared. Split by
+            cross-validation when metadata routing is on.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            For invalid input or settings.
+        MemoryError
+            If the work would not fit into memory; raised before it starts.
+        """
+        with FitRun(self) as run:
+            table = self._read_table(X, y, noise_variance, run)
+            kernel = self._compile_kernel(table, run)
+            table = table.centred(kernel) if self._centres else table
+            plan = self._planned(table, kernel, run)
+            run.follow(plan)
+            run.begin(table.X, table.y)
+            self._keep_table(table)
+            if plan.exact_instead:
+                fit_exactly(table, kernel, plan.stages, run)
+            else:
+                self._fit_method(table, kernel, plan, run)
+        return self
+
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> Any:
+        """The plan of a fit, before any work; refuses kernels that the method cannot use.
+
+        If the exact process may take the place of the method, `stages` of the plan are the settings
+        of its training.
+        """
+        raise NotImplementedError
+
+    def _fit_method(self, table: Table, kernel: TorchKernel, plan: Any, run: FitRun) -> None:
+        """Train by the method, set the fitted attributes and report."""
+        raise NotImplementedError
 
     def _has_low_rank_form(self) -> bool:
         return True

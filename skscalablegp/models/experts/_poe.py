@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from ..._compat import fit_context
-from ..._validation import resolve_dtype
 from ...core import (
+    ExactProcess,
     FitRun,
     GPRegressorBase,
     StageSettings,
@@ -22,15 +21,20 @@ from ...core import (
     fit_hyperparameters,
     plan_training,
     rows_to_check,
-    small_table_rows,
-    start_rows,
     train_or_report,
     warn_if_rough,
 )
+from ...core.data import Table
 from ...core.posteriors import Posterior
-from ...core.training import TrainingResult, TrainingStep, resolve_optimizer
+from ...core.training import TrainingResult, TrainingStep
 from ...kernels import TorchKernel
-from ...linalg.gradients import ExactGradient, GPProblem, GradientState, exact_marginal_likelihood
+from ...linalg.gradients import (
+    ExactEvaluation,
+    ExactGradient,
+    GPProblem,
+    GradientState,
+    exact_marginal_likelihood,
+)
 from ...linalg.parallel import n_workers
 from ._gradient import ExpertsGradient, ExpertTable, each_expert
 from ._parts import (
@@ -41,13 +45,9 @@ from ._parts import (
     random_parts,
     train_separately,
 )
+from ._plan import ExpertsPlan, plan_experts
 from ._posterior import ExpertsPosterior
 
-# Value of expert_size="auto" on tables that are not small.
-_EXPERT_ROWS = 1024
-# Value of n_experts="auto". Of 1 to 36, 3 and 4 have the lowest errors on kin40k; on protein the
-# number hardly matters (benchmarks/experts.py --nearest).
-_NEAREST = 4
 # Rows above which predictions multiply by inverse factors in single precision.
 _MANY_ROWS = 10_000
 
@@ -119,8 +119,8 @@ class PoERegressor(GPRegressorBase):
         up to 50,000 rows and 0.03 above.
     max_iter : int or "auto", default="auto"
         Maximum number of training steps. A step evaluates all experts, or a single one with
-        ``share_hyperparameters=False``. "auto" is 25 after a start on one part (30 for Adam), and
-        100 otherwise.
+        ``share_hyperparameters=False``. "auto" is 25 after a start on one part (30 for Adam), 500
+        for a single expert, and 100 otherwise.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only Adam uses this rule; a step without progress moves no log hyperparameter by
@@ -252,104 +252,55 @@ class PoERegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ fit
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> PoERegressor:
-        """Divide the table into parts, train the hyperparameters and factorise every part.
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> ExpertsPlan:
+        return plan_experts(self, len(table.X))
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the experts would not fit into memory; raised before any work.
-        """
-        with FitRun(self) as run:
-            self._check_rule()
-            table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            dtype = resolve_dtype(self.dtype, 0, threshold=0)
-            run.chose("dtype", str(dtype).removeprefix("torch."), "parts are small")
-            parts = self._parts(table.X, run)
-            self._check_factors(parts, run)
-            run.begin(table.X, table.y)
-            problem = table.problem(kernel, dtype, run.device, keep=True)
-            self._keep_table(table)
-            self.experts_ = self._known(parts)
-            self.n_experts_ = self._n_nearest(len(parts), run)
-            self._rule = self.combination
-            self.dtype_ = str(dtype).removeprefix("torch.")
-            run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
-            first = ExpertTable.of(problem, max(parts, key=len)).problem()
-            run.budget.reserve_for(
-                lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
-            )
-            thetas, result = self._train(problem, parts, run)
-            if self.share_hyperparameters:
-                check = problem.subset(rows_to_check(len(problem.X), run).to(run.device))
-                warn_if_rough(check.to(torch.float64), thetas[0], len(problem.X), run)
-            self._finish(kernel, thetas, result.value)
-            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
-            posterior, value, jitter = run.finish("factors", self._built)
-            if not np.isfinite(self.log_marginal_likelihood_value_):
-                # Training ended before it was computed. With "grbcm", the experts share rows.
-                if self.combination != "grbcm":
+    def _fit_method(
+        self, table: Table, kernel: TorchKernel, plan: ExpertsPlan, run: FitRun
+    ) -> None:
+        parts = self._parts(table.X, plan.expert_size.value, run.random_state)
+        self._check_factors(parts, run)
+        self.experts_, self.n_experts_ = self._known(parts), plan.n_experts.value
+        self._rule, self.dtype_ = self.combination, plan.dtype.value
+        problem = table.problem(kernel, getattr(torch, self.dtype_), run.device, keep=True)
+        run.preview = lambda model, step: model._preview(kernel, problem, parts, step)
+        first = ExpertTable.of(problem, max(parts, key=len)).problem()
+        run.budget.reserve_for(
+            lambda: exact_marginal_likelihood(first, kernel.theta0, False), 1.5 * len(parts)
+        )
+        thetas, result = self._train(problem, parts, plan.stages, run)
+        if self.share_hyperparameters:
+            check = problem.subset(rows_to_check(len(problem.X), run).to(run.device))
+            warn_if_rough(check.to(torch.float64), thetas[0], len(problem.X), run)
+        self._finish(kernel, thetas, result.value)
+        run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+        posterior, value, jitter = run.finish("factors", self._built)
+        if not np.isfinite(self.log_marginal_likelihood_value_):
+            # Training ended before it was computed. With "grbcm", the experts share rows.
+            if self.combination != "grbcm":
+                self.log_marginal_likelihood_value_ = value
+            elif run.budget.ended != "interrupted":
+                with run.stage("likelihood", optional=True):
+                    value = self._likelihood(problem, parts, thetas[0])
                     self.log_marginal_likelihood_value_ = value
-                elif run.budget.ended != "interrupted":
-                    with run.stage("likelihood", optional=True):
-                        value = self._likelihood(problem, parts, thetas[0])
-                        self.log_marginal_likelihood_value_ = value
-            self._remember(posterior)
-            run.reports(
-                jitter=jitter,
-                summary=self._summary(parts),
-            )
-        return self
-
-    def _check_rule(self) -> None:
-        if isinstance(self.optimizer, str) and self.optimizer != "auto":
-            resolve_optimizer(self.optimizer, more=("auto",))
-        if not self.share_hyperparameters and self.combination not in ("poe", "gpoe"):
-            raise ValueError(
-                f"combination={self.combination!r} divides by a common prior, but with "
-                "share_hyperparameters=False every expert has its own: use combination='gpoe' or "
-                "'poe', or share_hyperparameters=True."
-            )
-
-    def _summary(self, parts: list[np.ndarray]) -> str:
-        if len(parts) == 1:
-            return f"the exact process of {len(parts[0])} rows, which one expert takes"
+        self._remember(posterior)
         largest = max(map(len, parts))
-        return f"{len(parts)} experts of up to {largest} rows, combined by {self.combination!r}"
+        run.reports(
+            jitter=jitter,
+            summary=f"{len(parts)} experts of up to {largest} rows, combined by "
+            f"{self.combination!r}",
+        )
 
-    def _n_nearest(self, k: int, run: FitRun) -> int:
-        """The number of experts that predict a row, of k."""
-        local = self.combination == "gpoe" and self.partition == "kmeans"
-        most, why = (_NEAREST, "distant experts say little") if local else (k, "as in the paper")
-        run.chose("n_experts", min(most, k), why)
-        return min(most if self.n_experts == "auto" else self.n_experts, k)
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
+        evaluation = super()._keep_exactly(process)
+        self.experts_, self.n_experts_ = [np.arange(len(process.table.X))], 1
+        self.kernels_, self._rule = [self.kernel_], self.combination
+        return evaluation
 
-    def _parts(self, X: np.ndarray, run: FitRun) -> list[np.ndarray]:
+    def _parts(
+        self, X: np.ndarray, size: int, random_state: np.random.RandomState
+    ) -> list[np.ndarray]:
         """Disjoint parts; with "grbcm" the first one is always random."""
-        size, random_state, n = self.expert_size, run.random_state, len(X)
-        if size == "auto":
-            most = small_table_rows(self)
-            size = n if n <= most else min(_EXPERT_ROWS, max(1, n - 1))
-            alone = f"; one expert up to {most:,}" if most else ""
-            run.chose("expert_size", size, f"{n:,} rows{alone}")
         if self.combination == "grbcm":
             return global_first(X, size, self.partition, random_state)
         if self.partition == "random":
@@ -371,28 +322,18 @@ class PoERegressor(GPRegressorBase):
             return parts
         return [parts[0], *(np.concatenate([parts[0], part]) for part in parts[1:])]
 
-    def _stage_settings(self, parts: list[np.ndarray], d: int) -> StageSettings:
-        """Training starts with as many random rows as a part has; a single part with fewer."""
-        size = max(len(part) for part in parts)
-        start = len(parts) > 1 and self.share_hyperparameters
-        alone = start_rows(size, d) if len(parts) == 1 else None
-        subsets = Subsets.of(size if start else alone, size)
-        return StageSettings.of(self, self.n_restarts_optimizer, subsets=subsets)
-
     def _train(
-        self, problem: GPProblem, parts: list[np.ndarray], run: FitRun
+        self, problem: GPProblem, parts: list[np.ndarray], settings: StageSettings, run: FitRun
     ) -> tuple[list[np.ndarray], TrainingResult]:
         """One theta for each part, and the training result with the experts' likelihood."""
-        settings = self._stage_settings(parts, problem.X.shape[1])
-        if len(parts) == 1:
-            run.ignores(
-                ("combination", "partition", "share_hyperparameters", "n_jobs"),
-                "there is one expert",
-            )
         trains = self.optimizer is not None and problem.kernel.n_params > 0
-        if trains and len(parts) > 1 and not self.share_hyperparameters:
+        if trains and not self.share_hyperparameters:
             run.follow(plan_training(settings, True, len(problem.X)))
             return self._train_separately(problem, parts, settings, run)
+        if self.share_hyperparameters:
+            # Training starts with as many random rows as a part has.
+            size = max(map(len, parts))
+            settings = replace(settings, subsets=Subsets.of(size, size))
         result = train_or_report(problem, ExpertsGradient(parts, self.n_jobs), settings, run)
         prior = problem.kernel.log_prior(result.theta)[0]
         return [result.theta] * len(parts), replace(result, value=result.value - prior)
@@ -435,7 +376,7 @@ class PoERegressor(GPRegressorBase):
         """Set the kernels for predictions."""
         self.kernel_ = kernel.to_sklearn(torch.as_tensor(np.mean(thetas, axis=0)))
         self.kernels_ = [self.kernel_] * len(thetas)
-        if not self.share_hyperparameters and len(thetas) > 1:
+        if not self.share_hyperparameters:
             self.kernels_ = [kernel.to_sklearn(torch.as_tensor(theta)) for theta in thetas]
         self.log_marginal_likelihood_value_ = value
 

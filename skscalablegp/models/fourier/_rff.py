@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from sklearn.gaussian_process.kernels import Kernel
 
-from ..._compat import fit_context
 from ...core import (
     FEW_ROWS,
     LARGEST_FEATURE_SIGNAL,
@@ -15,7 +14,6 @@ from ...core import (
     GPRegressorBase,
     data_scaled_kernel,
     exact_check,
-    fit_exactly,
     rows_to_check,
     to_numpy,
     to_torch,
@@ -24,12 +22,13 @@ from ...core import (
 )
 from ...core.data import Table
 from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
-from ...features import PriorFeatures, sample_prior_features
+from ...features import PriorFeatures, frequencies_per_product, sample_prior_features
+from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._collapsed import BATCH_ROWS, collapsed_marginal_likelihood, feature_weights
 from ._gradients import FeatureGradient
-from ._plan import plan_features, takes_features
-from ._training import checked_pairs
+from ._plan import FeaturePlan, plan_features, takes_features
+from ._training import check_features
 
 
 class RFFRegressor(GPRegressorBase):
@@ -189,71 +188,42 @@ class RFFRegressor(GPRegressorBase):
     ):
         self._set(locals())
 
+    _centres = True
     _of_method = ("_features", "coef_", "coef_precision_cholesky_")
 
     # ------------------------------------------------------------------ fit
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> RFFRegressor:
-        """Draw the features, train the hyperparameters and compute the weights' posterior.
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> FeaturePlan:
+        (n, d), params = table.X.shape, {"n_params": kernel.n_params}
+        plan = plan_features(self, n, d, run.machine, **params)
+        check_features(run, "n_components", kernel, plan.n_components.value or 2, n)
+        return plan
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. Split by
-            cross-validation when metadata routing is on.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the work would not fit into memory; raised before it starts.
-        """
-        with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            table = table.centred(kernel)
-            plan = plan_features(self, *table.X.shape, run.machine, n_params=kernel.n_params)
-            run.follow(plan)
-            self.dtype_ = plan.dtype.value
-            m = plan.n_components.value or 2
-            pairs = checked_pairs(run, "n_components", kernel, m, len(table.X))
-            run.begin(table.X, table.y)
-            self._keep_table(table)
-            if plan.exact_instead:
-                fit_exactly(table, kernel, plan.stages, run)
-                return self
-            features = sample_prior_features(
-                kernel, kernel.n_features, pairs, run.generator, device=run.device
-            )
-            problem = table.problem(kernel, torch.float64, run.device, keep=False)
-            # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
-            self._features = to_numpy(features)
-            run.preview = lambda model, step: model._finish(problem, features, step.theta)
-            few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
-            run.budget.reserve_for(
-                lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
-            )
-            gradient = FeatureGradient(features)
-            result = train_planned(problem, gradient, plan.stages, plan.training, run)
-            if self.kernel is None and self.optimizer is not None:
-                self._check_roughness(problem, run)
-            jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
-            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
-            run.reports(
-                jitter=jitter, summary=f"{features.n_features} features in float64 on {run.device}"
-            )
-        return self
+    def _fit_method(
+        self, table: Table, kernel: TorchKernel, plan: FeaturePlan, run: FitRun
+    ) -> None:
+        self.dtype_ = plan.dtype.value
+        pairs = frequencies_per_product(kernel, plan.n_components.value)
+        features = sample_prior_features(
+            kernel, kernel.n_features, pairs, run.generator, device=run.device
+        )
+        problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        # Frequencies refer to slots of the compiled kernel, which the trained kernel shares.
+        self._features = to_numpy(features)
+        run.preview = lambda model, step: model._finish(problem, features, step.theta)
+        few = problem.subset(torch.arange(min(len(problem.X), BATCH_ROWS)))
+        run.budget.reserve_for(
+            lambda: feature_weights(few, kernel.theta0, features), len(problem.X) / len(few.X)
+        )
+        gradient = FeatureGradient(features)
+        result = train_planned(problem, gradient, plan.stages, plan.training, run)
+        if self.kernel is None and self.optimizer is not None:
+            self._check_roughness(problem, run)
+        jitter = run.finish("weights", lambda: self._finish(problem, features, result.theta))
+        run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+        run.reports(
+            jitter=jitter, summary=f"{features.n_features} features in float64 on {run.device}"
+        )
 
     def _check_roughness(self, problem: GPProblem, run: FitRun) -> None:
         """Features hide how rough the target is: the check needs an exact fit on some rows."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ..._compat import fit_context
-from ...core import ExactProcess, FactorBudget, FitRun, GPRegressorBase, fit_exactly, train_planned
+from ...core import ExactProcess, FactorBudget, FitRun, GPRegressorBase, train_planned
+from ...core.data import Table
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactEvaluation
 from ...linalg.truncation import resolve_truncation
-from ._plan import plan_series
-from ._training import checked_pairs
+from ._plan import SeriesPlan, plan_series
+from ._training import check_features
 
 
 class SSRFFRegressor(GPRegressorBase):
@@ -181,60 +181,29 @@ class SSRFFRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ fit
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SSRFFRegressor:
-        """Train the hyperparameters by noisy steps and factorise the exact kernel matrix.
+    _centres = True
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. Split by
-            cross-validation when metadata routing is on.
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> SeriesPlan:
+        n, d = table.X.shape
+        plan = plan_series(self, n, d, run.machine, n_params=kernel.n_params)
+        m = min(plan.min_components.value or 2, n)
+        check_features(run, "min_components", kernel, m, n)
+        return plan
 
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the work would not fit into memory; raised before it starts.
-        """
-        with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            table = table.centred(kernel)
-            plan = plan_series(self, *table.X.shape, run.machine, n_params=kernel.n_params)
-            run.follow(plan)
-            self.dtype_ = plan.dtype.value
-            n, m = len(table.X), plan.min_components.value
-            checked_pairs(run, "min_components", kernel, min(m or 2, n), n)
-            run.begin(table.X, table.y)
-            self._keep_table(table)
-            if plan.exact_instead:
-                fit_exactly(table, kernel, plan.stages, run)
-                return self
-            problem = table.problem(kernel, torch.float64, run.device, keep=True)
-            run.preview = lambda model, step: model._finish(kernel, step.theta)
-            factor = FactorBudget(problem, run)
-            result = train_planned(problem, plan.gradient, plan.stages, plan.training, run)
-            problem.workspace.release()
-            jitter = factor.finish(
-                "factor", table, self._keep_table, lambda: self._finish(kernel, result.theta)
-            )
-            run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
-            run.reports(
-                jitter=jitter,
-                summary=f"gradients from random features, exact predictions on {run.device}",
-            )
-        return self
+    def _fit_method(self, table: Table, kernel: TorchKernel, plan: SeriesPlan, run: FitRun) -> None:
+        problem = table.problem(kernel, torch.float64, run.device, keep=True)
+        run.preview = lambda model, step: model._finish(kernel, step.theta)
+        factor = FactorBudget(problem, run)
+        result = train_planned(problem, plan.gradient, plan.stages, plan.training, run)
+        problem.workspace.release()
+        jitter = factor.finish(
+            "factor", table, self._keep_table, lambda: self._finish(kernel, result.theta)
+        )
+        run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
+        run.reports(
+            jitter=jitter,
+            summary=f"gradients from random features, exact predictions on {run.device}",
+        )
 
     def _finish(self, kernel: TorchKernel, theta: Any) -> float:
         """Set the attributes of the model with these hyperparameters; returns the jitter."""

@@ -11,11 +11,10 @@ from ...kernels import NoSpectralDensity, TorchKernel
 from ._collapsed import BATCH_ROWS
 
 
-def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> int:
-    """The number of frequencies for each product of the kernel, of m functions in all.
+def check_features(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -> None:
+    """Refuse kernels without random features, and m of them that do not fit into memory.
 
-    Refuses kernels without random features, and matrices that do not fit into memory. `name` is the
-    parameter that m comes from.
+    `name` is the parameter that m comes from.
     """
     try:
         one = sample_prior_features(kernel, kernel.n_features, 1, torch.Generator())
@@ -35,4 +34,3 @@ def checked_pairs(run: FitRun, name: str, kernel: TorchKernel, m: int, n: int) -
         f"{name}={m} ({columns} columns, with four {columns} x {columns} matrices)",
         f"use fewer, for example {name}={fits}",
     )
-    return pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ from ...core import (
     Choice,
     MemoryNeed,
     Plan,
+    StageSettings,
     ignore,
+    instead,
     is_auto,
+    only_float64,
     resolve,
     small_table_rows,
 )
@@ -33,8 +36,10 @@ _FLOAT64_ROWS = 3000
 _EPOCHS, _STEPS = 8, (30, 80, 400)
 # Weight of a batch in a natural step, and of a step on all rows if one step is not enough.
 _NATURAL_RATE, _WHOLE_RATE = 0.1, 0.3
-# Steps on the collapsed bound, and steps on exact likelihoods, which cost less.
-_MAX_ITER, _WHOLE_STEPS = 100, 500
+# Steps on the collapsed bound.
+_MAX_ITER = 100
+# Why it is computed in double precision.
+_FLOAT64 = "the bound is a difference of large numbers"
 # Learning rate of Adam on the collapsed bound.
 _LEARNING_RATE = 0.1
 
@@ -73,17 +78,18 @@ class CollapsedPlan(Plan):
 
     Attributes
     ----------
-    n_inducing, max_iter, learning_rate : Choice
+    n_inducing, max_iter, learning_rate, dtype : Choice
     new_optimizer : Optimizer or None
-    whole : bool
-        Whether all rows are points: the bound is then the exact likelihood, which costs less.
+    stages : StageSettings
+        Of the exact process in place of the bound.
     """
 
     n_inducing: Choice
     max_iter: Choice
     learning_rate: Choice
+    dtype: Choice
     new_optimizer: Optimizer | None
-    whole: bool
+    stages: StageSettings
 
 
 def plan_batches(params: Any, model: SparseModel, n: int, d: int, most: int) -> SparsePlan:
@@ -147,8 +153,7 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
     auto = is_auto(params.n_inducing) and isinstance(params.inducing, str)
     default = isinstance(params.optimizer, str) and params.optimizer == "lbfgs"
     free = auto and default and not params.optimize_inducing
-    whole = free and MOST_POINTS < n <= small_table_rows(params)
-    points, ignored = _points(params, n, d, n if whole else MOST_POINTS)
+    points, ignored = _points(params, n, d, MOST_POINTS)
     optimizer, rate = None, Choice(None, "there is no optimiser")
     if params.optimizer is None:
         ignored |= ignore(
@@ -168,17 +173,22 @@ def plan_collapsed(params: Any, n: int, d: int) -> CollapsedPlan:
                 f"learning_rate={params.learning_rate!r} contradicts optimizer="
                 f"{params.optimizer!r}: leave learning_rate='auto', or use optimizer='adam'."
             )
-    m = points.value
+    m, in_double = points.value, only_float64(params, _FLOAT64)
+    exact = {"needs": _needs(m, 8 * (8 * m * m + 6 * m * BLOCK_ROWS), f"matrices of {m} x {m}")}
+    if free and MOST_POINTS < n <= small_table_rows(params):
+        why = f"{n:,} rows: the exact likelihood costs less than its bound"
+        exact, points = instead(n, why), Choice(None, why)
+        ignored |= ignore("inducing", because=why)
     return CollapsedPlan(
         n_inducing=points,
-        max_iter=resolve(
-            params.max_iter, _WHOLE_STEPS if whole else _MAX_ITER, "enough for most tables"
-        ),
+        max_iter=resolve(params.max_iter, _MAX_ITER, "enough for most tables"),
         learning_rate=rate,
+        dtype=in_double["dtype"],
         new_optimizer=optimizer,
-        whole=whole,
-        ignored=ignored,
-        needs=_needs(m, 8 * (8 * m * m + 6 * m * BLOCK_ROWS), f"matrices of {m} x {m}"),
+        # The default name stands for the usual steps of an exact fit.
+        stages=replace(StageSettings.of(params, params.n_restarts_optimizer), optimizer="auto"),
+        ignored=ignored | in_double["ignored"],
+        **exact,
     )
 
 

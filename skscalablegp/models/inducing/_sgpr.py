@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._compat import fit_context
 from ...core import (
     FitRun,
     StageSettings,
@@ -23,16 +22,16 @@ from ...core import (
     random_rows,
     rows_for,
     rows_to_check,
-    start_rows,
     warn_if_rough,
 )
-from ...core.data import column_spread, far_rows
+from ...core.data import Table, column_spread, far_rows
 from ...core.training import (
     TrainingResult,
     TrainingStep,
     restart_points,
     train,
 )
+from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
 from ._bound import NaturalBelief
 from ._collapsed import BLOCK_ROWS, InducingGradient, check_noise, collapsed_bound, problem_blocks
@@ -67,9 +66,8 @@ class SGPRRegressor(TableRegressorBase):
         the noise level of the default kernel if there are at least three columns, at most 120 rows,
         and at most 15 rows per column. None means no priors.
     n_inducing : int or "auto", default="auto"
-        Number of inducing points. "auto" is 512 on more than 2,000 rows, and all rows on fewer. The
-        bound then is the exact likelihood, which is what training maximises above 512 rows, unless
-        `optimizer` or `optimize_inducing` are set.
+        Number of inducing points. "auto" is 512, or all rows on fewer. The exact process takes
+        their place on 513 to 2,000 rows: see `small_table`.
     inducing : {"kmeans++", "conditional_variance", "random"} or array-like of shape (m, d), \
             default="conditional_variance"
         Method that chooses the inducing points, or an array of points. The named methods choose
@@ -92,8 +90,7 @@ class SGPRRegressor(TableRegressorBase):
         Step size of the optimiser, for optimisers that have one. Only "adam" has one. "auto" is
         0.1.
     max_iter : int or "auto", default="auto"
-        Maximum number of training steps. "auto" is 100, and 500 where the bound is the exact
-        likelihood. The limit applies to each start.
+        Maximum number of training steps. "auto" is 100. The limit applies to each start.
     n_iter_no_change : int or None, default=5
         Number of steps or scores without progress after which training ends; None switches this
         rule off. Only "adam" uses this rule; a step without progress moves no log hyperparameter by
@@ -133,8 +130,8 @@ class SGPRRegressor(TableRegressorBase):
     ----------
     kernel_ : kernel instance
         The trained kernel.
-    inducing_points_ : ndarray of shape (m, d)
-        The inducing points, in the units of X.
+    inducing_points_ : ndarray of shape (m, d) or None
+        The inducing points, in the units of X; None if the exact process takes their place.
     X_train_, y_train_ : ndarray
         The training rows and their normalised targets, for `lower_bound`.
     precision_ : ndarray of shape (m, m)
@@ -214,74 +211,45 @@ class SGPRRegressor(TableRegressorBase):
     ):
         self._set(locals())
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> SGPRRegressor:
-        """Choose inducing points, train the hyperparameters and compute what predictions need.
+    _of_method = ("inducing_points_", "precision_", "shift_")
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. Split by
-            cross-validation when metadata routing is on.
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> CollapsedPlan:
+        problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        with torch.no_grad():
+            check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
+        return plan_collapsed(self, *table.X.shape)
 
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the work would not fit into memory; raised before it starts.
-        """
-        with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            n, d = table.X.shape
-            plan = plan_collapsed(self, n, d)
-            run.follow(plan)
-            problem = table.problem(kernel, torch.float64, run.device, keep=False)
-            with torch.no_grad():
-                check_noise(kernel.noise(kernel.theta0, problem.X) + problem.extra_noise)
-            run.computes_in_float64("the bound is a difference of large numbers")
-            run.begin(table.X, table.y)
-            self._keep_table(table)
-            start = self._start(problem, plan, run)
-            theta = torch.as_tensor(start.theta)
-            gradient = run.finish("points", lambda: self._gradient(problem, theta, plan, run))
-            run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
-            result = start if plan.whole else self._train(problem, gradient, plan, start, run)
-            jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
-            run.ended(
-                start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
-                n_iter=start.n_iter + (0 if plan.whole else result.n_iter),
-                planned=result.planned,
-            )
-            summary = f"{plan.n_inducing.value} inducing points in float64 on {run.device}"
-            if plan.whole:
-                summary = f"the exact process of {len(problem.X)} rows: {summary}"
-            run.reports(jitter=jitter, summary=summary)
-        return self
+    def _fit_method(
+        self, table: Table, kernel: TorchKernel, plan: CollapsedPlan, run: FitRun
+    ) -> None:
+        self.dtype_ = plan.dtype.value
+        problem = table.problem(kernel, torch.float64, run.device, keep=False)
+        start = self._start(problem, plan, run)
+        theta = torch.as_tensor(start.theta)
+        gradient = run.finish("points", lambda: self._gradient(problem, theta, plan, run))
+        run.preview = lambda model, step: model._finish(problem, gradient, step.theta)
+        result = self._train(problem, gradient, plan, start, run)
+        jitter = run.finish("belief", lambda: self._finish(problem, gradient, result.theta))
+        run.ended(
+            start.stop_reason if run.stopped and not result.n_iter else result.stop_reason,
+            n_iter=start.n_iter + result.n_iter,
+            planned=result.planned,
+        )
+        summary = f"{plan.n_inducing.value} inducing points in float64 on {run.device}"
+        run.reports(jitter=jitter, summary=summary)
 
     _objective = "lower_bound_"
 
     # ------------------------------------------------------------------ steps of a fit
 
     def _start(self, problem: GPProblem, plan: CollapsedPlan, run: FitRun) -> TrainingResult:
-        """The starting point: the optimum of an exact fit on some rows, or on all of them."""
-        kernel, n, whole = problem.kernel, len(problem.X), plan.whole
+        """The starting point: the optimum of an exact fit on some rows."""
+        kernel, n = problem.kernel, len(problem.X)
         if self.optimizer is None or kernel.n_params == 0:
             return TrainingResult.untrained(kernel.theta0.numpy())
         start = rows_for(problem.X.shape[1], START_ROWS)
-        rows = random_rows(n, n if whole else start, run.generator)
-        some = problem.subset(rows.to(problem.X.device))
-        if not whole and (self.kernel is not None or n <= 2 * start):
+        some = problem.subset(random_rows(n, start, run.generator).to(problem.X.device))
+        if self.kernel is not None or n <= 2 * start:
             return compared_start(some, StageSettings(self.optimizer, self.max_iter), run)
 
         def preview(model: Any, step: TrainingStep) -> None:
@@ -289,19 +257,10 @@ class SGPRRegressor(TableRegressorBase):
             model._finish(problem, InducingGradient(Z), step.theta)
 
         run.preview = preview
-        if not whole:
-            result = exact_start(some, run, max_iter=START_STEPS)
-            check = problem.subset(rows_to_check(n, run).to(problem.X.device))
-            warn_if_rough(check, result.theta, n, run)
-            return result
-        return exact_start(
-            some,
-            run,
-            max_iter=int(plan.max_iter.value),
-            n_restarts=self.n_restarts_optimizer,
-            subset_size=start_rows(*problem.X.shape),
-            precise=True,
-        )
+        result = exact_start(some, run, max_iter=START_STEPS)
+        check = problem.subset(rows_to_check(n, run).to(problem.X.device))
+        warn_if_rough(check, result.theta, n, run)
+        return result
 
     def _points(
         self,

@@ -12,7 +12,6 @@ import torch
 from scipy.optimize import minimize_scalar
 from sklearn.gaussian_process.kernels import Kernel
 
-from ..._compat import fit_context
 from ...core import (
     Choice,
     FactorBudget,
@@ -71,78 +70,51 @@ class SolvedGPRegressor(GPRegressorBase):
     def _plan(self, n: int, d: int, machine: Machine, **of_kernel: Any) -> IterativePlan:
         """Resolve every parameter for n rows, and refuse settings that cannot be used."""
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self: Solved, X: Any, y: Any, noise_variance: Any = None) -> Solved:
-        """Train the hyperparameters and compute what predictions need.
+    _centres = True
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared. Split by
-            cross-validation when metadata routing is on.
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> IterativePlan:
+        spectral = has_spectral_density(kernel, self.posterior)
+        of_kernel = {"n_params": kernel.n_params, "spectral": spectral}
+        return self._plan(len(table.X), kernel.n_features, run.machine, **of_kernel)
 
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the work would not fit into memory; raised before it starts.
-        """
-        with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
-            kernel = self._compile_kernel(table, run)
-            table, n = table.centred(kernel), len(table.X)
-            spectral = has_spectral_density(kernel, self.posterior)
-            of_kernel = {"n_params": kernel.n_params, "spectral": spectral}
-            plan = self._plan(n, kernel.n_features, run.machine, **of_kernel)
-            run.follow(plan)
-            run.begin(table.X, table.y)
-            self._keep_table(table)
+    def _fit_method(
+        self, table: Table, kernel: TorchKernel, plan: IterativePlan, run: FitRun
+    ) -> None:
+        self._keep_plan(plan, run)
+        run.preview = lambda model, step: model._finish(
+            kernel,
+            step.theta,
+            replace(plan, train_on=Choice("all", "steps have no scale of their own")),
+            GradientState(),
+            run.generator,
+            Budget(),
+        )
+        problem = table.problem(kernel, plan.torch_dtype, run.device, plan.keep)
+        exact = plan.posterior.value == "exact"
+        if not exact:
+            # The final solve goes on from those of training on all rows.
+            run.budget.reserve("final solve" if plan.all_rows else "first solve")
+        factor = FactorBudget(problem, run) if exact else None
+        result, plan = self._train(problem, plan, run)
+        problem.workspace.release()
+        if result.exact and plan.all_rows:
+            plan = plan.factorised(result.dtype)
             self._keep_plan(plan, run)
-            run.preview = lambda model, step: model._finish(
-                kernel,
-                step.theta,
-                replace(plan, train_on=Choice("all", "steps have no scale of their own")),
-                GradientState(),
-                run.generator,
-                Budget(),
-            )
-            problem = table.problem(kernel, plan.torch_dtype, run.device, plan.keep)
-            exact = plan.posterior.value == "exact"
-            if not exact:
-                # The final solve goes on from those of training on all rows.
-                run.budget.reserve("final solve" if plan.all_rows else "first solve")
-            factor = FactorBudget(problem, run) if exact else None
-            result, plan = self._train(problem, plan, run)
-            problem.workspace.release()
-            if result.exact and plan.all_rows:
-                plan = plan.factorised(result.dtype)
-                self._keep_plan(plan, run)
 
-            def finish() -> tuple[FinalSolve | None, float]:
-                theta, state = result.theta, result.state
-                return self._finish(kernel, theta, plan, state, run.generator, run.budget)
+        def finish() -> tuple[FinalSolve | None, float]:
+            theta, state = result.theta, result.state
+            return self._finish(kernel, theta, plan, state, run.generator, run.budget)
 
-            if factor is None:
-                final, jitter = run.finish("final solve", finish)
-            else:
-                final, jitter = factor.finish("final solve", table, self._keep_table, finish)
-            if result.dtype == torch.float64:
-                self.dtype_ = "float64"
-            run.follow(plan.in_precision(self.dtype_))
-            self._report(result, final, run)
-            summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, n)
-            run.reports(jitter=jitter, summary=summary, **result.state.extra)
-        return self
+        if factor is None:
+            final, jitter = run.finish("final solve", finish)
+        else:
+            final, jitter = factor.finish("final solve", table, self._keep_table, finish)
+        if result.dtype == torch.float64:
+            self.dtype_ = "float64"
+        run.follow(plan.in_precision(self.dtype_))
+        self._report(result, final, run)
+        summary = plan.describe(self.dtype_, run.device) + numpy_cost(kernel, len(table.X))
+        run.reports(jitter=jitter, summary=summary, **result.state.extra)
 
     def _keep_plan(self, plan: IterativePlan, run: FitRun) -> None:
         """Keep the settings that predictions need."""

@@ -13,19 +13,18 @@ import numpy as np
 import torch
 
 from ..._compat import fit_context
-from ...core import (
-    Choice,
-    FitRun,
-    GPRegressorBase,
-    fit_exactly,
-    random_rows,
-    train_planned,
-)
+from ...core import Choice, ExactProcess, FitRun, GPRegressorBase, random_rows, train_planned
 from ...core.data import Table
 from ...core.posteriors import Posterior
 from ...core.training import TrainingResult
 from ...kernels import TorchKernel
-from ...linalg.gradients import ExactGradient, GPProblem, GradientEstimator, GradientState
+from ...linalg.gradients import (
+    ExactEvaluation,
+    ExactGradient,
+    GPProblem,
+    GradientEstimator,
+    GradientState,
+)
 from ._metric import Metric
 from ._objectives import LocalGradient, Scales, neighbours_of
 from ._plan import NeighborPlan, plan
@@ -250,62 +249,29 @@ class NNGPRegressor(GPRegressorBase):
 
     # ------------------------------------------------------------------ fit
 
-    @fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
-        """Train the hyperparameters on some rows and their neighbours, and build the search tree.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Training rows.
-        y : array-like of shape (n,) or (n, t)
-            Targets.
-        noise_variance : float or array-like of shape (n,), optional
-            Known noise variance of each row, in the target's own units squared.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError
-            For invalid input or settings.
-        MemoryError
-            If the work would not fit into memory; raised before it starts.
-        """
-        with FitRun(self) as run:
-            table = self._read_table(X, y, noise_variance, run)
-            self._fit_table(table, self._compile_kernel(table, run), run)
-        return self
-
-    def _fit_table(self, table: Table, kernel: TorchKernel, run: FitRun) -> None:
+    def _planned(self, table: Table, kernel: TorchKernel, run: FitRun) -> NeighborPlan:
         (n, d), t = table.X.shape, table.targets.shape[1]
-        settings = plan(self, n, d, run.machine, n_targets=t, n_params=kernel.n_params)
-        run.follow(settings)
-        self.n_neighbors_, self.local_power_, self._scale = settings.n_neighbors.value, 0.0, 1.0
-        self.dtype_ = settings.dtype.value
-        if settings.exact_instead:
-            self._kind, self._seen, self._near = "subset", np.arange(n), None
-            run.begin(table.X, table.y)
-            self._keep_table(table)
-            fit_exactly(table, kernel, settings.stages, run)
-            return
+        made = plan(self, n, d, run.machine, n_targets=t, n_params=kernel.n_params)
+        if not made.exact_instead:
+            # Refuses kernels that have no metric, before any work.
+            Metric(kernel, kernel.theta0, torch.tensor(np.ascontiguousarray(table.X[:2])))
+        return made
+
+    def _fit_method(
+        self, table: Table, kernel: TorchKernel, plan: NeighborPlan, run: FitRun
+    ) -> None:
+        self.n_neighbors_, self.local_power_, self._scale = plan.n_neighbors.value, 0.0, 1.0
+        self.dtype_ = plan.dtype.value
         problem = table.problem(kernel, torch.float64, run.device, keep=False)
-        # Refuses kernels that have no metric, before any work.
-        Metric(kernel, kernel.theta0, problem.X[:2])
-        run.begin(table.X, table.y)
-        self._keep_table(table)
         # Earlier and later stages have objectives of their own.
         run.preview = lambda model, step: model._keep(
             kernel, step.theta, step.objective if step.stage == "full" else np.nan
         )
-        result = self._train(problem, settings, run)
+        result = self._train(problem, plan, run)
         run.finish("value", lambda: self._keep(kernel, result.theta, result.value))
         run.ended(result.stop_reason, n_iter=result.n_iter, planned=result.planned)
         self._remember(run.finish("index", self._build_posterior))
-        run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {n:,} rows")
+        run.reports(summary=f"a row is predicted from {self.n_neighbors_} of {len(table.X):,} rows")
 
     def _train(self, problem: GPProblem, settings: NeighborPlan, run: FitRun) -> TrainingResult:
         """Train; keep the objective's rows, for `log_marginal_likelihood`."""
@@ -390,6 +356,11 @@ class NNGPRegressor(GPRegressorBase):
             value = self._likelihood_at(torch.as_tensor(theta), False)[0]
         self.log_marginal_likelihood_value_ = value
 
+    def _keep_exactly(self, process: ExactProcess) -> ExactEvaluation:
+        self.n_neighbors_, self.local_power_, self._scale = len(process.table.X), 0.0, 1.0
+        self._kind, self._seen, self._near = "subset", np.arange(self.n_neighbors_), None
+        return super()._keep_exactly(process)
+
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, noise_variance: Any = None) -> NNGPRegressor:
         """Add rows to the model; the hyperparameters and the target's scale stay as they are.
@@ -428,8 +399,6 @@ class NNGPRegressor(GPRegressorBase):
             if m == old or self.n_neighbors != "auto":
                 self.n_neighbors_ = settings.n_neighbors.value
             if settings.exact_instead:
-                # The likelihood is that of all rows, as after a fit.
-                self._seen = np.arange(n)
                 self._join_exactly(run, "use a smaller n_neighbors")
             elif self.n_neighbors_ == m < old and self.dtype_ == precision:
                 self._remember(before.plus(self._trained_problem(), len(X)))

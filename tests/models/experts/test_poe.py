@@ -561,7 +561,7 @@ def test_the_report_says_what_training_did():
     assert "dtype" in still.choices and not {"optimizer", "max_iter", "priors"} & set(still.choices)
     assert {"max_iter", "learning_rate", "n_iter_no_change"} <= set(still.ignored)
     single = poe(expert_size=500).fit(X, y).fit_report_
-    assert single.choices["max_iter"].value == 100
+    assert single.choices["max_iter"].value == 500
     assert {"combination", "partition", "share_hyperparameters"} <= set(single.ignored)
 
 

@@ -52,19 +52,23 @@ def test_what_a_user_sets_keeps_the_bound():
 
 
 @pytest.mark.parametrize(
-    "n, params, m, steps, whole",
+    "n, params, m, steps, exact",
     [
         (400, {}, 400, 100, False),
-        (600, {}, 600, 500, True),
+        (512, {}, 512, 100, False),
+        (513, {}, None, 100, True),
+        (2_000, {"max_iter": 7}, None, 7, True),
+        (2_000, {"small_table": "method"}, 512, 100, False),
         (600, {"optimize_inducing": True}, 512, 100, False),
         (600, {"optimizer": "bfgs"}, 512, 100, False),
         (2_001, {}, 512, 100, False),
         (600, {"n_inducing": 30, "max_iter": 7}, 30, 7, False),
     ],
 )
-def test_choices_of_the_collapsed_bound(n, params, m, steps, whole):
+def test_choices_of_the_collapsed_bound(n, params, m, steps, exact):
     plan = plan_collapsed(SGPRRegressor(**params), n, 2)
-    assert (plan.n_inducing.value, plan.max_iter.value, plan.whole) == (m, steps, whole)
+    assert (plan.n_inducing.value, plan.max_iter.value) == (m, steps)
+    assert bool(plan.exact_instead) == exact and plan.dtype.value == "float64"
     assert {"learning_rate", "n_iter_no_change"} <= set(plan.ignored)
 
 
