@@ -1,6 +1,7 @@
 # The public names of this package, each listed once: editors and type checkers read this file, and
 # `__init__.py` imports each name from here when it is first used. An estimator is one line below.
 from . import datasets as datasets
+from . import export as export
 from . import files as files
 from . import gradients as gradients
 from . import inspection as inspection
@@ -12,6 +13,7 @@ from . import priors as priors
 from . import solvers as solvers
 from . import training as training
 from . import truncation as truncation
+from .export import to_torch as to_torch
 from .files import load as load
 from .files import save as save
 from .meta import AutoGPClassifier as AutoGPClassifier

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 # Public for kernels of the package itself, and described where they are written.
 INTERNAL = {"Draws", "Frequencies", "Layout", "MAX_POWER", "NoSpectralDensity", "ObjectRows"}
 INTERNAL |= {"ScaledFrequencies", "Slot", "Term", "check_no_columns", "default_kernel"}
-INTERNAL |= {"no_spectral_density", "with_column_numbers", "__version__"}
+INTERNAL |= {"NotExportable", "no_spectral_density", "root", "with_column_numbers", "__version__"}
 
 
 def referenced():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .posteriors import Moments, Posterior, predictive_quantiles
+from .posteriors import Moments, Posterior, ProcessModule, predictive_quantiles
 
 # Predictions evaluate blocks of k(X_new, X_train) of at most this many bytes.
 _CHUNK_BYTES = 2**27
@@ -73,6 +73,8 @@ class FittedProcess:
         ``check_joint_memory(X, what)`` raises a MemoryError if a joint prediction does not fit.
     noise_given : bool
         Whether the fit has received noise variances.
+    input_module : callable
+        Returns `inputs` as a torch module of rows.
     """
 
     posterior: Posterior
@@ -83,6 +85,19 @@ class FittedProcess:
     left_out: Callable[[np.ndarray, np.ndarray, Any, np.ndarray], LeftOut | None]
     check_joint_memory: Callable[[np.ndarray, str], None]
     noise_given: bool
+    input_module: Callable[[], torch.nn.Module]
+
+    def module(self, with_variance: bool = True) -> ProcessModule:
+        """The process as a torch module, in the units of the rows and the targets.
+
+        Raises
+        ------
+        NotExportable
+            If a part of it is not made of torch operations alone.
+        """
+        inputs = self.input_module()
+        below = self.posterior.module(with_variance)
+        return ProcessModule(inputs, below, self.y_mean, self.y_std)
 
     def mean(self, X: np.ndarray) -> np.ndarray:
         """Means (m, t)."""

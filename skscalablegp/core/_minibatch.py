@@ -18,6 +18,7 @@ from ._model import GPModel
 from ._prediction import GPPredictionBase
 from .data import BLOCK_ROWS, Scaling, column_moments, known_noise, target_moments
 from .likelihoods import Likelihood
+from .posteriors import Affine
 
 # Tables in these precisions are not copied.
 _KEPT = [np.float64, np.float32]
@@ -82,6 +83,9 @@ class MinibatchGPRegressorBase(GPPredictionBase):
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         posterior = self._posterior()
         return self._scaling.inputs(X, posterior.dtype, posterior.device)
+
+    def _input_module(self) -> torch.nn.Module:
+        return Affine(self._scaling.x_mean, self._scaling.x_scale)
 
 
 class GPClassifierBase(ClassifierMixin, GPModel):

@@ -25,7 +25,7 @@ from ._exact_process import ExactProcess
 from ._fitted import FittedProcess, LeftOut
 from ._model import GPModel
 from ._warn import warn_once
-from .posteriors import Posterior, draw_observations
+from .posteriors import Affine, Posterior, draw_observations
 
 # The default of `alpha` is a jitter relative to the target's variance, in any units.
 _DEFAULT_ALPHA = 1e-10
@@ -91,6 +91,7 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             self._left_out,
             self._check_joint_memory,
             self._noise_given,
+            self._input_module,
         )
 
     def _left_out(
@@ -152,6 +153,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         # A reordered data frame arrives with negative strides, which torch refuses.
         X = np.ascontiguousarray(X)
         return torch.tensor(X, dtype=posterior.dtype, device=posterior.device)
+
+    def _input_module(self) -> torch.nn.Module:
+        """`_inputs` as a torch module, without the conversion of arrays."""
+        return Affine()
 
     def _new_noise(
         self, noise_variance: Any, X: np.ndarray, include_noise: Any = True

@@ -23,6 +23,7 @@ from ._model import check_categories
 from ._prediction import GPPredictionBase
 from ._run import FitRun
 from .data import Table, known_noise, n_columns
+from .posteriors import Affine
 
 # The largest variance whose square single precision can hold.
 _LARGEST_SINGLE = 1e30
@@ -230,6 +231,9 @@ class TableRegressorBase(GPPredictionBase):
             posterior = self._posterior()
             return ObjectRows.of(X).to(dtype=posterior.dtype, device=posterior.device)
         return super()._inputs(X - self._origin)
+
+    def _input_module(self) -> torch.nn.Module:
+        return Affine(self._origin)
 
     def _value_at(self, theta: Any, eval_gradient: bool, kept: str):
         """Objective of training and its gradient at theta; without theta the attribute `kept`."""

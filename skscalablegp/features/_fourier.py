@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._validation import check_integer
-from ..kernels import Draws, Frequencies, Term, TorchKernel, no_spectral_density
+from ..kernels import Draws, Frequencies, Node, Term, TorchKernel, no_spectral_density
 
 # Linear factors multiply the number of a block's features. A block may have at most this many.
 MAX_FEATURES = 100_000
@@ -92,11 +92,62 @@ class PriorFeatures:
             return X.new_zeros(len(X), 0)
         return torch.cat([block.evaluate(theta, X) for block in self.blocks], dim=1)
 
+    def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
+        """The map at theta as a torch module, whose buffers are its frequencies.
+
+        Raises
+        ------
+        NotExportable
+            For a kernel without a traceable form.
+        """
+        return FourierModule(self.blocks, theta.detach().double().cpu())
+
     def head(self, n_pairs: int) -> PriorFeatures:
         """The map of the first `n_pairs` frequencies of every product, rescaled accordingly."""
         check_integer("n_pairs", n_pairs, example=100)
         blocks = tuple(block.head(n_pairs) for block in self.blocks)
         return PriorFeatures(blocks, self.n_features_in, sum(block.n_features for block in blocks))
+
+
+class FourierModule(nn.Module):
+    """Random features at fixed hyperparameters, with the frequencies as buffers.
+
+    Parameters
+    ----------
+    blocks : sequence of _Block
+    theta : Tensor of shape (p,)
+    """
+
+    def __init__(self, blocks: tuple[_Block, ...], theta: Float[Tensor, " p"]):
+        super().__init__()
+        self.register_buffer("theta", theta.clone())
+        self._exact = []
+        for number, block in enumerate(blocks):
+            scale, omega = block.term.amplitude(theta).sqrt(), None
+            if block.frequencies:
+                omega = sum(f.at(theta).double().cpu() for f in block.frequencies)
+                scale = scale / block.n_pairs**0.5
+            self.register_buffer(f"scale{number}", scale.detach())
+            self.register_buffer(f"omega{number}", omega)
+            leaves = [leaf.plain() for leaf in block.term.leaves]
+            self._exact.append(leaves)
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        parts = [self._block(X, number, leaves) for number, leaves in enumerate(self._exact)]
+        return torch.cat(parts, 1) if parts else X[:, :0]
+
+    def _block(self, X: Tensor, number: int, leaves: list[Node]) -> Tensor:
+        scale, omega = getattr(self, f"scale{number}"), getattr(self, f"omega{number}")
+        if omega is None:
+            phi = X[:, :1] * 0 + scale
+        else:
+            phase = X @ omega.T
+            phi = torch.cat([torch.cos(phase), torch.sin(phase)], dim=1) * scale
+        for leaf in leaves:
+            if leaf.n_exact_features(X.shape[1]):
+                exact = leaf.exact_features(self.theta, X)
+                phi = (phi[:, :, None] * exact[:, None, :]).flatten(1)
+        return phi
 
 
 def sample_prior_features(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,6 +55,23 @@ class Network(ABC):
     @abstractmethod
     def __call__(self, params: Sequence[Tensor], X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
         """The features of the rows of X, differentiable in the parameters and in X."""
+
+    def module(self, params: Sequence[Tensor]) -> nn.Module:
+        """The map at these parameters as a torch module, whose buffers they are."""
+        return NetworkModule(self, params)
+
+
+class NetworkModule(nn.Module):
+    """A network with its parameters as buffers."""
+
+    def __init__(self, network: Network, params: Sequence[Tensor]):
+        super().__init__()
+        self._network, self._count = network, len(params)
+        for number, value in enumerate(params):
+            self.register_buffer(f"tensor{number}", value.detach().cpu().clone())
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        return self._network([getattr(self, f"tensor{k}") for k in range(self._count)], X)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from ._frequencies import (
     ScaledFrequencies,
     no_spectral_density,
 )
-from ._nodes import MAX_POWER, Node, SumOverColumns, Term
+from ._nodes import MAX_POWER, Node, NotExportable, SumOverColumns, Term
 from ._numpy import ObjectRows
 from ._priors import Gamma, HalfCauchy, LogNormal, Prior, ThetaPrior
 from ._registry import Layout, register_kernel
 from ._slots import Slot
 from ._spectral_mixture import SpectralMixture
-from ._stationary import Profile, Stationary
+from ._stationary import Profile, Stationary, root
 
 __all__ = [
     "Categorical",
@@ -36,6 +36,7 @@ __all__ = [
     "Node",
     "NoSpectralDensity",
     "ObjectRows",
+    "NotExportable",
     "Profile",
     "ScaledFrequencies",
     "Slot",
@@ -48,6 +49,7 @@ __all__ = [
     "default_kernel",
     "no_spectral_density",
     "register_kernel",
+    "root",
     "with_column_numbers",
 ]
 

@@ -128,6 +128,9 @@ class Equality(Profile):
         k = torch.ones_like(u).masked_fill_(differ, correlation)
         return k, torch.zeros_like(u), differ * k
 
+    def formula(self, u: Tensor, correlation: Tensor) -> Tensor:
+        return torch.where(u > 0.25, correlation, 1.0)
+
     def frequencies(self, leaf: Stationary, draws: Draws) -> CodeFrequencies:
         return CodeFrequencies(draws.stored(draws.uniform()), *leaf.shape)
 
@@ -370,7 +373,7 @@ class CategoryCovariance(Node):
     def _spread(self, theta: Tensor, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes (n,), W (C + 1, r) and v (C + 1,) as in `LowRankCategorical`."""
         C = self.variances.size
-        codes = X[:, 0].detach().round().long()
+        codes = X[..., 0].detach().round().long()
         codes = torch.where((codes >= 0) & (codes < C), codes, C)
         W, v = self.loadings.signed(theta).reshape(C, self.rank), self.variances.value(theta)
         mean = W.mean(0)
@@ -380,7 +383,7 @@ class CategoryCovariance(Node):
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         left, W, v = self._spread(theta, X)
         right = self._spread(theta, Z)[0]
-        return (W @ W.T + torch.diag(v))[left][:, right]
+        return (W @ W.T + torch.diag(v))[left[..., :, None], right[..., None, :]]
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor:
         codes, W, v = self._spread(theta, X)

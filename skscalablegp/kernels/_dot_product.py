@@ -21,17 +21,17 @@ class Linear(Node):
         self.sigma_0 = sigma_0
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
-        return X @ Z.T + self.sigma_0.value_like(theta, X) ** 2
+        return X @ Z.mT + self.sigma_0.value_like(theta, X) ** 2
 
     def diag(self, theta: Tensor, X: Tensor) -> Tensor:
-        return X.square().sum(1) + self.sigma_0.value_like(theta, X) ** 2
+        return X.square().sum(-1) + self.sigma_0.value_like(theta, X) ** 2
 
     def n_exact_features(self, n_columns: int) -> int:
         return 1 + n_columns
 
     def exact_features(self, theta: Tensor, X: Tensor) -> Tensor:
         """(sigma_0, x)."""
-        return torch.cat([self.sigma_0.value_like(theta, X).expand(len(X), 1), X], dim=1)
+        return torch.cat([self.sigma_0.value_like(theta, X).expand_as(X[..., :1]), X], dim=-1)
 
 
 register_kernel(sk.DotProduct, lambda k, layout: Linear(**layout.slots(k)))

@@ -12,7 +12,7 @@ from ._frequencies import Draws, ScaledFrequencies
 from ._nodes import Node
 from ._rbf import Gaussian
 from ._registry import Layout, register_kernel
-from ._stationary import Profile, Stationary
+from ._stationary import Profile, Stationary, root
 
 
 class _Matern(Profile):
@@ -31,6 +31,9 @@ class Matern12(_Matern):
     factor = 1.0
     kink = True
 
+    def formula(self, a: Tensor) -> Tensor:
+        return torch.exp(-a)
+
     def value(self, a: Tensor) -> Tensor:
         return a.neg_().exp_()
 
@@ -43,6 +46,10 @@ class Matern32(_Matern):
     """(1 + a) exp(-a)."""
 
     factor = 3.0
+
+    def formula(self, u: Tensor) -> Tensor:
+        a = root(u)
+        return (1 + a) * torch.exp(-a)
 
     def value(self, u: Tensor) -> Tensor:
         a = u.sqrt_()
@@ -59,6 +66,10 @@ class Matern52(_Matern):
     """(1 + a + a^2 / 3) exp(-a)."""
 
     factor = 5.0
+
+    def formula(self, u: Tensor) -> Tensor:
+        a = root(u)
+        return (1 + a + u / 3) * torch.exp(-a)
 
     def value(self, u: Tensor) -> Tensor:
         polynomial = u.div(3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,10 @@ from ._slots import Slot
 # Above this number of products, the expanded form costs more than the kernel itself.
 MAX_PRODUCTS = 64
 MAX_POWER = 16
+
+
+class NotExportable(TypeError):
+    """A model has a part that is not made of torch operations alone and cannot be exported."""
 
 
 class Node(ABC):
@@ -75,6 +80,21 @@ class Node(ABC):
     def on(self, columns: tuple[int, ...]) -> Node:
         """The same kernel, applied to these columns of rows that have more."""
         return OnColumns(self, columns)
+
+    def plain(self) -> Node:
+        """The same kernel in torch operations that can be traced, exported and differentiated in X.
+
+        Its `smooth`, `diag` and `noise` also take batches of rows, (..., n, d). Here for leaves
+        whose methods are of this kind, and for what is composed of such leaves.
+
+        Raises
+        ------
+        NotExportable
+            If there is no such form.
+        """
+        other = copy(self)
+        other.parts = tuple(part.plain() for part in self.parts)
+        return other
 
     @abstractmethod
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
@@ -185,8 +205,11 @@ class OnColumns(Node):
     def on(self, columns: tuple[int, ...]) -> Node:
         return self.part.on(tuple(columns[j] for j in self.columns))
 
+    def plain(self) -> Node:
+        return OnColumns(self.part.plain(), self.columns)
+
     def _of(self, X: Tensor) -> Tensor:
-        return X[:, list(self.columns)]
+        return X[..., list(self.columns)]
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor | None:
         return self.part.smooth(theta, self._of(X), self._of(Z))
@@ -258,6 +281,9 @@ class SumOverColumns(Node):
 
     def __init__(self, part: Node, single: list[int]):
         self.part, self.parts, self.single = part, (part,), single
+
+    def plain(self) -> Node:
+        return SumOverColumns(self.part.plain(), self.single)
 
     def of_column(self, theta: Tensor, X: Tensor, Z: Tensor, column: int) -> Tensor | None:
         """The summand of one column."""

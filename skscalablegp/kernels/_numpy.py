@@ -9,7 +9,7 @@ import torch
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
-from ._nodes import Node
+from ._nodes import Node, NotExportable
 from ._registry import Layout, register_kernel
 
 # The gradient of a diagonal is taken from those of square blocks with this number of rows.
@@ -80,6 +80,12 @@ class NumpyKernel(Node):
     def free(self) -> bool:
         """Whether it has free hyperparameters."""
         return self.entries.stop > self.entries.start
+
+    def plain(self) -> Node:
+        raise NotExportable(
+            f"The kernel {self.label} runs its own NumPy code, which cannot become part of a torch "
+            "module: give it a compiled form with skscalablegp.kernels.register_kernel."
+        )
 
     def at(self, theta: Tensor) -> sk.Kernel:
         """The kernel at theta."""

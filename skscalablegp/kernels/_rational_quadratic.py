@@ -24,6 +24,9 @@ class RationalQuadratic(Profile):
     factor = 0.5
     shape = ("alpha",)
 
+    def formula(self, u: Tensor, alpha: Tensor) -> Tensor:
+        return torch.exp(-alpha * torch.log1p(u / alpha))
+
     def value(self, u: Tensor, alpha: float) -> Tensor:
         return u.div_(alpha).log1p_().mul_(-alpha).exp_()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
@@ -15,6 +16,9 @@ class Gaussian(Profile):
 
     factor = 0.5
     separable = True
+
+    def formula(self, u: Tensor) -> Tensor:
+        return torch.exp(-u)
 
     def value(self, u: Tensor) -> Tensor:
         return u.neg_().exp_()

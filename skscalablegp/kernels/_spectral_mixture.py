@@ -258,9 +258,9 @@ class SpectralComponent(Node):
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
         means, scales = self.means.value_like(theta, X), self.scales.value_like(theta, X)
-        value = X.new_ones(len(X), len(Z))
-        for j in range(X.shape[1]):
-            lag = X[:, j, None] - Z[None, :, j]
+        value = X.new_ones(1)
+        for j in range(X.shape[-1]):
+            lag = X[..., :, None, j] - Z[..., None, :, j]
             value = value * torch.exp(-2 * math.pi**2 * (lag * scales[j]).square())
             value = value * torch.cos(2 * math.pi * lag * means[j])
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from jaxtyping import Float
 from sklearn.gaussian_process import kernels as sk
 from torch import Tensor
 
-from ._distances import centre, distance, squared_distance
+from ._distances import EXACT_COLUMNS, centre, distance, squared_distance
 from ._frequencies import Draws, Frequencies, SpreadFrequencies, no_spectral_density
-from ._nodes import Node
+from ._nodes import Node, NotExportable
 from ._registry import Layout
 from ._slots import Slot
 
@@ -60,6 +61,16 @@ class Profile(ABC):
     def value(self, u: Float[Tensor, "a b"], *shape: float) -> Float[Tensor, "a b"]:
         """f(u). Override it where f alone is cheaper than with its slope; it may overwrite u."""
         return self.value_and_slope(u, *shape)[0]
+
+    def formula(self, u: Float[Tensor, "*s"], *shape: Tensor) -> Float[Tensor, "*s"]:
+        """f(u) in torch operations that can be traced and differentiated, for exported models.
+
+        The derivative has to be finite at zero distance, for which `root` helps.
+        """
+        raise NotExportable(
+            f"{type(self).__name__} has no formula(u, *shape), its value in torch operations "
+            "without changes in place, which exported models need: define it."
+        )
 
     def frequencies(self, leaf: Stationary, draws: Draws) -> Frequencies:
         """Frequencies from the spectral density, as functions of the leaf's hyperparameters."""
@@ -131,10 +142,10 @@ class Stationary(Node):
         """Numbers of the columns on which the kernel depends, out of `n_columns`."""
         return tuple(range(n_columns)) if self.columns is None else self.columns
 
-    def seen(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
+    def seen(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n c"]:
         """The columns on which the kernel depends, with codes of categories rounded."""
         if self.columns is not None:
-            X = X[:, list(self.columns)]
+            X = X[..., list(self.columns)]
         return X.round() if self.codes else X
 
     def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
@@ -146,6 +157,11 @@ class Stationary(Node):
         X, Z = (X * scale).clamp(-far, far), (Z * scale).clamp(-far, far)
         # The product form of squared distances is too inaccurate for a kernel with a kink at zero.
         return self.at(theta, distance(X, Z) if self.profile.kink else squared_distance(X, Z))
+
+    def plain(self) -> Plain:
+        # Refuse profiles without a formula before any work.
+        self.profile.formula(torch.zeros(1, 1), *(torch.ones(1) for _ in self.shape))
+        return Plain(self.profile, self.length_scale, self.shape, self.label, self.columns)
 
     def at(self, theta: Tensor, apart: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
         """The profile of squared scaled distances, with a kink of distances; may change them."""
@@ -162,6 +178,36 @@ class Stationary(Node):
             return self.profile.frequencies(self, draws)
         inner = self.profile.frequencies(self, replace(draws, n_columns=len(self.columns)))
         return SpreadFrequencies(inner, self.columns, draws.n_columns)
+
+
+class Plain(Stationary):
+    """The same kernel without changes in place and without autograd functions of its own."""
+
+    def smooth(self, theta: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+        X, Z = self.seen(X), self.seen(Z)
+        scale = self.profile.factor**0.5 / self.length_scale.value_like(theta, X)
+        shift, far = Z.detach().mean(-2, keepdim=True), _FAR[X.dtype]
+        X, Z = (((rows - shift) * scale).clamp(-far, far) for rows in (X, Z))
+        u = self._apart(X, Z)
+        shape = [slot.value_like(theta, X) for slot in self.shape]
+        return self.profile.formula(root(u) if self.profile.kink else u, *shape)
+
+    def _apart(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Squared distances; exact as in `squared_distance`, but by products if columns are many.
+
+        The product form has an error of 1e-16 |x|^2 in float64, which matters only for a kink.
+        """
+        if X.shape[-1] > EXACT_COLUMNS and not self.profile.kink:
+            norms = X.square().sum(-1)[..., :, None] + Z.square().sum(-1)[..., None, :]
+            return (norms - 2 * X @ Z.mT).clamp_min(0)
+        columns = range(X.shape[-1])
+        parts = [(X[..., :, None, j] - Z[..., None, :, j]).square() for j in columns]
+        return reduce(torch.add, parts)
+
+
+def root(u: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """The square root, with a derivative of 0 at 0."""
+    return u.clamp_min(torch.finfo(u.dtype).tiny).sqrt()
 
 
 class _Profiled(torch.autograd.Function):

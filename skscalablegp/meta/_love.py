@@ -323,6 +323,9 @@ class LOVEPredictor(MetaRegressorBase):
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
         return fitted_process(self.estimator_).inputs(X)
 
+    def _input_module(self) -> torch.nn.Module:
+        return fitted_process(self.estimator_).input_module()
+
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         fitted_process(self.estimator_).check_joint_memory(X, what)
 

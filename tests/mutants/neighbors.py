@@ -60,7 +60,7 @@ MUTANTS = [
         "nearness forgets length scales",
         METRIC,
         "scale = weight * 0.5**0.5 / leaf.length_scale.value_like(theta, X)",
-        "scale = weight * 0.5**0.5",
+        "scale = torch.tensor([weight * 0.5**0.5], dtype=X.dtype)",
         f"{TESTS} -k nearest_rows",
     ),
     (

@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...kernels import NotExportable
 from ...linalg.operators import CrossOperator, KernelOperator
 from ..likelihoods import Gaussian, Likelihood
 
 if TYPE_CHECKING:
     from ._low_rank import LowRankForm
+    from ._modules import PosteriorModule
 
 Rows = Float[Tensor, "m d"]
 Draws = Float[Tensor, "m t s"]
@@ -130,6 +132,21 @@ class Posterior(ABC):
         """The form from which low-rank variances are computed; None without fast products."""
         return None
 
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """The same moments as a torch module, which can be traced, exported and differentiated.
+
+        Parameters
+        ----------
+        with_variance : bool, default=True
+            Whether variances are needed; without them the module may have only a mean.
+
+        Raises
+        ------
+        NotExportable
+            If there is no such form.
+        """
+        raise NotExportable(f"{type(self).__name__} has no form as a torch module.")
+
 
 class KernelPosterior(Posterior):
     """A posterior that is computed from k(X, training rows).
@@ -161,6 +178,13 @@ class KernelPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         return self.cross(X).prior_noise()
+
+    def _linear(self, minus: Float[Tensor, "n k"] | None) -> PosteriorModule:
+        """The module whose explained variance is ``|k(X, rows) minus|^2``."""
+        from ._modules import KernelFeatures, LinearModule
+
+        op = self.operator
+        return LinearModule(KernelFeatures(op.kernel, op.theta, op.X), self.weights, minus)
 
 
 def without_own(

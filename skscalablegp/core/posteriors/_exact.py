@@ -12,6 +12,7 @@ from ...linalg.blocks import addmm_, solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
 from ._base import KernelPosterior, MeanAndVariance, Moments, reported_variance
+from ._modules import PosteriorModule
 
 # Number of columns of the inverse factor that are computed together, in blocks of this many rows.
 _COLUMNS, _BLOCK = 512, 512
@@ -65,6 +66,14 @@ class ExactPosterior(KernelPosterior):
         cross = self.cross(X)
         V, covariance = self._whitened(cross.to_dense()), cross.prior_covariance()
         return covariance.addmm_(V.T, V, alpha=-1)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """With the inverse factor, n x n, for variances; without them with the rows alone."""
+        if not with_variance:
+            return self._linear(None)
+        factor = self.factor.double()
+        units = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return self._linear(solve_triangular(factor, units).T)
 
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """From the diagonal of H^-1, Rasmussen and Williams (2006), equation 5.12; O(n^2) a row."""

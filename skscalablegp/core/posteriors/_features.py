@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ._base import Draws, MeanAndVariance, Moments, Posterior, Rows, without_own
 from ._low_rank import WeightCaches, WeightForm
+from ._modules import LinearModule, PosteriorModule, WeightFeatures
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,12 @@ class FeatureWeights:
         return cls(factor, torch.tensor(estimator.coef_, device=device))
 
 
+def inverse_root(factor: Float64[Tensor, "m m"]) -> Float64[Tensor, "m m"]:
+    """R = L^-T, with R R' = (L L')^-1."""
+    units = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor, units, upper=False).T
+
+
 class FeaturePosterior(Posterior):
     """The posterior of f(x) = phi(x)' w with w ~ N(mean, (L L')^-1), without training rows.
 
@@ -53,6 +60,8 @@ class FeaturePosterior(Posterior):
     learned : bool, default=False
         Whether the features were also fitted to the rows. Leaving out a row then changes more than
         the weights, and there is no closed form.
+    parts : callable, optional
+        Returns features and noise as a torch module.
 
     Notes
     -----
@@ -67,7 +76,9 @@ class FeaturePosterior(Posterior):
         noise: Callable[[Tensor], Tensor],
         weights: FeatureWeights,
         learned: bool = False,
+        parts: Callable[[], WeightFeatures] | None = None,
     ):
+        self._parts = parts
         self._features, self._noise, self._learned = features, noise, learned
         self.weights, self.factor = weights.mean, weights.factor
         self.device, self.width = self.weights.device, len(self.weights)
@@ -104,6 +115,11 @@ class FeaturePosterior(Posterior):
             prior_covariance=lambda X: self._phi(X) @ self._phi(X).T,
         )
         return WeightCaches(self, form)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        if self._parts is None:
+            return super().module(with_variance)
+        return LinearModule(self._parts(), self.weights, plus=inverse_root(self.factor))
 
     @torch.no_grad()
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:

@@ -16,6 +16,7 @@ from ...kernels import NoSpectralDensity
 from ...linalg.operators import KernelOperator, SelfAdjointOperator, prior_values
 from ...linalg.solvers import cholesky_with_jitter, lanczos
 from ._base import Draws, KernelPosterior, Moments, Posterior, Rows, reported_variance
+from ._modules import PosteriorModule
 
 # Lanczos starts with the average column of K over at most this many rows.
 _PROBE_ROWS = 1000
@@ -201,6 +202,10 @@ class LOVEWeights(Posterior):
     def low_rank_form(self) -> LowRankForm | None:
         return self._below.low_rank_form()
 
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        below = self._below.module(with_variance=False)
+        return below.low_rank(self.explained) if with_variance else below
+
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._below.mean(X)
 
@@ -296,6 +301,9 @@ class LOVEPosterior(KernelPosterior):
     ):
         super().__init__(operator, weights)
         self.basis = basis
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        return self._linear(self.basis if with_variance else None)
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         cross, t = self.cross(X), self.weights.shape[1]

@@ -32,7 +32,7 @@ from ...core import (
 )
 from ...core.data import BLOCK_ROWS, RowSource, Scaling, Table, column_moments, column_ranges
 from ...core.likelihoods import Gaussian
-from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
+from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior, WeightFeatures
 from ...core.training import train_steps
 from ...features import (
     check_features,
@@ -451,6 +451,7 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
             lambda X: X.new_full((len(X),), noise),
             FeatureWeights.of(self, self._fit_device()),
             learned=True,
+            parts=lambda: WeightFeatures(features.module(tensors), noise),
         )
 
     def extract_features(self, X: Any) -> np.ndarray:

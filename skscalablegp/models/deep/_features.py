@@ -10,10 +10,10 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Float64
 from sklearn.gaussian_process.kernels import Kernel
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ...features import Network, PriorFeatures, frequencies_per_product, sample_prior_features
-from ...kernels import TorchKernel
+from ...kernels import TorchKernel, root
 from ._noise import WhiteNoise
 
 # Spread of the inputs of a stationary kernel, in length scales. Results with 3 and 5 are alike, and
@@ -134,8 +134,36 @@ class DeepFeatures:
         outside = (X - self._clipped(X)).square().sum(1, keepdim=True)
         return torch.cat([phi, (-torch.expm1(-outside / 2)).sqrt().to(phi)], 1)
 
+    def module(self, tensors: Sequence[Tensor]) -> nn.Module:
+        """phi with these tensors as a torch module."""
+        return DeepModule(self, tensors)
+
     def _clipped(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return X if self.box is None else X.clamp(*X.new_tensor(self.box))
+
+
+class DeepModule(nn.Module):
+    """`DeepFeatures` with its tensors as buffers."""
+
+    def __init__(self, features: DeepFeatures, tensors: Sequence[Tensor]):
+        super().__init__()
+        k = features.theta_at
+        self.network = features.network.module([*tensors[:k], *tensors[k + 1 :]])
+        self.fourier = features.kernel_features.module(tensors[k])
+        self._factor = 1.0
+        if features.network.n_trainable:
+            spread = _SPREAD if features.random else 1.0
+            self._factor = spread * features.network.n_features**-0.5
+        box = None if features.box is None else torch.tensor(features.box, dtype=torch.float64)
+        self.register_buffer("box", box)
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+        if self.box is None:
+            return self.fourier(self.network(X) * self._factor)
+        inside = X.clamp(self.box[0], self.box[1])
+        phi = self.fourier(self.network(inside) * self._factor)
+        outside = (X - inside).square().sum(1, keepdim=True)
+        return torch.cat([phi, root(-torch.expm1(-outside / 2))], 1)
 
 
 def make_deep_features(

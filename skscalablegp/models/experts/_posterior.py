@@ -9,9 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...core.posteriors import ExactPosterior, MeanAndVariance, Moments, Posterior
+from ...core.posteriors import (
+    ExactPosterior,
+    KernelFeatures,
+    MeanAndVariance,
+    Moments,
+    Posterior,
+    PosteriorModule,
+)
 from ...linalg.operators import KernelOperator
 from ...linalg.parallel import run
 
@@ -232,12 +239,20 @@ class ExpertPosterior(ExactPosterior):
         if not bool((error <= _RELATIVE_ERROR * exact).all()):
             self.inverse = None
 
-    def similarity(self, X: Float[Tensor, "m d"], n_common: int) -> Float[Tensor, " m"]:
-        """The largest prior correlation with one of a few rows of the part's own."""
+    def _shown(self, n_common: int) -> Float[Tensor, "s d"]:
+        """A few rows of the part's own, which stand for the others."""
         rows = self.operator.X[n_common:]
         m = min(len(rows), _SHOWN)
-        places = torch.arange(m, device=rows.device) * len(rows) // max(m, 1)
-        shown = KernelOperator(self.operator.kernel, self.operator.theta, rows[places])
+        return rows[torch.arange(m, device=rows.device) * len(rows) // max(m, 1)]
+
+    def shown_module(self, n_common: int) -> KernelFeatures:
+        """The covariances with these rows as a torch module."""
+        return KernelFeatures(self.operator.kernel, self.operator.theta, self._shown(n_common))
+
+    def similarity(self, X: Float[Tensor, "m d"], n_common: int) -> Float[Tensor, " m"]:
+        """The largest prior correlation with one of a few rows of the part's own."""
+        rows = self._shown(n_common)
+        shown = KernelOperator(self.operator.kernel, self.operator.theta, rows)
         cross, own = shown.cross(X), shown.cross(shown.X).prior_diag()
         found = (cross.to_dense() / own.sqrt()).amax(1) / cross.prior_diag().sqrt()
         return found.nan_to_num()
@@ -309,7 +324,7 @@ class ExpertsPosterior(Posterior):
         k = len(self.experts)
         if self._q == k:
             return torch.arange(k, device=self.device)[:, None].expand(k, len(X))
-        common = len(self.parts[0]) if self.combination == "grbcm" else 0
+        common = self.common
         tasks = [
             partial(expert.similarity, X, common if number else 0)
             for number, expert in enumerate(self.experts)
@@ -347,6 +362,15 @@ class ExpertsPosterior(Posterior):
         # At training rows without noise the variance is zero, and its inverse infinite.
         variances = variances.clamp_min(torch.finfo(variances.dtype).eps * priors)
         return COMBINATIONS[self.combination](means, variances, priors)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """With the inverse factors of all experts, sum_k n_k^2 numbers; a mean needs them, too."""
+        return ExpertsModule(self.experts, self.combination, self.common, self._q)
+
+    @property
+    def common(self) -> int:
+        """Rows that the experts share, which come first in each part."""
+        return len(self.parts[0]) if self.combination == "grbcm" else 0
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self.combine(X).mean
@@ -411,3 +435,63 @@ class ExpertsPosterior(Posterior):
             c = beta.sqrt() * combined.variance / variance
             total += c[:, None] * own * c
         return total
+
+
+class ExpertsModule(PosteriorModule):
+    """`ExpertsPosterior`, every expert of which predicts every row.
+
+    Parameters
+    ----------
+    experts : sequence of ExpertPosterior
+    combination : str
+    n_common : int
+        Rows that all experts share.
+    n_experts : int
+        Number of experts whose predictions of a row are combined.
+    """
+
+    def __init__(
+        self,
+        experts: Sequence[ExpertPosterior],
+        combination: str,
+        n_common: int,
+        n_experts: int,
+    ):
+        super().__init__()
+        self._combination, self._q, self._common = combination, n_experts, n_common
+        self.experts = nn.ModuleList(expert.module() for expert in experts)
+        shown = list(enumerate(experts)) if n_experts < len(experts) else []
+        self.shown = nn.ModuleList(e.shown_module(n_common if k else 0) for k, e in shown)
+        # Prior variances of the rows that stand for an expert's part.
+        for k, module in enumerate(self.shown):
+            self.register_buffer(f"own{k}", module.kernel.diag(module.Z))
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        found = [expert.moments(X) for expert in self.experts]
+        means, variances, noises = (torch.stack(parts) for parts in zip(*found, strict=True))
+        noise = noises.mean(0)
+        if len(found) == 1:
+            return Moments(means[0], variances[0], noise)
+        priors = torch.stack([expert.features.kernel.diag(X) for expert in self.experts])
+        if len(self.shown):
+            near = self._nearest(X)
+            at = near[:, :, None].expand(-1, -1, means.shape[2])
+            means, variances, priors = (
+                means.gather(0, at),
+                *(part.gather(0, near) for part in (variances, priors)),
+            )
+        if self._q == 1:
+            return Moments(means[0], variances[0], noise)
+        variances = torch.maximum(variances, torch.finfo(variances.dtype).eps * priors)
+        combined = COMBINATIONS[self._combination](means, variances, priors)
+        return Moments(combined.mean, combined.variance, noise)
+
+    def _nearest(self, X: Float[Tensor, "m d"]) -> Int[Tensor, "q m"]:
+        near = []
+        for k, shown in enumerate(self.shown):
+            correlation = shown(X) / getattr(self, f"own{k}").sqrt()
+            near.append((correlation.amax(1) / shown.kernel.diag(X).sqrt()).nan_to_num())
+        near = torch.stack(near)
+        if self._common:
+            near = torch.cat([near[:1] * 0 + torch.inf, near[1:]])
+        return near.topk(self._q, dim=0).indices.sort(dim=0).values

@@ -21,7 +21,13 @@ from ...core import (
     warn_if_rough,
 )
 from ...core.data import Table
-from ...core.posteriors import FeaturePosterior, FeatureWeights, Posterior
+from ...core.posteriors import (
+    FeaturePosterior,
+    FeatureWeights,
+    Posterior,
+    WeightFeatures,
+    WhiteNoise,
+)
 from ...features import PriorFeatures, frequencies_per_product, sample_prior_features
 from ...kernels import TorchKernel
 from ...linalg.gradients import GPProblem
@@ -262,6 +268,7 @@ class RFFRegressor(GPRegressorBase):
             lambda X: features.evaluate(theta, X),
             lambda X: kernel.noise(theta, X),
             FeatureWeights.of(self, self._fit_device()),
+            parts=lambda: WeightFeatures(features.module(theta), WhiteNoise(kernel, theta)),
         )
 
     def _likelihood_at(self, theta, eval_gradient):

@@ -17,7 +17,7 @@ _SHIFT = np.array([[math.comb(k, j) * 0.5 ** (k - j) if j <= k else 0 for j in r
                    for k in range(4)])  # fmt: skip
 WEIGHTS = _IN_U @ _SHIFT
 # Beyond this number of steps from the start of a grid, float64 cannot resolve places within a cell.
-_FARTHEST = 2.0**52
+FARTHEST = 2.0**52
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Axis:
     def place(self, x: np.ndarray) -> np.ndarray:
         """The distance of x from the start in steps, clipped to 2^52."""
         with np.errstate(over="ignore"):
-            return ((x - self.start) / self.step).clip(-_FARTHEST, _FARTHEST)
+            return ((x - self.start) / self.step).clip(-FARTHEST, FARTHEST)
 
     def locate(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first of the four points around x, possibly off the grid, and v in [-1/2, 1/2]."""

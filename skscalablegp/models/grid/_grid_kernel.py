@@ -210,17 +210,23 @@ class GridKernel:
         Directions whose eigenvalues are mostly rounding are shrunk, so that k(x, x) - |g|^2 remains
         positive. O(m r) a row.
         """
-        terms = [
-            (start, row)
-            for start, rows in zip(self.grid.starts, self._rows_by_term(theta, X), strict=True)
-            for row in rows
-        ]
+        terms = [row for rows in self._rows_by_term(theta, X) for row in rows]
         out = torch.empty(len(X), factor.F.shape[1], dtype=torch.float64)
-        for (start, row), columns in zip(terms, factor.columns, strict=True):
-            F = factor.F[start : start + row.shape[1], columns]
-            sizes = F.square().sum(0)
-            shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
-            out[:, columns] = row @ F / (sizes + shift)
+        for row, dual, columns in zip(terms, self.duals(factor), factor.columns, strict=True):
+            out[:, columns] = row @ dual
+        return out
+
+    def duals(self, factor: GridFactor) -> list[Tensor]:
+        """(F^+)' of each term, shrunk where the squares of its columns are mostly rounding."""
+        out, columns = list[Tensor](), iter(factor.columns)
+        for axes, shape, start in zip(
+            self.grid.components, self.grid.shapes, self.grid.starts, strict=True
+        ):
+            for _ in range(1 if len(axes) == 1 else max(1, len(self._products))):
+                F = factor.F[start : start + math.prod(shape), next(columns)]
+                sizes = F.square().sum(0)
+                shift = _ROUNDING * sizes.max().clamp_min(torch.finfo(F.dtype).tiny)
+                out.append(F / (sizes + shift))
         return out
 
     def _rows_by_term(self, theta: Tensor, X: np.ndarray) -> list[list[Tensor]]:

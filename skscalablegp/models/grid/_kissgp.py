@@ -605,6 +605,12 @@ class KISSGPRegressor(GPRegressorBase):
         self._check_inside(features)
         return super()._inputs(features)
 
+    def _input_module(self) -> torch.nn.Module:
+        below = super()._input_module()
+        return (
+            below if self._network is None else torch.nn.Sequential(self._network.module(), below)
+        )
+
     def _check_inside(self, X: np.ndarray) -> None:
         if self.extrapolation == "error" and not (inside := self.grid_.covers(X)).all():
             raise ValueError(

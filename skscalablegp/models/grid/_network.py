@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core import FitRun, input_weights
 from ...core.data import column_moments, standardised_limits
+from ...core.posteriors import Affine
 from ...core.training import Stepper, StopTraining, train_steps
 from ...features import (
     LimitedNetwork,
@@ -73,6 +74,16 @@ class GridFeatures:
             raw = self.network(network_from_numpy(self.weights), rows)
         check_features(raw)
         return np.tanh(_SQUASH * (raw.numpy() - self.centre) / self.spread)
+
+    def module(self) -> nn.Module:
+        """The features as a torch module."""
+        weights = network_from_numpy(self.weights)
+        return nn.Sequential(
+            Affine(self.x_mean, self.x_scale),
+            self.network.module(weights),
+            Affine(self.centre, self.spread / _SQUASH),
+            nn.Tanh(),
+        )
 
 
 def grid_network(n_columns: int, feature_extractor: Any, activation: str) -> Network:

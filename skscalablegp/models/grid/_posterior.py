@@ -10,8 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.posteriors import LowRankForm, Moments, Posterior, reported_variance
+from ...core.posteriors import (
+    LowRankForm,
+    Moments,
+    Posterior,
+    PosteriorModule,
+    inverse_root,
+    reported_variance,
+)
 from ._grid_kernel import GridKernel
+from ._module import Covariances, GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
 # Bytes of k(x, grid) for a block of rows outside the grid.
@@ -62,6 +70,32 @@ class GridPosterior(Posterior):
         components = grid_kernel.grid.components
         widest = min(max(len(axes) for axes in components), _POLYNOMIAL_COLUMNS)
         self.width = 4 * 7**widest * len(components)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """With the caches on the grid, and F or the grid's covariances for rows beyond it."""
+        kernel, grid = self.grid_kernel, self.grid_kernel.grid
+        outside, spread = self._outside_module(with_variance), None
+        if self._axes is not None:
+            cells = [axis.cells for axis in self._axes]
+            mean: Any = Polynomials(np.stack(self._mean_polynomials), cells)
+            if with_variance:
+                spread = Polynomials(self._variance_polynomials[None], cells)
+        else:
+            mean = Interpolation(self.mean_on_grid, grid)
+            if with_variance:
+                spread = Interpolation(self.root, grid)
+        noise = float(self.noise(torch.zeros(1, 1))[0])
+        covariances = Covariances(kernel.kernel, self.theta, grid)
+        parts = covariances, mean, spread, outside
+        return GridModule(grid, *parts, noise, float(self.evaluation.misfit), self._explains)
+
+    # Whether `root` is one of the explained covariance in place of the posterior's.
+    _explains = False
+
+    def _outside_module(self, with_variance: bool) -> Outside:
+        plus = inverse_root(self.evaluation.cholesky) if with_variance else None
+        duals = self.grid_kernel.duals(self.evaluation.factor)
+        return Outside(self.weights, plus=plus, duals=duals)
 
     def low_rank_form(self) -> LowRankForm:
         # Exact variances cost no more, because they are polynomials within a cell.

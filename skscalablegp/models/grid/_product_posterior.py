@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.posteriors import LowRank, LowRankForm, Moments, report_unfinished
+from ...kernels import NotExportable
 from ...linalg.solvers import Status, cholesky_with_jitter, lanczos
+from ._module import Outside
 from ._posterior import _CUT_SHARE, GridPosterior
 from ._products import PREDICTED, GridOperator, ProductEvaluation
 
@@ -51,6 +53,17 @@ class ProductPosterior(GridPosterior):
 
     def low_rank_form(self) -> LowRankForm:
         return GridCaches(self)
+
+    _explains = True
+
+    def _outside_module(self, with_variance: bool) -> Outside:
+        if with_variance and self.dual is None:
+            raise NotExportable(
+                "Variances of this model come from a linear solve for every row, which cannot "
+                "become part of a torch module: export the mean with return_std=False, or wrap the "
+                "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
+            )
+        return Outside(self.weights, self.dual)
 
     @property
     def mean_on_grid(self) -> Float[Tensor, "m t"]:

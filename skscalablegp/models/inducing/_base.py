@@ -321,8 +321,12 @@ class SparseMixin:
     def _build_posterior(self) -> InducingPosterior:
         model, fit = self._fitted(len(self.variational_mean_.T), self._fit_device())
         noise = self.likelihood_ if self.likelihood_.additive else Gaussian()
-        transform = None if model.network is None else partial(model.features, fit.weights)
-        return InducingPosterior(model.kernel, fit.theta, fit.Z, fit.belief, noise, transform)
+        transform = module = None
+        if model.network is not None:
+            transform = partial(model.features, fit.weights)
+            module = partial(model.network.module, fit.weights)
+        belief = fit.theta, fit.Z, fit.belief
+        return InducingPosterior(model.kernel, *belief, noise, transform, module)
 
     def extract_features(self, X: Any) -> np.ndarray:
         """The kernel's input: the output of the network, or the rows if there is none.

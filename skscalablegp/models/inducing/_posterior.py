@@ -6,19 +6,23 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.likelihoods import Gaussian, Likelihood
 from ...core.posteriors import (
+    KernelFeatures,
+    LinearModule,
     MeanAndVariance,
     Moments,
     Posterior,
+    PosteriorModule,
     WeightCaches,
     WeightForm,
     reported_variance,
     without_own,
 )
 from ...kernels import TorchKernel
+from ...linalg.solvers import cholesky_with_jitter
 from ._bound import WhitenedBelief, Whitening
 
 
@@ -37,6 +41,8 @@ class InducingPosterior(Posterior):
         For the additive noise of new observations; Gaussian by default.
     transform : callable, optional
         Applied to rows before the kernel.
+    transform_module : callable, optional
+        Returns it as a torch module.
 
     Notes
     -----
@@ -52,7 +58,9 @@ class InducingPosterior(Posterior):
         belief: WhitenedBelief,
         likelihood: Likelihood | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
+        transform_module: Callable[[], nn.Module] | None = None,
     ):
+        self._transform_module = transform_module
         self.kernel, self.theta, self.Z, self.belief = kernel, theta, Z, belief
         self.likelihood, self.transform = likelihood or Gaussian(), transform
         with torch.no_grad():
@@ -124,6 +132,17 @@ class InducingPosterior(Posterior):
             has_rest=True,
         )
         return WeightCaches(self, form)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """With m x m matrices for variances; without them with the inducing points alone."""
+        factor = self.likelihood.variance_factor()
+        features = KernelFeatures(self.kernel, self.theta, self.Z, factor)
+        whiten, minus, plus = self.white.inverse.T, None, None
+        if with_variance:
+            minus = whiten
+            plus = whiten @ cholesky_with_jitter(self.belief.covariance[0])[0]
+        transform = None if self._transform_module is None else self._transform_module()
+        return LinearModule(features, self.weights, minus, plus, whiten, transform)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         scale = self._scale(self._seen(X))

@@ -14,14 +14,16 @@ from torch import Tensor
 from ...core.posteriors import (
     Draws,
     KernelPosterior,
+    LinearModule,
     MeanAndVariance,
     Moments,
+    PosteriorModule,
     Rows,
     report_unfinished,
     reported_variance,
 )
 from ...features import PriorFeatures, sample_prior_features
-from ...kernels import NoSpectralDensity
+from ...kernels import NoSpectralDensity, NotExportable
 from ...linalg.operators import KernelOperator, prior_values
 from ...linalg.parallel import map_in_order
 from ...linalg.preconditioners import Preconditioner, build_preconditioner
@@ -97,6 +99,19 @@ class IterativePosterior(KernelPosterior):
         self.samples, self._n_nearest = samples, n_nearest
         self._solver = solver
         self._stopping = stopping
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """The mean, and variances only from stored samples."""
+        mean = self._linear(None)
+        if not with_variance:
+            return mean
+        if self.samples is None or self._n_nearest is not None:
+            raise NotExportable(
+                "Variances of this model come from a linear solve for every row, which cannot "
+                "become part of a torch module: export the mean with return_std=False, or wrap the "
+                "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
+            )
+        return PathwiseModule(mean, self.samples, self.operator)
 
     def _solve(self, B: Float[Tensor, "n s"]) -> Solution:
         solution = solve(
@@ -236,3 +251,30 @@ class IterativePosterior(KernelPosterior):
         prior = prior_values(features, op.theta, op.X, w)
         xi = prior + op.noise.sqrt()[:, None] * eps.to(op.device)
         return PathwiseSamples(features, w, self._solve(xi).value)
+
+
+class PathwiseModule(PosteriorModule):
+    """A mean over training rows, and variances as mean squares of stored deviations.
+
+    Parameters
+    ----------
+    mean : LinearModule
+    samples : PathwiseSamples
+    operator : KernelOperator
+    """
+
+    def __init__(self, mean: LinearModule, samples: PathwiseSamples, operator: KernelOperator):
+        super().__init__()
+        self.linear, self.prior = mean, samples.features.module(operator.theta)
+        for name in ("prior_weights", "representer_weights"):
+            self.register_buffer(name, getattr(samples, name).double().cpu())
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self.linear.mean(X)
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        features = self.linear.features
+        K = features(X)
+        deviations = self.prior(X) @ self.prior_weights - K @ self.representer_weights
+        mean = K @ self.linear.weights
+        return Moments(mean, deviations.square().mean(1), features.noise(X))

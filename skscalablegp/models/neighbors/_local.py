@@ -29,7 +29,7 @@ _RESOLVED = 1e-4
 # Most jitter that is tried where a factorisation fails, relative to the median diagonal entry.
 _LARGEST_JITTER = 1e-3
 # Number of nearest rows from which the local size of errors is estimated.
-_NEAREST = 30
+NEAREST = 30
 # Noise that keeps equal new rows from being singular, relative to the prior variance.
 _SAME = 1e-12
 
@@ -223,12 +223,12 @@ def predict(
         Z, noise, Y = gather(problem, theta, X, near)
         K = local_kernel(problem.kernel, theta, Z, dtype)
         given = condition(K, noise.to(dtype), Y.to(dtype))
-        squares = given.half[:, :_NEAREST, 1:].square().mean((1, 2))
+        squares = given.half[:, :NEAREST, 1:].square().mean((1, 2))
         found = tuple(part.double() for part in (given.mean, given.variance, squares))
         if dtype == torch.float32:
             lost = given.failed | ~(given.variance >= _RESOLVED * given.prior)
             if errors:
-                own = given.factor.diagonal(dim1=1, dim2=2)[:, :_NEAREST].square()
+                own = given.factor.diagonal(dim1=1, dim2=2)[:, :NEAREST].square()
                 lost |= ~(own >= _RESOLVED * given.prior[:, None]).all(1)
             if lost.any():
                 for part, again in zip(

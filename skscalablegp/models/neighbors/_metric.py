@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.data import limited
 from ...kernels import Node, TorchKernel
@@ -70,6 +69,10 @@ class Metric:
         known = (torch.isin(X[:, j].round(), codes).all() for j, codes in self._codes.items())
         return not varies[~self._kept].any() and all(known)
 
+    def module(self) -> nn.Module:
+        """The map as a torch module."""
+        return MetricModule(self._parts, self._centre, self._kept)
+
     def __call__(self, X: Float[Tensor, "m d"]) -> Float[np.ndarray, "m q"]:
         return self._chosen(self._joined(X))
 
@@ -81,20 +84,31 @@ class Metric:
         return np.clip((points - self._centre)[:, self._kept], -_FAR, _FAR)
 
 
-Points = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m q"]]
+class MetricModule(nn.Module):
+    """The map of a `Metric`, in double precision on the CPU."""
+
+    def __init__(self, parts: list[nn.Module], centre: np.ndarray, kept: np.ndarray):
+        super().__init__()
+        self.parts = nn.ModuleList(parts).cpu()
+        self.register_buffer("kept", torch.as_tensor(np.flatnonzero(kept)))
+        self.register_buffer("centre", torch.as_tensor(centre[kept], dtype=torch.float64))
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        joined = torch.cat([part(X) for part in self.parts], 1)
+        return (joined[:, self.kept] - self.centre).clamp(-_FAR, _FAR)
 
 
-def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
-    """The map from rows to points for one elementary kernel."""
+def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Module:
+    """The map from rows (m, d) to points (m, q) for one elementary kernel."""
     d = X.shape[1]
     if leaf.codes:
         return _of_categories(leaf, theta, X, weight)
     if leaf.profile is not None:
         scale = weight * 0.5**0.5 / leaf.length_scale.value_like(theta, X)
-        return lambda rows: leaf.seen(rows) * scale
+        return _Scaled(leaf, scale)
     if leaf.n_exact_features(d):
         unit = weight / (2 * leaf.diag(theta, X).mean()) ** 0.5
-        return lambda rows: leaf.exact_features(theta, rows) * unit
+        return _Features(leaf, theta, unit)
     raise ValueError(
         f"{leaf.label} has no distance by which to search for neighbours: use "
         "IterativeGPRegressor, or a kernel made of RBF, Matern, RationalQuadratic, DotProduct, "
@@ -103,18 +117,54 @@ def _points(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
     )
 
 
-def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> Points:
-    """Points whose inner products are the covariances between the categories in X."""
-    codes = X[:, sorted(leaf.coded(X.shape[1]))].round()
+class _Scaled(nn.Module):
+    """The columns of a stationary kernel in units of its length scales."""
+
+    def __init__(self, leaf: Node, scale: Tensor):
+        super().__init__()
+        self._leaf = leaf
+        self.register_buffer("scale", scale.detach().clone())
+
+    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        return self._leaf.seen(rows) * self.scale
+
+
+class _Features(nn.Module):
+    """The exact features of a kernel."""
+
+    def __init__(self, leaf: Node, theta: Tensor, unit: Tensor):
+        super().__init__()
+        self._leaf = leaf.plain()
+        for name, value in (("theta", theta), ("unit", unit)):
+            self.register_buffer(name, value.detach().clone())
+
+    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        return self._leaf.exact_features(self.theta, rows) * self.unit
+
+
+class _Categories(nn.Module):
+    """Points whose inner products are the covariances between known categories."""
+
+    def __init__(self, leaf: Node, theta: Tensor, known: Tensor, basis: Tensor):
+        super().__init__()
+        self._leaf = leaf
+        for name, value in (("theta", theta), ("known", known), ("basis", basis)):
+            self.register_buffer(name, value.detach().clone())
+
+    def forward(self, rows: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        return self._leaf.smooth(self.theta, rows, self.known) @ self.basis
+
+
+def _of_categories(leaf: Node, theta: Tensor, X: Tensor, weight: float) -> nn.Module:
+    """`_Categories` of the categories in X."""
+    leaf, codes = leaf.plain(), X[:, sorted(leaf.coded(X.shape[1]))].round()
     _, where = np.unique(codes.cpu().numpy(), axis=0, return_index=True)
     known = X[torch.as_tensor(where, device=X.device)]
-    shape = len(known), len(known)
-    values, vectors = torch.linalg.eigh(leaf.smooth(theta, known, known).expand(shape))
+    values, vectors = torch.linalg.eigh(leaf.smooth(theta, known, known))
     most = values.argsort(descending=True)[:_MOST_DIRECTIONS]
     most = most[values[most] > 1e-9 * values.max()]
     unit = weight / (2 * values.sum() / len(known)) ** 0.5
-    basis = vectors[:, most] / values[most].sqrt() * unit
-    return lambda rows: leaf.smooth(theta, rows, known).expand(len(rows), len(known)) @ basis
+    return _Categories(leaf, theta, known, vectors[:, most] / values[most].sqrt() * unit)
 
 
 class Index:

@@ -9,10 +9,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...core.posteriors import Draws, MeanAndVariance, Moments, Posterior, Rows, reported_variance
+from ...core.posteriors import (
+    Draws,
+    MeanAndVariance,
+    Moments,
+    Posterior,
+    PosteriorModule,
+    Rows,
+    reported_variance,
+)
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
 from ._metric import Index, Metric, others_near
+from ._module import NeighborModule
 from ._objectives import local_factor
 
 
@@ -102,6 +111,11 @@ class NeighborPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self.moments(X).noise if self._power else self._white(X)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        """With all training rows, among which it searches one by one."""
+        settings = self._m, self._power, self._scale
+        return NeighborModule(self._problem, self._theta, self._metric, *settings)
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

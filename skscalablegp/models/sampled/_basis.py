@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...core.posteriors import KernelFeatures
 from ...features import PriorFeatures, sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, compile_kernel, no_spectral_density
 
@@ -99,6 +100,10 @@ class SampledBasis(ABC):
     def part(self, blocks: np.ndarray) -> BasisPart:
         """The units of some blocks."""
 
+    @abstractmethod
+    def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
+        """All functions as a torch module, in the order of `part`; O(m d) numbers."""
+
 
 @dataclass(frozen=True, eq=False)
 class SeededFourier(SampledBasis):
@@ -146,13 +151,19 @@ class SeededFourier(SampledBasis):
         return _per_unit(self.kernel)
 
     def part(self, blocks: np.ndarray) -> BasisPart:
-        index = self.index(blocks)
+        index, features = self.index(blocks), self._features(blocks)
+        return BasisPart(index, features.evaluate)
+
+    def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
+        return self._features(np.arange(self.n_blocks)).module(theta)
+
+    def _features(self, blocks: np.ndarray) -> PriorFeatures:
+        n_pairs = sum(len(self.units(b)) for b in blocks.tolist())
         joined = _mapped(torch.cat, tuple(self._block(int(b)).blocks for b in blocks))
         scaled = tuple(
-            replace(block, n_pairs=self.n_units, n_features=2 * len(index)) for block in joined
+            replace(block, n_pairs=self.n_units, n_features=2 * n_pairs) for block in joined
         )
-        q = len(scaled) * 2 * len(index)
-        return BasisPart(index, PriorFeatures(scaled, self.kernel.n_features, q).evaluate)
+        return PriorFeatures(scaled, self.kernel.n_features, len(scaled) * 2 * n_pairs)
 
     @cached_property
     def _kept(self) -> dict[int, PriorFeatures]:
@@ -212,6 +223,22 @@ class KernelFunctions(SampledBasis):
             return phi if scale is None else phi * scale.to(phi)
 
         return BasisPart(index, evaluate)
+
+    def module(self, theta: Float[Tensor, " p"]) -> nn.Module:
+        return _ScaledFunctions(KernelFeatures(self.kernel, theta, self.points), self.scale)
+
+
+class _ScaledFunctions(nn.Module):
+    """Kernel functions times factors."""
+
+    def __init__(self, features: KernelFeatures, scale: Float[Tensor, " m"] | None):
+        super().__init__()
+        self.features = features
+        scale = torch.ones(()) if scale is None else scale
+        self.register_buffer("scale", scale.detach().double().cpu())
+
+    def forward(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+        return self.features(X) * self.scale
 
 
 @dataclass(frozen=True, eq=False)

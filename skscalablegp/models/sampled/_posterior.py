@@ -12,7 +12,16 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ...core.posteriors import Moments, Posterior, reported_variance
+from ...core.posteriors import (
+    KernelFeatures,
+    KernelModule,
+    LinearModule,
+    Moments,
+    Posterior,
+    PosteriorModule,
+    inverse_root,
+    reported_variance,
+)
 from ...kernels import TorchKernel, compile_kernel
 from ...linalg.solvers import cholesky_with_jitter
 from ._basis import Functions, SampledBasis
@@ -69,6 +78,11 @@ class SupportVariance:
         known = self._known(theta, X).square().sum(0)
         prior = self.kernel.diag(theta, X.double())
         return self.scale * reported_variance(prior - known, prior).to(X)
+
+    def module(self, theta: Float64[Tensor, " p"]) -> PosteriorModule:
+        """The variance before the factor, as that of a torch module with a mean of zero."""
+        features = KernelFeatures(self.kernel, theta, self.X)
+        return LinearModule(features, self.X[:, :1] * 0, inverse_root(self.factor))
 
     def covariance(self, theta: Float64[Tensor, " p"], X: Float[Tensor, "r d"]) -> Tensor:
         """The covariance of rows."""
@@ -186,6 +200,45 @@ class ChevronPosterior(Posterior):
 
     def noise(self, X: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         return X.new_full((len(X),), self.noise_variance)
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        return ChevronModule(self, with_variance)
+
+
+class ChevronModule(PosteriorModule):
+    """`ChevronPosterior` with the functions of the whole basis as buffers; O(m d) numbers."""
+
+    def __init__(self, of: ChevronPosterior, with_variance: bool):
+        super().__init__()
+        w, self._noise = of.weights, of.noise_variance
+        self.basis, self.augment, self.support = of.basis.module(of.at), None, None
+        self.register_buffer("mean_weights", w.mean.flatten(0, 1).double().cpu())
+        if not with_variance:
+            return
+        if of.support is not None:
+            self.support, self._scale = of.support.module(of.at), of.support.scale
+            return
+        self.register_buffer("dense", w.dense.flatten(0, 1).double().cpu())
+        self.register_buffer("squares", w.diagonal.flatten().double().cpu().square())
+        if of.augment is not None:
+            kernel, self._share = of.augment
+            self.augment = KernelModule(kernel, of.at)
+
+    def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
+        return self.basis(X) @ self.mean_weights
+
+    def moments(self, X: Float[Tensor, "r d"]) -> Moments:
+        phi = self.basis(X)
+        mean, noise = phi @ self.mean_weights, X[:, 0] * 0 + self._noise
+        if self.support is not None:
+            return Moments(mean, self._scale * self.support.moments(X).variance, noise)
+        square = phi.square()
+        variance = (phi @ self.dense).square().sum(1) + square @ self.squares
+        if self.augment is not None:
+            prior = self.augment.diag(X)
+            shared = self._share * prior
+            variance = variance + shared * prior / (square.sum(1) + shared)
+        return Moments(mean, variance, noise)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,16 @@ from torch import Tensor
 from ...core.posteriors import (
     FeaturePosterior,
     FeatureWeights,
+    KernelFeatures,
+    LinearModule,
     MeanAndVariance,
     Moments,
     Posterior,
+    PosteriorModule,
     WeightCaches,
+    WeightFeatures,
     WeightForm,
+    inverse_root,
     reported_variance,
     without_own,
 )
@@ -64,7 +69,12 @@ class FullMap:
 
     def posterior(self, weights: FeatureWeights) -> Posterior:
         """The posterior of f from a distribution of the weights."""
-        return FeaturePosterior(self.evaluate, self.white, weights)
+        return FeaturePosterior(
+            self.evaluate,
+            self.white,
+            weights,
+            parts=lambda: WeightFeatures(self.basis.module(self.theta), self.noise),
+        )
 
     def white(self, X: Float[Tensor, "r d"]) -> Float64[Tensor, " r"]:
         """The noise variance of each row."""
@@ -150,6 +160,18 @@ class ProcessPosterior(FeaturePosterior):
         left = reported_variance(prior - phi.square().sum(1), prior)
         variance = self.scale * (left + self._whitened(phi).square().sum(0))
         return Moments(cross @ self.coef, variance, self.noise(X))
+
+    def module(self, with_variance: bool = True) -> PosteriorModule:
+        process, points = self.process, self.process.basis
+        at = process.kernel, process.theta, points.points
+        features = KernelFeatures(*at, noise=process.noise)
+        coef, whiten = self.coef, inverse_root(process.factor)
+        if points.scale is not None:
+            coef, whiten = points.scale[:, None] * coef, points.scale[:, None] * whiten
+        if not with_variance:
+            return LinearModule(features, coef, whiten=whiten)
+        plus = whiten @ inverse_root(self.factor)
+        return LinearModule(features, coef, whiten, plus, whiten, scale=self.scale)
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         phi = self._phi(X)

@@ -1,0 +1,293 @@
+"""Posteriors as torch modules: tensors in buffers, and operations that can be traced and exported.
+
+A module computes what its posterior computes, by formulas without branches on values. Differences
+of variances that rounding makes negative become zero in place of an error.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...kernels import TorchKernel
+from ._base import Moments
+
+
+class PosteriorModule(nn.Module):
+    """The moments of a posterior as a function of rows, in the units of the posterior.
+
+    A subclass defines `moments`, and `mean` where it is cheaper alone.
+    """
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """The posterior mean."""
+        return self.moments(X).mean
+
+    @abstractmethod
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        """The mean, the variance and the noise."""
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Moments:
+        return self.moments(X)
+
+    def low_rank(self, explained: Float[Tensor, "q k"]) -> PosteriorModule:
+        """The same posterior with the low-rank variances of `LOVEWeights`."""
+        raise NotImplementedError
+
+
+class Affine(nn.Module):
+    """(x - shift) / scale for each column."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shift: Any = 0.0, scale: Any = 1.0):
+        super().__init__()
+        self.register_buffer("shift", torch.as_tensor(shift, dtype=torch.float64).clone())
+        self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.float64).clone())
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        return (X - self.shift) / self.scale
+
+
+class KernelModule(nn.Module):
+    """A kernel at fixed hyperparameters; `cross`, `diag` and `noise` also take batches of rows.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    theta : Tensor of shape (p,)
+
+    Raises
+    ------
+    NotExportable
+        For kernels that run NumPy code.
+    """
+
+    theta: Tensor
+
+    def __init__(self, kernel: TorchKernel, theta: Float[Tensor, " p"]):
+        super().__init__()
+        self._node = kernel.node.plain()
+        self.register_buffer("theta", theta.detach().double().cpu().clone())
+
+    def cross(self, X: Float[Tensor, "*b n d"], Z: Float[Tensor, "*b k d"]) -> Tensor:
+        """k(X, Z) without noise."""
+        value = self._node.smooth(self.theta, X, Z)
+        value = X.new_zeros(1) if value is None else value
+        return value.expand(*X.shape[:-1], Z.shape[-2])
+
+    def diag(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+        """The prior variances."""
+        return self._rows(self._node.diag(self.theta, X), X)
+
+    def noise(self, X: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+        """The variances of white noise."""
+        return self._rows(self._node.noise(self.theta, X), X)
+
+    def _rows(self, value: Tensor | None, X: Tensor) -> Tensor:
+        # A sum with the rows in it, so that the traced result follows their number.
+        return X[..., 0] * 0 + (0.0 if value is None else value)
+
+
+class KernelFeatures(nn.Module):
+    """k(X, Z) for fixed rows Z, with the kernel's variances at X.
+
+    Parameters
+    ----------
+    kernel : TorchKernel
+    theta : Tensor of shape (p,)
+    Z : Tensor of shape (k, d)
+    factor : float, default=1.0
+        Factor of the kernel's white noise.
+    noise : float, optional
+        A variance of the noise in its place.
+    """
+
+    Z: Tensor
+
+    def __init__(
+        self,
+        kernel: TorchKernel,
+        theta: Tensor,
+        Z: Tensor,
+        factor: float = 1.0,
+        noise: float | None = None,
+    ):
+        super().__init__()
+        self.kernel, self._factor = KernelModule(kernel, theta), float(factor)
+        self.white = None if noise is None else _Constant(noise)
+        self.register_buffer("Z", Z.detach().double().cpu().clone())
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
+        return self.kernel.cross(X, self.Z)
+
+    def prior(self, X: Float[Tensor, "m d"], phi: Float[Tensor, "m k"]) -> Float[Tensor, " m"]:
+        """The prior variances."""
+        return self.kernel.diag(X)
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variances of additive noise."""
+        return self._factor * self.kernel.noise(X) if self.white is None else self.white(X)
+
+
+class WeightFeatures(nn.Module):
+    """A finite feature map whose weights have a standard normal prior.
+
+    Parameters
+    ----------
+    features : nn.Module
+        Maps rows (m, d) to (m, q).
+    noise : nn.Module or float
+        Maps rows to the variances of noise, (m,).
+    """
+
+    def __init__(self, features: nn.Module, noise: Any):
+        super().__init__()
+        self.features = features
+        self.white = noise if isinstance(noise, nn.Module) else _Constant(noise)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
+        return self.features(X)
+
+    def prior(self, X: Float[Tensor, "m d"], phi: Float[Tensor, "m q"]) -> Float[Tensor, " m"]:
+        """The prior variances."""
+        return phi.square().sum(1)
+
+    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        """The variances of additive noise."""
+        return self.white(X)
+
+
+class _Constant(nn.Module):
+    """The same variance for every row."""
+
+    value: Tensor
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.register_buffer("value", torch.as_tensor(value, dtype=torch.float64))
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return X[:, 0] * 0 + self.value
+
+
+class WhiteNoise(nn.Module):
+    """The white noise of a kernel."""
+
+    def __init__(self, kernel: TorchKernel, theta: Tensor):
+        super().__init__()
+        self.kernel = KernelModule(kernel, theta)
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+        return self.kernel.noise(X)
+
+
+class LinearModule(PosteriorModule):
+    """A mean that is linear in features phi, and a variance that is quadratic in them.
+
+    ``mean = phi W`` and ``variance = scale (prior - |phi A|^2 + |phi B|^2)``.
+
+    Parameters
+    ----------
+    features : KernelFeatures or WeightFeatures
+    weights : Tensor of shape (q, t)
+        W.
+    minus, plus : Tensor of shape (q, r), optional
+        A and B. Without A there is no prior term.
+    whiten : Tensor of shape (q, q), optional
+        Features times this matrix have weights with the prior N(0, I); None for the identity.
+    transform : nn.Module, optional
+        Applied to rows before everything else.
+    scale : float, default=1.0
+
+    Notes
+    -----
+    A mean costs O(q) a row, a variance O(q r).
+    """
+
+    features: Any
+    weights: Tensor
+    minus: Tensor | None
+    plus: Tensor | None
+
+    def __init__(
+        self,
+        features: Any,
+        weights: Float[Tensor, "q t"],
+        minus: Float[Tensor, "q r"] | None = None,
+        plus: Float[Tensor, "q s"] | None = None,
+        whiten: Float[Tensor, "q q"] | None = None,
+        transform: nn.Module | None = None,
+        scale: float = 1.0,
+    ):
+        super().__init__()
+        self.features, self._scale = features, float(scale)
+        self.transform = transform or nn.Identity()
+        for name, value in (("weights", weights), ("minus", minus), ("plus", plus)):
+            self.register_buffer(name, None if value is None else _kept(value))
+        self._whiten = None if whiten is None else _kept(whiten)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        return self.features(self.transform(X)) @ self.weights
+
+    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
+        X = self.transform(X)
+        phi = self.features(X)
+        left = X[:, 0] * 0
+        if self.minus is not None:
+            prior = self.features.prior(X, phi)
+            left = (prior - (phi @ self.minus).square().sum(1)).clamp_min(0)
+        if self.plus is not None:
+            left = left + (phi @ self.plus).square().sum(1)
+        return Moments(phi @ self.weights, self._scale * left, self.features.noise(X))
+
+    def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
+        minus = _kept(explained)
+        minus = minus if self._whiten is None else self._whiten @ minus
+        return LinearModule(self.features, self.weights, minus, transform=self.transform)
+
+
+def _kept(value: Tensor) -> Tensor:
+    return value.detach().double().cpu().clone()
+
+
+class ProcessModule(nn.Module):
+    """A posterior with the scaling of rows and targets.
+
+    Parameters
+    ----------
+    inputs : nn.Module
+        Maps rows as users have them to those of the posterior.
+    posterior : PosteriorModule
+    y_mean, y_std : ndarray of shape () or (t,)
+        Mean and scale of the targets.
+    """
+
+    posterior: PosteriorModule
+    y_mean: Tensor
+    y_std: Tensor
+
+    def __init__(self, inputs: nn.Module, posterior: PosteriorModule, y_mean: Any, y_std: Any):
+        super().__init__()
+        self.inputs, self.posterior = inputs, posterior
+        for name, value in (("y_mean", y_mean), ("y_std", y_std)):
+            value = torch.as_tensor(value, dtype=torch.float64).reshape(-1).clone()
+            self.register_buffer(name, value)
+
+    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
+        """Means in the units of the targets."""
+        return self.posterior.mean(self.inputs(X)) * self.y_std + self.y_mean
+
+    def moments(
+        self, X: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "m t"], Float[Tensor, "m t"], Float[Tensor, "m t"]]:
+        """Means, variances and noise variances in the units of the targets, (m, t) each."""
+        mean, variance, noise = self.posterior.moments(self.inputs(X))
+        square = self.y_std.square()
+        mean = mean * self.y_std + self.y_mean
+        return mean, variance[:, None] * square, noise[:, None] * square

@@ -1,0 +1,149 @@
+"""Fitted models as torch modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from ..core import fitted_process
+from ..core.posteriors import ProcessModule
+from ..kernels import NotExportable
+from ._steps import split_pipeline
+
+
+class GPModule(nn.Module):
+    """A fitted regressor as a function of rows, which `to_torch` makes.
+
+    Everything that predictions need is in buffers, in the units of the training table, so that
+    ``state_dict``, ``to``, ``torch.export`` and ``torch.compile`` work as for any module.
+
+    Parameters
+    ----------
+    steps : sequence of nn.Module
+        Transformations of the rows before the model.
+    process : ProcessModule
+        The posterior with the scaling of rows and targets.
+    return_std : bool
+        Whether calls return standard deviations, too.
+    n_features : int
+        Number of columns.
+
+    See Also
+    --------
+    to_torch : Makes such a module.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from skscalablegp import SGPRRegressor, to_torch
+    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> module = to_torch(SGPRRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
+    >>> module.n_features, module.return_std
+    (1, True)
+    """
+
+    def __init__(
+        self, steps: list[nn.Module], process: ProcessModule, return_std: bool, n_features: int
+    ):
+        super().__init__()
+        self.steps, self.process = nn.Sequential(*steps), process
+        self.return_std, self.n_features = return_std, n_features
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Tensor | tuple[Tensor, Tensor]:
+        """Predict rows.
+
+        Parameters
+        ----------
+        X : Tensor of shape (m, d)
+            Rows in the units of the training table, in the module's precision.
+
+        Returns
+        -------
+        mean : Tensor of shape (m,) or (m, t)
+            In the units of the target.
+        std : Tensor of shape (m,) or (m, t)
+            Standard deviations as those of `predict`; only if `return_std` is set.
+        """
+        X = self.steps(X)
+        if not self.return_std:
+            return _squeezed(self.process.mean(X))
+        mean, variance, noise = self.process.moments(X)
+        # The root has no derivative at zero.
+        std = (variance + noise).clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
+        return _squeezed(mean), _squeezed(std)
+
+
+def _squeezed(values: Tensor) -> Tensor:
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def to_torch(model: Any, return_std: bool = True) -> GPModule:
+    """A fitted regressor as a torch module, with the scaling of rows and targets inside.
+
+    The module needs torch alone. It is differentiable in its input, and `torch.export` accepts it
+    with any number of rows.
+
+    Parameters
+    ----------
+    model : estimator
+        A fitted regressor of this package, or a `Pipeline` that ends in one, after steps that scale
+        columns (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler).
+    return_std : bool, default=True
+        Whether the module returns standard deviations beside means. Without them it is smaller: an
+        exact model of n rows needs an n x n matrix for its standard deviations, and its rows for
+        the mean.
+
+    Returns
+    -------
+    module : GPModule
+        Maps rows (m, d), float64, to means (m,) or (m, t), and standard deviations. It is in double
+        precision on the CPU; ``module.float()`` and ``module.to("cuda")`` convert it.
+
+    Raises
+    ------
+    NotExportable
+        A TypeError, before any work: for kernels that run their own NumPy code, for standard
+        deviations that need a linear solve for every row, for regressors of other packages, and for
+        classifiers.
+    NotFittedError
+        Before `fit`.
+
+    See Also
+    --------
+    export_onnx : A file that ONNX Runtime evaluates without torch.
+    as_botorch : A model for Bayesian optimisation.
+
+    Notes
+    -----
+    The module computes in double precision what a model with ``dtype="float32"`` predicts in
+    single. It has no checks: rows of another scale, columns in another order and missing values are
+    the caller's business, and categories enter as the codes that the model was fitted with.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from skscalablegp import SVGPRegressor, to_torch
+    >>> X = np.linspace(0, 6, 80)[:, None]
+    >>> gp = SVGPRegressor(n_inducing=20, random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = to_torch(gp)(torch.tensor([[1.0], [2.0]], dtype=torch.float64))
+    >>> bool(np.allclose(mean.numpy(), gp.predict([[1.0], [2.0]])))
+    True
+    """
+    steps, regressor = split_pipeline(model)
+    check_is_fitted(regressor)
+    process = fitted_process(regressor)
+    if process is None:
+        name = type(regressor).__name__
+        raise NotExportable(
+            f"{name} cannot be exported: give a regressor of skscalablegp, or a Pipeline that ends "
+            "in one."
+        )
+    n_features = getattr(model, "n_features_in_", regressor.n_features_in_)
+    module = GPModule(steps, process.module(bool(return_std)), bool(return_std), n_features)
+    return module.eval().requires_grad_(False)

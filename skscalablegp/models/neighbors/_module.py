@@ -1,0 +1,104 @@
+"""Predictions from nearest training rows as a torch module."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.posteriors import KernelModule, Moments, PosteriorModule
+from ...linalg.gradients import GPProblem
+from ._local import NEAREST, gather
+from ._metric import Metric
+from ._objectives import local_factor
+
+# Pivots are at least this share of the prior variance, where copies of rows make a matrix singular.
+_SMALLEST_PIVOT = 1e-12
+
+
+class NeighborModule(PosteriorModule):
+    """`NeighborPosterior` in double precision, with a search through all rows.
+
+    Parameters
+    ----------
+    problem : GPProblem
+        All training rows.
+    theta : Tensor of shape (p,)
+    metric : Metric
+    n_neighbors : int
+    power, scale : float
+        As in `NeighborPosterior`.
+
+    Notes
+    -----
+    O(n q + m^3 / 3) a row, and n numbers of memory.
+    """
+
+    def __init__(
+        self,
+        problem: GPProblem,
+        theta: Float[Tensor, " p"],
+        metric: Metric,
+        n_neighbors: int,
+        power: float,
+        scale: float,
+    ):
+        super().__init__()
+        self.kernel, self.metric = KernelModule(problem.kernel, theta), metric.module()
+        self._m, self._power, self._scale = n_neighbors, power, scale
+        points = torch.as_tensor(metric(problem.X), dtype=torch.float64)
+        every = torch.arange(len(problem.X), device=problem.X.device)[:, None]
+        noise = gather(problem, theta, problem.X, every)[1][:, 0]
+        tensors = {
+            "points": points,
+            "norms": points.square().sum(1),
+            "rows": problem.X,
+            "targets": problem.Y,
+            "known": noise,
+        }
+        for name, value in tensors.items():
+            self.register_buffer(name, value.detach().double().cpu().clone())
+
+    def moments(self, X: Float[Tensor, "b d"]) -> Moments:
+        # Squared distances but for the norms of the new rows, which do not change the order.
+        away = self.norms - 2 * self.metric(X) @ self.points.T
+        near = away.topk(self._m, largest=False).indices
+        Z, Y, noise = self.rows[near], self.targets[near], self.known[near]
+        H = self.kernel.cross(Z, Z) + torch.diag_embed(noise)
+        k, prior = self.kernel.cross(Z, X[:, None]), self.kernel.diag(X)
+        half = _half_solved(H, torch.cat([k, Y], 2), prior)
+        mean = (half[:, :, :1] * half[:, :, 1:]).sum(1)
+        variance = (prior - half[:, :, 0].square().sum(1)).clamp_min(0)
+        white = self.kernel.noise(X)
+        if self._power > 0:
+            surprise = half[:, :NEAREST, 1:].square().mean((1, 2))
+            factor = local_factor(self._scale * surprise, self._power)
+            variance, white = factor * variance, factor * white
+        return Moments(mean, variance, white)
+
+
+def _half_solved(
+    H: Float[Tensor, "b m m"], B: Float[Tensor, "b m s"], prior: Float[Tensor, " b"]
+) -> Float[Tensor, "b m s"]:
+    """L^-1 B for H = L L'."""
+    if not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
+        L, info = torch.linalg.cholesky_ex(H)
+        if not bool(info.any()):
+            return torch.linalg.solve_triangular(L, B, upper=False)
+    return _eliminated(H, B, prior)
+
+
+def _eliminated(H: Tensor, B: Tensor, prior: Tensor) -> Float[Tensor, "b m s"]:
+    """The same by elimination in elementwise operations, which every runtime has.
+
+    Each step takes one equation out of [H | B]. Its row, divided by the root of its pivot, is a row
+    of [L' | L^-1 B]. m^3 / 3 operations for each row.
+    """
+    m, M, rows = H.shape[1], torch.cat([H, B], 2), []
+    least = _SMALLEST_PIVOT * prior[:, None, None]
+    for step in range(m):
+        row, column = M[:, :1], M[:, :, :1]
+        pivot = torch.maximum(row[:, :, :1], least)
+        rows.append(row[:, :, m - step :] / pivot.sqrt())
+        M = M[:, 1:, 1:] - column[:, 1:] * (row[:, :, 1:] / pivot)
+    return torch.cat(rows, 1)
