@@ -44,6 +44,9 @@ _INSIDE = torch.device("meta")
 _WAITING = {
     aten._local_scalar_dense.default,
     aten._linalg_check_errors.default,
+    aten._linalg_eigh.default,
+    aten._linalg_svd.default,
+    aten.linalg_eig.default,
     aten.nonzero.default,
     aten.masked_select.default,
     aten.equal.default,

@@ -129,18 +129,19 @@ class StationaryKernel(BoundKernel):
 
     def _scale(self, leaf: Stationary, spread: Tensor) -> Float[Tensor, " size"]:
         """The factors on the columns of a row, in the precision in which distances are computed."""
-        scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta).to(spread.device)
+        scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta)
         # Near a kink at zero, an error in |a|^2 changes the value by the root of that error.
         limit = 0.0 if leaf.profile.kink else _SINGLE_PRECISION_NORM
         seen = spread[list(leaf.seen_columns(len(spread)))].double()
         mean_norm = float((scale.square() * seen).sum())
-        return scale if mean_norm > limit else scale.to(self.center.dtype)
+        dtype = torch.float64 if mean_norm > limit else self.center.dtype
+        return scale.to(self.center.device, dtype, non_blocking=True)
 
     def prepare(self, X: Float[Tensor, "n d"]) -> StationaryRows:
         left, right = [], []
         for leaf, scale in zip(self.leaves, self.scales, strict=True):
-            center = self.center[list(leaf.seen_columns(len(self.center)))].to(scale.dtype)
-            A = (leaf.seen(X.to(scale.dtype)) - center) * scale
+            center = self.center if leaf.columns is None else self.center[list(leaf.columns)]
+            A = (leaf.seen(X.to(scale.dtype)) - center.to(scale.dtype)) * scale
             A = A.clamp_(-_FAR, _FAR)
             q = A.square().sum(1, keepdim=True)
             one = torch.ones_like(q)
@@ -256,5 +257,5 @@ def bind(kernel: TorchKernel, theta: Float[Tensor, " p"], X: Float[Tensor, "n d"
         return AutodiffKernel(kernel, theta)
     # Both are zero if there are no rows, as for a prior.
     center = X.mean(0).nan_to_num()
-    spread = (X - center).square().mean(0).nan_to_num()
+    spread = (X - center).square().mean(0).nan_to_num().cpu()
     return StationaryKernel(kernel, theta, terms, center, spread)

@@ -157,7 +157,7 @@ def _nystrom(
     A shift stabilises it, as in algorithm 2.1 of Frangella, Tropp and Udell (2023).
     """
     sketch = torch.randn(len(block), rank, generator=generator, dtype=torch.float64)
-    sketch, _ = torch.linalg.qr(sketch.to(block.device))
+    sketch, _ = torch.linalg.qr(sketch.to(block.device, non_blocking=True))
     Y = block @ sketch - noise * sketch
     shift = torch.finfo(torch.float64).eps * len(block) ** 0.5 * Y.norm()
     Y += shift * sketch

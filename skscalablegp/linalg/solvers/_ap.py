@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..._named import keep_settings
 from ..._validation import check_integer, check_number
 from ..blocks import addmm_
-from ..operators import LinearOperator
+from ..operators import LinearOperator, column_norms
+from ._base import divide_norms
 from ._cholesky import cholesky_with_jitter
 from ._rows import RowSolver, RowState, n_blocks
 
@@ -30,6 +31,8 @@ class APState(RowState):
         The block of each row.
     chosen : int
         The block of the current step.
+    following : int or None
+        The block of the next step, if the end of this one has found it.
     room : float
         Bytes that are left for factors.
     """
@@ -38,6 +41,7 @@ class APState(RowState):
     weights: Tensor = None
     owner: Tensor = None
     chosen: int = 0
+    following: int | None = None
     room: float = 0.0
 
 
@@ -92,10 +96,17 @@ class AP(RowSolver, name="ap"):
     def _choose(self, state: APState) -> slice:
         if len(state.blocks) == 1:
             return state.blocks[0]
-        mass = state.R.square() @ state.weights
-        sums = mass.new_zeros(len(state.blocks)).index_add_(0, state.owner, mass)
-        state.chosen = int(sums.argmax())
+        known = state.following
+        state.chosen = int(_largest(state)) if known is None else known
         return state.blocks[state.chosen]
+
+    def _norms(self, state: APState) -> Float[Tensor, " s"]:
+        """With the next block, so that a device is waited for once."""
+        if len(state.blocks) == 1:
+            return super()._norms(state)
+        *norms, block = torch.cat([column_norms(state.R), _largest(state).double()[None]]).cpu()
+        state.following = int(block)
+        return divide_norms(torch.stack(norms), state.b_norms)
 
     def _advance(self, operator, state, idx, rows) -> None:
         factor = self._factor(state, rows[:, idx])
@@ -115,4 +126,11 @@ class AP(RowSolver, name="ap"):
         return factor
 
     def _restart(self, state: APState) -> None:
-        """Do nothing, since there is no momentum."""
+        """There is no momentum, but the residual is another."""
+        state.following = None
+
+
+def _largest(state: APState) -> Int[Tensor, ""]:
+    """The block with the largest residual."""
+    mass = state.R.square() @ state.weights
+    return mass.new_zeros(len(state.blocks)).index_add_(0, state.owner, mass).argmax()

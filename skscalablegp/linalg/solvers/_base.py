@@ -76,12 +76,15 @@ class UpdatedState(SolverState):
         kept the residual from falling; on the CPU.
     intact : bool
         False during a step. After an interruption the next step therefore starts afresh from x.
+    broken : Tensor of shape (s,) or None
+        Columns that this step has found to be broken, on the device until `fetched` reads them.
     """
 
     R: Tensor = None
     best_norms: Tensor = None
     strikes: Tensor = None
     intact: bool = True
+    broken: Tensor | None = None
 
 
 AnyState = TypeVar("AnyState", bound="SolverState")
@@ -191,7 +194,7 @@ def replace_residual(
         Whether the updated residual had drifted far from it.
     """
     R = true_residual(operator, state)
-    both = torch.stack([operator.norms(R), operator.norms(state.R.sub_(R))]).cpu()
+    both = fetched(state, operator.norms(R), operator.norms(state.R.sub_(R)))
     norms, apart = (divide_norms(lengths, state.b_norms) for lengths in both)
     drifted = apart > 0.1 * norms
     held_up = drifted & (norms > 0.9 * state.best_norms)
@@ -199,6 +202,16 @@ def replace_residual(
     state.strikes = torch.where(held_up, state.strikes + 1, 0)
     state.best_norms = torch.minimum(state.best_norms, norms)
     return norms, drifted
+
+
+def fetched(state: UpdatedState, *lengths: Float[Tensor, " s"]) -> list[Float[Tensor, " s"]]:
+    """Numbers of each column on the CPU, with the columns that broke: one wait for a device."""
+    broken, state.broken = state.broken, None
+    if broken is None:
+        return list(torch.stack(lengths).cpu())
+    *rows, broke = torch.stack([*lengths, broken.to(lengths[0])]).cpu()
+    state.columns = torch.where(broke > 0, Column.BROKEN, state.columns)
+    return rows
 
 
 def record(

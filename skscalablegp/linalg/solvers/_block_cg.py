@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..operators import LinearOperator
-from ._base import give_up
 from ._cg import CG, CGState, _refresh
 
 
@@ -47,10 +46,11 @@ class BlockCG(CG, name="block_cg"):
         HD = operator.matmul(D)
         curvature = (D.mT @ HD).double()
         factor, info = torch.linalg.cholesky_ex((curvature + curvature.mT) / 2)
-        if not bool((info == 0) & factor.isfinite().all()):
-            return give_up(state)
+        # The end of the step reads whether there was a factor; without one, x stays as it is.
+        sound = (info == 0) & factor.isfinite().all()
+        state.broken = (~sound).expand(state.R.shape[1])
         alpha = torch.cholesky_solve((D.mT @ state.R).double(), factor).to(D.dtype)
-        state.x += D @ alpha
+        state.x += torch.where(sound, D @ alpha, 0)
         state.R.addmm_(HD, alpha, alpha=-1)
         self._count(operator, state)
         Z = state.preconditioner.solve(state.R)

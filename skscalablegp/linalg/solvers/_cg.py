@@ -12,7 +12,16 @@ from ..._named import keep_settings
 from ..._validation import check_integer
 from ..operators import SelfAdjointOperator, column_dots, column_norms
 from ..preconditioners import Preconditioner, build_preconditioner
-from ._base import Column, Solver, UpdatedState, begin, divide_norms, record, replace_residual
+from ._base import (
+    Column,
+    Solver,
+    UpdatedState,
+    begin,
+    divide_norms,
+    fetched,
+    record,
+    replace_residual,
+)
 
 # A column has stagnated when its residual has not fallen by a tenth for 4 n steps, or for 250 if n
 # is small. In exact arithmetic n steps solve any system, but rounding delays convergence: with a
@@ -204,7 +213,7 @@ class CG(Solver, name="cg"):
             # Without a preconditioner R' M Z is the square in the operator's inner product.
             own = state.dual_Z is not None
             norms = state.rz.clamp_min(0).sqrt() if own else column_norms(state.R)
-            norms = divide_norms(norms.cpu(), state.b_norms)
+            norms = divide_norms(fetched(state, norms)[0], state.b_norms)
             record(state, norms, state.watch.stuck(norms, true=False))
         state.intact = True
 
@@ -272,8 +281,9 @@ def _moving(
     moving = moving.to(HD.device, non_blocking=True)
     sound = (curvature > 0) & curvature.isfinite() & (state.rz > 0) & state.rz.isfinite()
     broken = moving & ~sound
-    if bool(broken.any()):
-        state.columns = torch.where(broken.cpu(), Column.BROKEN, state.columns)
+    # On a device nobody waits for the answer: the end of the step reads it with the norms.
+    if not broken.is_cpu or bool(broken.any()):
+        state.broken = broken
         for block in (state.direction, state.R, HD):
             block.masked_fill_(broken, 0.0)
     return moving & sound

@@ -228,7 +228,8 @@ def next_rows(state: RowState) -> Int[Tensor, " b"]:
     """The next block of a random order of all rows; a new order is drawn when one is used up."""
     if not state.blocks:
         n = len(state.x)
-        order = torch.randperm(n, generator=state.generator).to(state.x.device)
+        order = torch.randperm(n, generator=state.generator)
+        order = order.to(state.x.device, non_blocking=True)
         state.blocks = list(order.tensor_split(n_blocks(n, state.block_size)))
     return state.blocks.pop().sort().values
 
@@ -254,7 +255,8 @@ def largest_eigenvalue(
     n_iter : int, default=30
         Number of iterations.
     """
-    v = torch.randn(size, 1, generator=generator, dtype=torch.float64).to(device)
+    v = torch.randn(size, 1, generator=generator, dtype=torch.float64)
+    v = v.to(device, non_blocking=True)
     value = v.norm()
     for _ in range(n_iter):
         v = image(v / value)
