@@ -2,6 +2,7 @@
 # make test   set up what is needed, then run the tests that take seconds each
 # make test-all  the same, then all tests, those that are marked slow among them
 # make fuzz   the same, then odd tables, kernels and settings: each predicts or says what to do
+# make fuzz-files  the same, then damaged and hostile model files: each ends in one error
 # make mutants  the same, then copies of the package that are broken on purpose: tests should fail
 # make typecheck  mypy on typical uses, on the modules that users import, and on the lower layers
 # make test-oldest  the tests with the lowest versions of pyproject.toml, in an environment of its own
@@ -64,12 +65,12 @@ export SKSCALABLEGP_DATA ?= $(abspath ../shared/data)
 endif
 
 # Threads that wait give up their core: on a busy machine, spinning ones cost far more than they save.
-demo test test-all test-oldest fuzz faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
+demo test test-all test-oldest fuzz fuzz-files faults mutants doc: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Read by doc/conf.py.
 export PLOT SKSCALABLEGP_DOC_OFFLINE
 
-.PHONY: help demo test test-all test-oldest fuzz faults mutants lint typecheck format doc bench clean
+.PHONY: help demo test test-all test-oldest fuzz fuzz-files faults mutants lint typecheck format doc bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -112,6 +113,10 @@ test-oldest:
 fuzz: $(VENV)/.installed-test
 	$(TEST_SETTINGS) \
 		$(BIN)/python tests/fuzz/run.py --cases $(CASES) --seed $(SEED)
+
+fuzz-files: $(VENV)/.installed-test
+	$(TEST_SETTINGS) \
+		$(BIN)/python tests/fuzz/files.py --cases $(CASES) --seed $(SEED)
 
 faults: $(VENV)/.installed-test
 	FAULTS=$(FAULTS) $(TEST_SETTINGS) \

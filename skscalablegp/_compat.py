@@ -40,6 +40,8 @@ It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
 
 ``target_encoder``
     Makes scikit-learn's ``TargetEncoder`` with folds that repeat, in all versions.
+``check_parameters``
+    scikit-learn's check of an estimator's parameters against its ``_parameter_constraints``.
 ``NamedEstimators``
     A base class for estimators over a list ``estimators`` of (name, estimator) pairs. List it first
     among the bases. The estimators, by name, and their parameters, such as ``trees__max_iter``, are
@@ -130,6 +132,11 @@ def target_encoder(target_type: str, folds: int) -> TargetEncoder:
         cv = kind(folds, shuffle=True, random_state=0)
         return TargetEncoder(target_type=target_type, cv=cv)
     return TargetEncoder(target_type=target_type, cv=folds, random_state=0)
+
+
+def check_parameters(estimator: Any) -> None:
+    """Raise scikit-learn's error for a parameter that has a value that it cannot have."""
+    estimator._validate_params()
 
 
 def callbacks_under_way(estimator: Any) -> dict[str, Any]:

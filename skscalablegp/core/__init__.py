@@ -1,6 +1,6 @@
 """The parts that all estimators share: fits, the table of parameters, and predictions."""
 
-from ._arrays import to_numpy, to_torch
+from ._arrays import Record, to_numpy, to_torch
 from ._defaults import (
     KNOWN_NOISE,
     LARGEST_FEATURE_SIGNAL,

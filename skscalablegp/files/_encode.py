@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
+from .._compat import check_parameters
 from ..core import GPModel
 from ._classes import is_registered, name_of
 from ._container import checksum, storable
@@ -197,6 +198,7 @@ class Encoder:
 
     def _state(self, value: Any) -> dict[str, Any]:
         if isinstance(value, GPModel):
+            check_parameters(value)
             return value._saved_state(self._compact)
         state, cls = vars(value), type(value)
         caches = {k for k in state if isinstance(getattr_static(cls, k, None), cached_property)}

@@ -53,6 +53,8 @@ def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> 
     TypeError
         For a model with objects or functions that files do not have; nothing is written then. For a
         class or a function of your own, `register` says how to have it saved.
+    ValueError
+        For an estimator with a parameter that it cannot have, which `fit` would refuse, too.
     OSError
         If the file cannot be written. An existing file is then left as it was.
 
@@ -167,7 +169,8 @@ def load(path: str | os.PathLike[str]) -> Any:
             str(error) if isinstance(error, ModelFileError) else f"{type(error).__name__}: {error}"
         )
         by = f" It says that it was written by {written:.300}." if written else ""
-        raise ModelFileError(f"{path} cannot be loaded: {what:.500}.{by}") from error
+        said = " ".join(f"{path} cannot be loaded: {what.rstrip('.'):.500}.{by}".split())
+        raise ModelFileError(said) from error
 
 
 def _contents(model: Any, compact: bool) -> Contents:

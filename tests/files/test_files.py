@@ -91,6 +91,10 @@ def test_memory_layout_is_kept(tmp_path):
     assert load(tmp_path / "model").coef_precision_cholesky_.flags.f_contiguous
 
 
+class Holder:
+    """Something with attributes."""
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -119,11 +123,12 @@ def test_memory_layout_is_kept(tmp_path):
     ],
     ids=lambda value: f"{type(value).__name__}",
 )
-def test_values_of_parameters(value, tmp_path):
-    """Whatever a parameter holds comes back with its type."""
-    model = SVGPRegressor(random_state=value)
-    save(model, tmp_path / "model")
-    again = load(tmp_path / "model").random_state
+def test_values(value, registry, tmp_path):
+    """Whatever an attribute holds comes back with its type."""
+    holder = register(Holder)()
+    holder.value = value
+    save(holder, tmp_path / "model")
+    again = load(tmp_path / "model").value
     assert type(again) is type(value)
     if isinstance(value, np.ndarray | np.generic):
         assert again.dtype == value.dtype and again.shape == value.shape
@@ -183,6 +188,12 @@ def test_wrong_registrations(registry):
         register(Warped, "SVGPRegressor")
     with pytest.raises(ValueError, match="ASCII"):
         register(Warped, "")
+
+
+def test_a_parameter_that_no_fit_would_take(tmp_path):
+    with pytest.raises(ValueError, match="n_inducing"):
+        save(SVGPRegressor(n_inducing=-3), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_objects_of_other_libraries(tmp_path):

@@ -1,0 +1,194 @@
+"""Files that were damaged, or written by strangers: one error, or a model that still predicts."""
+
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+from files_forge import Forged
+from fuzz.files import Fuzzer, memory, outcome, run
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+
+from skscalablegp import SVGPRegressor, load, save
+from skscalablegp.files import ModelFileError
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-2, 2, (40, 2))
+Y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    made = tmp_path_factory.mktemp("files") / "model"
+    save(SVGPRegressor(n_inducing=6, max_iter=3, random_state=0).fit(X, Y), made)
+    return made
+
+
+def failures(found):
+    return [(what, said) for what, end, said, _ in found if end == "failed"]
+
+
+def test_some_cases(tmp_path):
+    """`make fuzz-files` draws 10,000."""
+    found = list(run(300, 1, tmp_path, names=("svgp", "grid", "nngp", "pipeline")))
+    assert not failures(found)
+    ends = [end for _, end, *_ in found]
+    # Most changes are noticed. The others left no trace, or are what a fit could have given.
+    assert ends.count("refused") > 0.75 * len(ends) and "same" in ends
+
+
+@pytest.mark.slow
+def test_more_cases(tmp_path):
+    assert not failures(run(2000, 2, tmp_path))
+
+
+def test_a_file_cut_anywhere(path, tmp_path):
+    raw = path.read_bytes()
+    places = np.linspace(0, len(raw) - 1, 100, dtype=int)
+    for at in places:
+        (tmp_path / "cut").write_bytes(raw[:at])
+        with pytest.raises(ModelFileError, match="cannot be loaded"):
+            load(tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_a_file_cut_at_a_thousand_places(path, tmp_path):
+    raw = path.read_bytes()
+    for at in np.linspace(0, len(raw) - 1, 1000, dtype=int):
+        (tmp_path / "cut").write_bytes(raw[:at])
+        with pytest.raises(ModelFileError):
+            load(tmp_path / "cut")
+
+
+def test_every_tensor_has_a_checksum(path, tmp_path):
+    raw, forged = path.read_bytes(), Forged(path)
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for name, entry in forged.header.items():
+        damaged = bytearray(raw)
+        damaged[start + entry["data_offsets"][1] - 1] ^= 1
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(ModelFileError, match=f"tensor '{name}' does not match its checksum"):
+            load(tmp_path / "damaged")
+        forged = Forged(path)
+        del forged.data[name], forged.header[name]
+        with pytest.raises(ModelFileError):
+            load(forged.write(tmp_path / "without"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda f: f.put("inducing_points_", f.array("inducing_points_")[:3]), "does not fit"),
+        (
+            lambda f: f.put("inducing_points_", np.full((6, 2), np.nan)),
+            "inducing_points_ contains NaN",
+        ),
+        (lambda f: f.put("inducing_points_", np.ones((6, 2), "<i8")), "of the right type"),
+        (lambda f: f.put("_scaling.x_scale", np.zeros(2)), "not positive"),
+        (lambda f: f.put("extra", np.zeros(2)), "no part of the model uses"),
+        (lambda f: f.structure.pop("model"), "model"),
+        (lambda f: state(f).update(n_features_in_=3), "2 length scales"),
+        (lambda f: state(f).update(n_inducing=-4), "n_inducing"),
+        (
+            lambda f: state(f).update(
+                likelihood_={"object": {"class": "SVGPRegressor", "state": {}}}
+            ),
+            "",
+        ),
+        (lambda f: state(f).pop("kernel"), "no parameter 'kernel'"),
+        (lambda f: state(f).update(history_={"same": 10**6}), "does not exist"),
+        (lambda f: f.metadata.update(format="other"), "another program"),
+    ],
+)
+def test_what_a_stranger_may_write(change, message, path, tmp_path):
+    forged = Forged(path)
+    change(forged)
+    with pytest.raises(ModelFileError, match=message):
+        model = load(forged.write(tmp_path / "forged"))
+        model.predict(X)
+
+
+def state(forged):
+    return forged.structure["model"]["object"]["state"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"schema":1,"schema":1}', '{"schema":NaN}', "[" * 10**5, "{}", "1"]
+)
+def test_structures_that_are_none(text, path, tmp_path):
+    with pytest.raises(ModelFileError):
+        load(Forged(path).write(tmp_path / "forged", structure=text))
+    with pytest.raises(ModelFileError):
+        load(Forged(path).write(tmp_path / "forged", header=text))
+
+
+@pytest.mark.parametrize("filler", ["[],", "{},", '{"a":[]},', '"\\ud83d\\ude00",', '"a",'])
+@pytest.mark.parametrize("size", [500_000, 15_000_000])
+def test_texts_that_would_take_much_memory(filler, size, path, tmp_path):
+    text = '{"schema":1,"model":[' + filler * (size // len(filler)) + "1]}"
+    forged = Forged(path).write(tmp_path / "huge", header=text)
+    assert memory(forged) - forged.stat().st_size / 2**20 < 100
+    with pytest.raises(ModelFileError):
+        load(forged)
+
+
+def test_arrays_that_are_stored_as_one_number_have_a_limit(path, tmp_path):
+    forged = Forged(path)
+    forged.put("one", np.ones(1))
+    state(forged)["history_"] = {"filled": {"shape": [10**6, 10**3], "tensor": "one"}}
+    with pytest.raises(ModelFileError, match="more memory than the file"):
+        load(forged.write(tmp_path / "forged"))
+
+
+def test_files_of_other_kinds(tmp_path):
+    import joblib
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.ones(3)}, tmp_path / "tensors")
+    joblib.dump(SVGPRegressor(), tmp_path / "pickle")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_text("nothing " * 100)
+    with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
+        archive.writestr("../x", "y" * 100)
+    for name in ("tensors", "pickle", "empty", "text", "zip"):
+        with pytest.raises(ModelFileError, match=f"{name} cannot be loaded"):
+            load(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("nothing", "."):
+        with pytest.raises(OSError):
+            load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "trees",
+    [
+        RandomForestRegressor(n_estimators=1, max_depth=3, random_state=0),
+        HistGradientBoostingRegressor(max_iter=2, max_leaf_nodes=5),
+    ],
+    ids=lambda trees: type(trees).__name__,
+)
+@pytest.mark.parametrize("child", [10**6, 0])
+def test_trees_that_point_outside_or_in_circles(trees, child, tmp_path):
+    """Compiled code follows these numbers without a look."""
+    model = trees.fit(X, Y)
+    forged_tree = model.estimators_[0].tree_ if hasattr(model, "estimators_") else None
+    if forged_tree is not None:
+        forged_tree.children_left[0] = child
+    else:
+        model._predictors[0][0].nodes["left"][0] = child
+    save(model, tmp_path / "model")
+    with pytest.raises(ModelFileError, match="outside of it or in circles"):
+        load(tmp_path / "model")
+
+
+def test_the_fuzzer_notices(tmp_path, monkeypatch):
+    """An error of another class, and predictions that are no numbers, are failures."""
+    fuzzer = Fuzzer(tmp_path, 0, names=("svgp",))
+    (source, *_), good = fuzzer.files, fuzzer.predicted
+    assert outcome(source, good[source])[0] == "same"
+    monkeypatch.setattr(SVGPRegressor, "predict", lambda self, X: np.full(len(X), np.nan))
+    assert outcome(source, good[source])[0] == "failed"
+    monkeypatch.setattr(json, "loads", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("skscalablegp.files._files.ModelFileError", KeyError)
+    assert outcome(source, good[source])[0] == "failed"
