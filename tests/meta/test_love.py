@@ -273,7 +273,7 @@ class TestWeights:
 
 
 def test_many_rows_off_the_grid_are_sampled_without_their_covariance(monkeypatch):
-    import skscalablegp.core.posteriors._low_rank as module
+    import skscalablegp.core.posteriors._kernel as module
 
     X, y, X_new = table()
     low = LOVEPredictor(IterativeGPRegressor(kernel(), optimizer=None), variance_rank=100).fit(X, y)

@@ -3,7 +3,7 @@
 PRODUCTS = "models/grid/_products.py"
 POSTERIOR = "models/grid/_product_posterior.py"
 CG = "linalg/solvers/_cg.py"
-LOW_RANK = "core/posteriors/_low_rank.py"
+FORMS, ROWS = "core/posteriors/_base.py", "core/posteriors/_kernel.py"
 KISS = "tests/models/grid/test_kissgp.py -k TestProducts"
 LOVE = "tests/meta/test_love.py -k TestLOVE"
 
@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     (
         "the mean error is measured, not the largest",
-        LOW_RANK,
+        FORMS,
         "error = float((made.variance(held) - exact).abs().max())",
         "error = float((made.variance(held) - exact).mean())",
         LOVE,
@@ -97,14 +97,14 @@ MUTANTS = [
     ),
     (
         "low rank where exact variances cost no more",
-        LOW_RANK,
+        FORMS,
         "most = self.full // 2\n",
         "most = self.full\n",
         LOVE,
     ),
     (
         "the rank does not grow",
-        LOW_RANK,
+        ROWS,
         "more = min(size, most - size)",
         "more = min(1, most - size)",
         LOVE,

@@ -1,10 +1,11 @@
 """Frozen objects that answer predictions."""
 
 from ._base import (
+    AUTO_RANK,
     Draws,
-    KernelPosterior,
+    LowRank,
+    LowRankForm,
     MeanAndVariance,
-    Moments,
     Posterior,
     Rows,
     reported_variance,
@@ -12,7 +13,8 @@ from ._base import (
 )
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root
-from ._low_rank import AUTO_RANK, LowRank, LowRankForm, WeightCaches, WeightForm
+from ._kernel import KernelPosterior
+from ._low_rank import WeightCaches, WeightForm
 from ._modules import (
     Affine,
     KernelFeatures,
@@ -23,6 +25,7 @@ from ._modules import (
     WeightFeatures,
     WhiteNoise,
 )
+from ._moments import Moments
 from ._observed import draw_observations, observed, predictive_quantiles
 from ._quantiles import additive_quantiles
 from ._unfinished import report_unfinished, unfinished_solves

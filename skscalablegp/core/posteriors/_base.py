@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,33 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...kernels import NotExportable
-from ...linalg.operators import CrossOperator, KernelOperator
 from ..likelihoods import Gaussian, Likelihood
+from ._modules import PosteriorModule
+from ._moments import Moments
 
-if TYPE_CHECKING:
-    from ._low_rank import LowRankForm
-    from ._modules import PosteriorModule
+# Largest rank that is tried if the user has set no limit.
+AUTO_RANK = 1600
 
 Rows = Float[Tensor, "m d"]
 Draws = Float[Tensor, "m t s"]
 MeanAndVariance = tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]
-
-
-class Moments(NamedTuple):
-    """Moments of the posterior at some rows.
-
-    Attributes
-    ----------
-    mean : Tensor of shape (m, t)
-    variance : Tensor of shape (m,)
-        Variance of the noise-free functions, the same for every target.
-    noise : Tensor of shape (m,)
-        Variance that the kernel's white noise adds to a new observation.
-    """
-
-    mean: Float[Tensor, "m t"]
-    variance: Float[Tensor, " m"]
-    noise: Float[Tensor, " m"]
 
 
 class Posterior(ABC):
@@ -148,43 +132,91 @@ class Posterior(ABC):
         raise NotExportable(f"{type(self).__name__} has no form as a torch module.")
 
 
-class KernelPosterior(Posterior):
-    """A posterior that is computed from k(X, training rows).
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A posterior with low-rank caches, and its measured error.
+
+    Attributes
+    ----------
+    posterior : Posterior
+    rank : int
+        Number of Lanczos vectors.
+    error : float
+        Largest absolute error of the variance at the rows `held`.
+    basis : ndarray or None
+        The array from which `LowRankForm.posterior` makes the posterior; None for exact variances.
+    """
+
+    posterior: Posterior
+    rank: int
+    error: float
+    basis: np.ndarray | None
+
+
+class LowRankForm:
+    """Low-rank variances of a posterior; this base class always uses the exact variances.
 
     Parameters
     ----------
-    operator : KernelOperator
-        H, the kernel matrix plus noise, at the trained hyperparameters.
-    weights : Tensor of shape (n, t)
-        The solution H^-1 Y.
+    below : Posterior
+        The posterior with the mean, the noise and the exact variances.
+    full : int
+        The rank at which low-rank variances would be exact.
     """
 
-    def __init__(self, operator: KernelOperator, weights: Float[Tensor, "n t"]):
-        self.operator = operator
-        self.weights = weights
-        self.dtype, self.device, self.width = operator.dtype, operator.device, operator.shape[0]
+    def __init__(self, below: Posterior, full: int):
+        self.below, self.full = below, full
 
-    def low_rank_form(self) -> LowRankForm:
-        from ._low_rank import RowCaches
+    def need(self, rank: int) -> float:
+        """Peak memory of computing the caches, in bytes."""
+        return 0.0
 
-        return RowCaches(self)
+    def growing(
+        self,
+        held: Float[Tensor, "h d"],
+        probes: Float[Tensor, "p d"],
+        rank: int,
+        max_rank: int | None,
+    ) -> Iterator[LowRank]:
+        """Yield caches of growing rank with their errors, then the exact variances.
 
-    def cross(self, X: Float[Tensor, "m d"]) -> CrossOperator:
-        """k(X, training rows)."""
-        return self.operator.cross(X)
+        The exact variances follow above half of `full`, where low-rank variances cost as much, and
+        without a limit above `AUTO_RANK`.
 
-    def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
-        return self.cross(X).matmul(self.weights)
+        Parameters
+        ----------
+        held : Tensor of shape (h, d)
+            Rows at which variances are compared with exact ones.
+        probes : Tensor of shape (p, d)
+            Training rows whose average features start Lanczos over weights.
+        rank : int
+            Number of Lanczos vectors at the beginning.
+        max_rank : int or None
+            Largest rank; None for no limit.
+        """
+        most = self.full // 2
+        limit = max(rank, AUTO_RANK) if max_rank is None else max_rank
+        if rank <= most:
+            yield from self._caches(held, probes, rank, min(limit, most))
+            if max_rank is not None and max_rank <= most:
+                return
+        yield LowRank(self.below, self.full, 0.0, None)
 
-    def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        return self.cross(X).prior_noise()
+    def _caches(self, held: Tensor, probes: Tensor, rank: int, most: int) -> Iterator[LowRank]:
+        """Caches of growing rank, from `rank` to `most`."""
+        return iter(())
 
-    def _linear(self, minus: Float[Tensor, "n k"] | None) -> PosteriorModule:
-        """The module whose explained variance is ``|k(X, rows) minus|^2``."""
-        from ._modules import KernelFeatures, LinearModule
+    def posterior(self, basis: Tensor | None) -> Posterior:
+        """The posterior of a `LowRank` again."""
+        return self.below if basis is None else self._low(basis)
 
-        op = self.operator
-        return LinearModule(KernelFeatures(op.kernel, op.theta, op.X), self.weights, minus)
+    def _low(self, basis: Tensor) -> Posterior:
+        raise NotImplementedError
+
+    def _measured(self, basis: Tensor, held: Tensor, exact: Tensor) -> LowRank:
+        made = self._low(basis)
+        error = float((made.variance(held) - exact).abs().max())
+        return LowRank(made, basis.shape[1], error, basis.cpu().numpy())
 
 
 def without_own(

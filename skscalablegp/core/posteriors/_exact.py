@@ -11,8 +11,10 @@ from torch import Tensor
 from ...linalg.blocks import addmm_, solve_triangular
 from ...linalg.gradients import ExactEvaluation, GPProblem, exact_marginal_likelihood
 from ...linalg.operators import KernelOperator
-from ._base import KernelPosterior, MeanAndVariance, Moments, reported_variance
+from ._base import MeanAndVariance, reported_variance
+from ._kernel import KernelPosterior
 from ._modules import PosteriorModule
+from ._moments import Moments
 
 # Number of columns of the inverse factor that are computed together, in blocks of this many rows.
 _COLUMNS, _BLOCK = 512, 512

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ._base import Draws, MeanAndVariance, Moments, Posterior, Rows, without_own
+from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
 from ._low_rank import WeightCaches, WeightForm
 from ._modules import LinearModule, PosteriorModule, WeightFeatures
+from ._moments import Moments
 
 
 @dataclass(frozen=True, eq=False)

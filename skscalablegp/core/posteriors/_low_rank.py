@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,112 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...features import sample_prior_features
-from ...kernels import NoSpectralDensity
-from ...linalg.operators import KernelOperator, SelfAdjointOperator, prior_values
+from ...linalg.operators import SelfAdjointOperator
 from ...linalg.solvers import cholesky_with_jitter, lanczos
-from ._base import Draws, KernelPosterior, Moments, Posterior, Rows, reported_variance
+from ._base import Draws, LowRankForm, Posterior, Rows, reported_variance
 from ._modules import PosteriorModule
+from ._moments import Moments
 
-# Lanczos starts with the average column of K over at most this many rows.
+# Lanczos starts with the average features of at most this many rows.
 _PROBE_ROWS = 1000
-# Largest rank that is tried if the user has set no limit.
-AUTO_RANK = 1600
-# Number of start vectors of Lanczos when the rank has to grow.
-_NEW_PROBES = 8
-# Up to this number of rows samples come from a factorised covariance, and above it from random
-# features.
-_JOINT_ROWS = 1000
-_SAMPLE_PAIRS = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class LowRank:
-    """A posterior with low-rank caches, and its measured error.
-
-    Attributes
-    ----------
-    posterior : Posterior
-    rank : int
-        Number of Lanczos vectors.
-    error : float
-        Largest absolute error of the variance at the rows `held`.
-    basis : ndarray or None
-        The array from which `LowRankForm.posterior` makes the posterior; None for exact variances.
-    """
-
-    posterior: Posterior
-    rank: int
-    error: float
-    basis: np.ndarray | None
-
-
-class LowRankForm:
-    """Low-rank variances of a posterior; this base class always uses the exact variances.
-
-    Parameters
-    ----------
-    below : Posterior
-        The posterior with the mean, the noise and the exact variances.
-    full : int
-        The rank at which low-rank variances would be exact.
-    """
-
-    def __init__(self, below: Posterior, full: int):
-        self.below, self.full = below, full
-
-    def need(self, rank: int) -> float:
-        """Peak memory of computing the caches, in bytes."""
-        return 0.0
-
-    def growing(
-        self,
-        held: Float[Tensor, "h d"],
-        probes: Float[Tensor, "p d"],
-        rank: int,
-        max_rank: int | None,
-    ) -> Iterator[LowRank]:
-        """Yield caches of growing rank with their errors, then the exact variances.
-
-        The exact variances follow above half of `full`, where low-rank variances cost as much, and
-        without a limit above `AUTO_RANK`.
-
-        Parameters
-        ----------
-        held : Tensor of shape (h, d)
-            Rows at which variances are compared with exact ones.
-        probes : Tensor of shape (p, d)
-            Training rows whose average features start Lanczos over weights.
-        rank : int
-            Number of Lanczos vectors at the beginning.
-        max_rank : int or None
-            Largest rank; None for no limit.
-        """
-        most = self.full // 2
-        limit = max(rank, AUTO_RANK) if max_rank is None else max_rank
-        if rank <= most:
-            yield from self._caches(held, probes, rank, min(limit, most))
-            if max_rank is not None and max_rank <= most:
-                return
-        yield LowRank(self.below, self.full, 0.0, None)
-
-    def _caches(self, held: Tensor, probes: Tensor, rank: int, most: int) -> Iterator[LowRank]:
-        """Caches of growing rank, from `rank` to `most`."""
-        return iter(())
-
-    def posterior(self, basis: Tensor | None) -> Posterior:
-        """The posterior of a `LowRank` again."""
-        return self.below if basis is None else self._low(basis)
-
-    def _low(self, basis: Tensor) -> Posterior: ...
-
-    def _measured(self, basis: Tensor, held: Tensor, exact: Tensor) -> LowRank:
-        made = self._low(basis)
-        error = float((made.variance(held) - exact).abs().max())
-        return LowRank(made, basis.shape[1], error, basis.cpu().numpy())
-
-
-# ---------------------------------------------------------------------- over weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,117 +141,6 @@ class LOVEWeights(Posterior):
         white = torch.randn(draws.shape, generator=generator, **kind).to(phi.device)
         draws = draws + white * self.noise(X).sqrt()[:, None]
         return mean[:, :, None] + draws.reshape(len(X), t, n_samples)
-
-
-# ---------------------------------------------------------------------- over rows
-
-
-class RowCaches(LowRankForm):
-    """Low-rank variances of a posterior over training rows, by H^-1 within a Krylov space.
-
-    Parameters
-    ----------
-    below : KernelPosterior
-    """
-
-    def __init__(self, below: KernelPosterior):
-        super().__init__(below, below.operator.shape[0])
-
-    def need(self, rank: int) -> float:
-        return 4.0 * self.below.weights.element_size() * self.full * min(rank, self.full)
-
-    def _caches(self, held, probes, rank, most):
-        op, exact = self.below.operator, self.below.variance(held)
-        cross = op.cross(held).to_dense()
-        basis = krylov_basis(op, _average_column(op)[:, None], rank)
-        while True:
-            made = self._measured(whitened(op, basis), held, exact)
-            yield made
-            if (size := made.rank) >= most:
-                return
-            # New start vectors: covariances of the rows with the largest errors.
-            errors = (made.posterior.variance(held) - exact).abs()
-            more = min(size, most - size)
-            worst = cross[errors.topk(min(_NEW_PROBES, more, len(held))).indices].T
-            worst = worst - basis @ (basis.T @ worst)
-            basis = krylov_basis(op, worst, max(1, more // worst.shape[1]), basis)
-            if basis.shape[1] == size:
-                return
-
-    def _low(self, basis):
-        return LOVEPosterior(self.below.operator, self.below.weights, basis)
-
-
-class LOVEPosterior(KernelPosterior):
-    """A posterior over rows with variances from k Lanczos vectors.
-
-    ``variance(x) = k(x, x) - |B' k(X, x)|^2`` with B B' the Galerkin approximation of H^-1 in a
-    Krylov space, O(n k) a row. It is never below the exact variance.
-
-    Parameters
-    ----------
-    operator : KernelOperator
-        H at the trained hyperparameters.
-    weights : Tensor of shape (n, t)
-        H^-1 Y.
-    basis : Tensor of shape (n, k)
-        B.
-    """
-
-    def __init__(
-        self, operator: KernelOperator, weights: Float[Tensor, "n t"], basis: Float[Tensor, "n k"]
-    ):
-        super().__init__(operator, weights)
-        self.basis = basis
-
-    def module(self, with_variance: bool = True) -> PosteriorModule:
-        return self._linear(self.basis if with_variance else None)
-
-    def moments(self, X: Float[Tensor, "m d"]) -> Moments:
-        cross, t = self.cross(X), self.weights.shape[1]
-        prior = cross.prior_diag()
-        both = cross.matmul(torch.cat([self.weights.to(self.basis), self.basis], 1))
-        variance = reported_variance(prior - both[:, t:].square().sum(1), prior)
-        return Moments(both[:, :t], variance, cross.prior_noise())
-
-    def covariance(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
-        cross = self.cross(X)
-        explained = cross.matmul(self.basis)
-        return cross.prior_covariance().addmm_(explained, explained.T, alpha=-1)
-
-    def sample(self, X: Rows, n_samples: int, random_state: np.random.RandomState) -> Draws:
-        """Joint draws: from the covariance up to 1,000 rows, then by Matheron's rule.
-
-        A prior draw g through random features is moved by k(x, X) B B' (y - g(X) - noise), whose
-        covariance is the one above: O((n k + (n + m) q) s) for q features, linear in the rows.
-        """
-        if len(X) <= _JOINT_ROWS:
-            return super().sample(X, n_samples, random_state)
-        op, t = self.operator, self.weights.shape[1]
-        generator = torch.Generator().manual_seed(int(random_state.randint(2**31 - 1)))
-        try:
-            features = sample_prior_features(
-                op.kernel, op.kernel.n_features, _SAMPLE_PAIRS, generator, device=op.device
-            )
-        except NoSpectralDensity:
-            return super().sample(X, n_samples, random_state)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=op.dtype).to(op.device)
-
-        w = normal(features.n_features, t * n_samples)
-        at_rows, at_new = (prior_values(features, op.theta, rows, w) for rows in (op.X, X))
-        at_rows = at_rows + op.noise.sqrt()[:, None] * normal(op.shape[0], t * n_samples)
-        at_new = at_new - self.cross(X).matmul(self.basis @ (self.basis.T @ at_rows))
-        at_new = at_new + self.noise(X).sqrt()[:, None] * normal(*at_new.shape)
-        return self.mean(X)[:, :, None] + at_new.reshape(len(X), t, n_samples)
-
-
-def _average_column(op: KernelOperator) -> Float[Tensor, " n"]:
-    """The mean of (some) columns of H."""
-    n = op.shape[0]
-    chosen = torch.arange(0, n, max(1, n // _PROBE_ROWS), device=op.device)
-    return op.rows(chosen).mean(0)
 
 
 # ---------------------------------------------------------------------- Krylov spaces

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...kernels import TorchKernel
-from ._base import Moments
+from ._moments import Moments
 
 
 class PosteriorModule(nn.Module):

@@ -12,7 +12,8 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
-from ._base import Draws, Moments, Posterior, Rows
+from ._base import Draws, Posterior, Rows
+from ._moments import Moments
 from ._quantiles import additive_quantiles, observed_quantiles
 
 

@@ -99,11 +99,10 @@ def plan_features(
 
 def plan_series(params: Any, n: int, d: int, machine: Machine, *, n_params: int = 1) -> SeriesPlan:
     """The plan of an `SSRFFRegressor`, of which only parameters are read."""
-    check_noisy_optimizer(params.optimizer, type(params).__name__, ("adam",))
     resolve_truncation(params.truncation)
     stages = StageSettings.of(params)
-    free = is_auto(params.min_components) and is_auto(params.optimizer)
-    if free and n <= small_table_rows(params):
+    bfgs = isinstance(params.optimizer, str) and params.optimizer in ("auto", "bfgs")
+    if bfgs and is_auto(params.min_components) and n <= small_table_rows(params):
         why = f"{n} rows: the exact process is faster"
         plan = SeriesPlan(
             min_components=Choice(None, why),
@@ -113,6 +112,7 @@ def plan_series(params: Any, n: int, d: int, machine: Machine, *, n_params: int 
         )
         why = "the exact process has no series"
         return plan.ignoring("component_step", "truncation", because=why)
+    check_noisy_optimizer(params.optimizer, type(params).__name__, ("adam",))
     first = resolve(
         params.min_components, _FIRST_COMPONENTS, "noise and cost of a step are balanced"
     )

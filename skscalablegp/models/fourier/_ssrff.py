@@ -54,10 +54,10 @@ class SSRFFRegressor(GPRegressorBase):
         Known noise variance, added to the diagonal of the kernel matrix, in squared units of y, or
         of the normalised target if normalize_y=True. The default is always relative to the target's
         variance.
-    optimizer : {"auto", "adam"}, object or None, default="auto"
+    optimizer : {"auto", "adam", "bfgs"}, object or None, default="auto"
         Method that trains the hyperparameters; None keeps them at their initial values. "auto" is
-        Adam, or BFGS where `min_components` means the exact process. Optimisers that need exact
-        values are refused.
+        "adam", or "bfgs" for the exact process of a small table. Optimisers that need exact values,
+        as "bfgs" does, are refused where the series trains.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, for optimisers that have one. "auto" is 0.1 up to 50,000 rows
         and 0.03 above.
