@@ -71,6 +71,22 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+def check_float64(device: torch.device) -> None:
+    """Refuse a device on which fits would lack the precision that they need.
+
+    Raises
+    ------
+    ValueError
+        If the device has no double precision.
+    """
+    if not has_float64(device):
+        raise ValueError(
+            f"device={str(device)!r} has no double precision, in which all estimators compute "
+            "residuals, sums and small factorisations, because single precision loses their "
+            "digits: use device='cpu'."
+        )
+
+
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can be allocated on a device other than the CPU; None if unknown.
 

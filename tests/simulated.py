@@ -201,6 +201,10 @@ class SimulatedDevice(TorchDispatchMode):
         self.bytes_sent = self.bytes_fetched = 0
         self.peak = self.allocated
 
+    def free(self) -> int:
+        """Bytes that the driver reports as free."""
+        return self.memory - self.allocated
+
     # ------------------------------------------------------------ names
 
     def is_here(self, device: Any) -> bool:
@@ -537,7 +541,7 @@ def _generator(gpu: SimulatedDevice) -> Callable:
 def _modules(gpu: SimulatedDevice) -> Iterator[tuple[Any, str, Any]]:
     """What PyTorch says about the machine: `module`, `name` and the answer."""
     kind = gpu.device.type
-    free = lambda *_: (gpu.memory - gpu.allocated, gpu.memory)  # noqa: E731
+    free = lambda *_: (gpu.free(), gpu.memory)  # noqa: E731
     module = getattr(torch, kind)
     yield module, "is_available", lambda: True
     yield module, "device_count", lambda: 1

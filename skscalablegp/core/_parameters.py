@@ -78,6 +78,8 @@ solver_max_epochs
 solver_warm_start
     Whether each solve starts from the solution of the previous step, with the same probe
     vectors.
+products
+    How products with the kernel matrix are computed where it is not stored.
 training_max_epochs
     Budget of all linear solves during training on all rows, in solver epochs; None sets no
     limit.
@@ -310,6 +312,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "solver_tol": [_POSITIVE],
     "solver_max_epochs": [_POSITIVE],
     "solver_warm_start": ["boolean"],
+    "products": [StrOptions({"auto", "tiles", "compiled", "keops"})],
     "training_max_epochs": [_POSITIVE, _AUTO, None],
     "gradient": [str, HasMethods(["estimate"])],
     "n_probes": [_COUNT, _AUTO],

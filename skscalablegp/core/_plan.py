@@ -66,12 +66,15 @@ class Machine:
         Number of threads that compute.
     seconds : float or None
         Time budget of the whole fit; None without one.
+    compiler : str or None
+        What torch compiles with for the device; None without one.
     """
 
     device: torch.device = torch.device("cpu")
     memory: float | None = None
     cores: int = 1
     seconds: float | None = None
+    compiler: str | None = None
 
     @property
     def room(self) -> float:

@@ -32,8 +32,9 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._compat import FitEvents, callbacks_under_way
-from .._devices import resolve_device
+from .._devices import check_float64, resolve_device
 from .._validation import available_memory, check_memory
+from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
 from ..linalg.solvers import Solution, SolveSummary, Status
 from ._awkward import (
@@ -275,10 +276,12 @@ class FitRun(Run):
     @cached_property
     def machine(self) -> Machine:
         """The device, memory, cores and seconds from which a plan is made."""
+        check_float64(self.device)
         memory = self.memory_budget
         if memory is None:
             memory = available_memory(self.device)
-        return Machine(self.device, memory, n_workers(), self.estimator.max_seconds)
+        seconds, compiler = self.estimator.max_seconds, compiler_for(self.device)
+        return Machine(self.device, memory, n_workers(), seconds, compiler)
 
     def check_memory(self, need_bytes: float, what: str, remedy: str) -> None:
         """Raise a MemoryError before work that does not fit into memory on the fit's device.
@@ -295,6 +298,7 @@ class FitRun(Run):
         Sets ``n_samples_seen_`` to the number of rows plus the number `seen` by earlier calls, and
         ``device_``, which previews and final solves read.
         """
+        check_float64(self.device)
         self.estimator.n_samples_seen_ = seen + len(X)
         if not seen:
             self.estimator._exact = None

@@ -32,6 +32,8 @@ class GPProblem:
         Whether operators store H rather than evaluate tiles at each product.
     workspace : Workspace
         The buffer that all operators of the problem share, so that only the last one is valid.
+    products : {"tiles", "compiled", "keops"}
+        How operators compute products without storage.
     prior_weight : float
         Weight of the log prior in training. On rows that stand for a larger table it is their share
         of the table, so that prior and likelihood have the same proportions as on all rows.
@@ -47,11 +49,18 @@ class GPProblem:
     keep: bool = True
     workspace: Workspace = field(default_factory=Workspace, repr=False)
     prior_weight: float = 1.0
+    products: str = "tiles"
 
     def operator(self, theta: Float[Tensor, " p"]) -> KernelOperator:
         """H at these hyperparameters; it replaces the problem's former operators."""
         return KernelOperator(
-            self.kernel, theta, self.X, self.extra_noise, keep=self.keep, workspace=self.workspace
+            self.kernel,
+            theta,
+            self.X,
+            self.extra_noise,
+            keep=self.keep,
+            workspace=self.workspace,
+            products=self.products,
         )
 
     def subset(self, idx: Int[Tensor, " b"]) -> GPProblem:

@@ -4,3 +4,4 @@ from ._base import LinearOperator, SelfAdjointOperator, column_dots, column_norm
 from ._bound import bind
 from ._kernel import CrossOperator, KernelOperator, Workspace, tile_size
 from ._prior import prior_values
+from ._products import choose_products, compiler_for

@@ -130,8 +130,10 @@ class StationaryKernel(BoundKernel):
     def _scale(self, leaf: Stationary, spread: Tensor) -> Float[Tensor, " size"]:
         """The factors on the columns of a row, in the precision in which distances are computed."""
         scale = leaf.profile.factor**0.5 / leaf.length_scale.value(self.theta)
-        # Near a kink at zero, an error in |a|^2 changes the value by the root of that error.
-        limit = 0.0 if leaf.profile.kink else _SINGLE_PRECISION_NORM
+        # Near a kink at zero, an error in |a|^2 changes the value by the root of that error. Where
+        # the user lets torch round the factors of products (TF32, bfloat16), errors are larger.
+        rounded = torch.get_float32_matmul_precision() != "highest"
+        limit = 0.0 if leaf.profile.kink or rounded else _SINGLE_PRECISION_NORM
         seen = spread[list(leaf.seen_columns(len(spread)))].double()
         mean_norm = float((scale.square() * seen).sum())
         dtype = torch.float64 if mean_norm > limit else self.center.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations_with_replacement, product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +15,18 @@ from torch import Tensor
 from ...kernels import TorchKernel
 from ..parallel import map_in_order
 from ._base import LinearOperator, slope
-from ._bound import BoundKernel, bind
+from ._bound import BoundKernel, StationaryKernel, bind
+from ._products import CompiledTiles, LazyProducts, form_of
+
+T = TypeVar("T")
 
 # Two float32 tiles of this size fit the level-2 cache of two cores. Products with tiles of 256, 512
 # and 1,024 rows take .15, .12 and .13 s on two cores and .22, .21 and .28 s on one, with 8 columns
 # as with 26 (python benchmarks/cores.py --part product --tile 256 512 1024 --columns 8).
 _CPU_TILE = 512
 _GPU_TILE = 8192
+# Where a device has no room for a tile, it is halved down to this size.
+_SMALLEST_TILE = 256
 
 
 def tile_size(device: torch.device) -> int:
@@ -33,9 +38,8 @@ def _ranges(n: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def _cells(a: int, b: int, device: torch.device) -> Iterable[tuple[slice, slice]]:
+def _cells(a: int, b: int, tile: int) -> Iterable[tuple[slice, slice]]:
     """Tiles of an a x b matrix; if there are few rows, tiles have more columns."""
-    tile = tile_size(device)
     height = max(1, min(a, tile))
     return product(_ranges(a, height), _ranges(b, tile * tile // height))
 
@@ -85,6 +89,14 @@ class KernelOperator(LinearOperator):
     workspace : Workspace, optional
         Holds the stored matrix. When another operator uses the same workspace, this operator must
         no longer be used.
+    products : {"tiles", "compiled", "keops"}, default="tiles"
+        How products are computed without storage: tile by tile in torch's operations, in tiles
+        that torch compiles, or by KeOps. Kernels without the formulas for it are computed in tiles.
+
+    Raises
+    ------
+    MemoryError
+        By any access, if the device has no room even for tiles of 256 rows and columns.
 
     Notes
     -----
@@ -104,6 +116,7 @@ class KernelOperator(LinearOperator):
         *,
         keep: bool = False,
         workspace: Workspace | None = None,
+        products: str = "tiles",
     ):
         super().__init__(len(X), X.dtype, X.device)
         self.kernel = kernel
@@ -119,10 +132,44 @@ class KernelOperator(LinearOperator):
         self._keep = keep
         self._workspace = workspace or Workspace()
         self._H: Tensor | None = None
-        self._slices = _ranges(len(X), tile_size(X.device))
+        self._use_tiles(tile_size(X.device))
+        self.products = products
+        self._fused, self._lazy = self._means(products)
         # A user's own NumPy kernel may not be thread-safe, and holds the interpreter's lock anyway.
         alone = X.device.type != "cpu" or kernel.numpy_code
         self._map = map if alone else map_in_order
+
+    def _means(self, products: str) -> tuple[CompiledTiles | None, LazyProducts | None]:
+        """What computes the products of this kernel, if that is not torch's own operations."""
+        form = None if products == "tiles" else form_of(self.bound)
+        if form is None or not isinstance(self.bound, StationaryKernel):
+            return None, None
+        if products == "keops":
+            return None, LazyProducts(self.bound, form)
+        return CompiledTiles(self.bound, form), None
+
+    def _use_tiles(self, size: int) -> None:
+        self._tile_rows, self._slices = size, _ranges(self.shape[0], size)
+
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """The result of work in tiles, which are halved while the device has no room for them."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                refused = str(error).partition("\n")[0]
+            # Outside of the handler, so that the tensors of the failed work are free.
+            if self._keep and self._H is None:
+                self._keep = False
+                self._workspace.release()
+            elif min(self._tile_rows, self.shape[0]) > _SMALLEST_TILE:
+                self._use_tiles(max(_SMALLEST_TILE, min(self._tile_rows, self.shape[0]) // 2))
+            else:
+                raise MemoryError(
+                    f"{self.device} has no memory left for tiles of {_SMALLEST_TILE} x "
+                    f"{_SMALLEST_TILE} entries beside the vectors of {self.shape[0]} rows "
+                    f"({refused}): use fewer rows or probes, or device='cpu'."
+                )
 
     def _tiles(self, work: Callable[[slice, slice], Any]) -> Iterator[tuple[slice, slice, Any]]:
         """Pairs of row ranges on and above the diagonal, each with the result of `work` for it."""
@@ -133,6 +180,9 @@ class KernelOperator(LinearOperator):
         self._count(self.shape[0] ** 2)
         if V.dtype != self.dtype:
             return self._in(V.dtype).matmul(V)
+        return self._fitting(lambda: self._product(V))
+
+    def _product(self, V: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
         if self._keep:
             # H is symmetric, so that its rows may stand for its columns. In this order a product
             # reads memory without gaps: 1.3 to 1.9 times faster than V' H[:, right].
@@ -140,7 +190,12 @@ class KernelOperator(LinearOperator):
             parts = self._map(lambda right: torch.mm(VT, H[right].T), self._slices)
             return torch.cat([VT[:, :0], *parts], 1).T.contiguous()
 
+        if self._lazy is not None:
+            return self._lazy.product(self._rows, self._rows, V).addcmul_(V, self.noise[:, None])
+
         def products(left: slice, right: slice) -> tuple[Tensor, Tensor | None]:
+            if self._fused is not None and left != right:
+                return self._fused.both(*self._pair(left, right), V[right], V[left])
             tile = self._tile(left, right)
             return tile @ V[right], None if left == right else tile.T @ V[left]
 
@@ -155,7 +210,9 @@ class KernelOperator(LinearOperator):
         """The same operator in another precision, without storage."""
         extra = self.extra_noise
         extra = None if extra is None else extra.to(dtype)
-        return KernelOperator(self.kernel, self.theta, self.X.to(dtype), extra)
+        return KernelOperator(
+            self.kernel, self.theta, self.X.to(dtype), extra, products=self.products
+        )
 
     def _tile(self, left: slice, right: slice) -> Float[Tensor, "a b"]:
         """A noise-free tile; its entries k(x, x) are exact, not computed from a zero distance."""
@@ -174,7 +231,8 @@ class KernelOperator(LinearOperator):
         self._count(len(numbers) * self.shape[0])
         if self._keep or self._H is not None:
             return self._kept()[idx]
-        out = self._between(self._rows[idx], self._rows)
+        chosen = self._rows[idx]
+        out = self._fitting(lambda: self._between(chosen, self._rows))
         diagonal = (self._diag + self.noise)[idx]
         out[torch.arange(len(numbers), device=self.device), numbers] = diagonal
         return out
@@ -187,7 +245,7 @@ class KernelOperator(LinearOperator):
             i, j = cell
             out[i, j] = self.bound.tile(left[i], right[j])
 
-        deque(self._map(write, _cells(len(left), len(right), self.device)), maxlen=0)
+        deque(self._map(write, _cells(len(left), len(right), self._tile_rows)), maxlen=0)
         return out
 
     def block(self, idx: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
@@ -196,7 +254,7 @@ class KernelOperator(LinearOperator):
             return self._H[idx[:, None], idx]
         chosen = self._rows[idx]
         # A repeated index repeats the diagonal entry, including the noise.
-        out = self._between(chosen, chosen)
+        out = self._fitting(lambda: self._between(chosen, chosen))
         return torch.where(idx[:, None] == idx, (self._diag + self.noise)[idx], out)
 
     def diag(self) -> Float[Tensor, " n"]:
@@ -235,10 +293,13 @@ class KernelOperator(LinearOperator):
                 W.mul_(0.5).fill_diagonal_(0)
             return self.bound.tile_grad(*self._pair(i, j), W)
 
-        grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
-        for _, _, part in self._tiles(gradient):
-            grad += part.to(grad.device)
-        return (grad + self._diagonal_grad(diagonal)).cpu()
+        def total() -> Tensor:
+            grad = torch.zeros(len(self.theta), dtype=torch.float64, device=self.device)
+            for _, _, part in self._tiles(gradient):
+                grad += part.to(grad.device)
+            return grad
+
+        return (self._fitting(total) + self._diagonal_grad(diagonal)).cpu()
 
     def _diagonal_grad(self, weights: Float[Tensor, " n"]) -> Float[Tensor, " p"]:
         """The part of the diagonal, on which k(x, x) is exact as in `_tile`."""
@@ -306,15 +367,20 @@ class CrossOperator:
         """k(X, training rows) V in O(m n d) time and the memory of a few tiles."""
         op = self._operator
         V = V.to(op.dtype)
+        if op._lazy is not None:
+            return op._lazy.product(self._rows, op._rows, V)
 
         def share(cell: tuple[slice, slice]) -> tuple[slice, Tensor]:
             left, right = cell
             return left, op.bound.tile(self._rows[left], op._rows[right]) @ V[right]
 
-        out = V.new_zeros(self.shape[0], V.shape[1])
-        for left, part in op._map(share, _cells(*self.shape, op.device)):
-            _add(out[left], part)
-        return out
+        def total() -> Tensor:
+            out = V.new_zeros(self.shape[0], V.shape[1])
+            for left, part in op._map(share, _cells(*self.shape, op._tile_rows)):
+                _add(out[left], part)
+            return out
+
+        return op._fitting(total)
 
     def to_dense(self) -> Float[Tensor, "m n"]:
         """The whole m x n matrix."""

@@ -18,6 +18,7 @@ from ...core import (
     FitRun,
     GPRegressorBase,
     Machine,
+    is_auto,
     to_numpy,
     to_torch,
     train_planned,
@@ -29,6 +30,7 @@ from ...core.training import Budget, TrainingResult
 from ...features import sample_prior_features
 from ...kernels import NoSpectralDensity, TorchKernel, default_kernel
 from ...linalg.gradients import GPProblem, GradientState
+from ...linalg.operators import choose_products, compiler_for
 from ._final_solve import FinalSolve, final_solve
 from ._neighbourhoods import with_neighbourhoods
 from ._plan import EXACT_TRAINING_ROWS, NEAREST, IterativePlan, numpy_cost
@@ -90,6 +92,7 @@ class SolvedGPRegressor(GPRegressorBase):
             Budget(),
         )
         problem = table.problem(kernel, plan.torch_dtype, run.device, plan.keep)
+        problem = replace(problem, products=self._products(run.device))
         exact = plan.posterior.value == "exact"
         if not exact:
             # The final solve goes on from those of training on all rows.
@@ -281,6 +284,15 @@ class SolvedGPRegressor(GPRegressorBase):
         self.log_marginal_likelihood_std_error_ = std_error
 
     # ------------------------------------------------------------------ posterior
+
+    def _products(self, device: torch.device) -> str:
+        """How products are computed on a device without a stored matrix."""
+        given = self.get_params(deep=False).get("products", "auto")
+        return choose_products(device, compiler_for(device))[0] if is_auto(given) else given
+
+    def _trained_problem(self, dtype: torch.dtype = torch.float64, keep: bool = False) -> GPProblem:
+        problem = super()._trained_problem(dtype, keep)
+        return replace(problem, products=self._products(problem.X.device))
 
     def _max_jitter(self) -> float:
         return self._solves.max_jitter

@@ -107,6 +107,14 @@ class IterativeGPRegressor(SolvedGPRegressor):
     solver_warm_start : bool, default=True
         Whether each solve starts from the solution of the previous step, with the same probe
         vectors.
+    products : {"auto", "tiles", "compiled", "keops"}, default="auto"
+        How products with the kernel matrix are computed where it is not stored. "tiles" are torch's
+        own operations on one tile after another. "compiled" lets ``torch.compile`` fuse them, which
+        takes seconds to minutes once for each form of a kernel. "keops" needs pykeops (``pip
+        install skscalablegp[keops]``) and a C++ compiler. "auto" is "compiled" on a CUDA device for
+        which torch has a compiler, and "tiles" otherwise. Kernels without such a form, and products
+        whose compilation fails, are computed in tiles. "compiled" and "keops" do not store the
+        matrix between the products of a solve.
     learning_rate : float or "auto", default="auto"
         Step size of the optimiser, for optimisers that have one. Only Adam has one. "auto" is 0.1
         up to 50,000 rows and 0.03 above.
@@ -245,6 +253,7 @@ class IterativeGPRegressor(SolvedGPRegressor):
         solver_tol: Any = 0.01,
         solver_max_epochs: Any = 1000,
         solver_warm_start: Any = True,
+        products: Any = "auto",
         learning_rate: Any = "auto",
         max_iter: Any = "auto",
         n_iter_no_change: Any = 5,

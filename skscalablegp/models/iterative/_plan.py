@@ -26,7 +26,7 @@ from ...core import (
 from ...core.training import resolve_optimizer
 from ...kernels import TorchKernel
 from ...linalg.gradients import ExactGradient, GradientEstimator, resolve_gradient
-from ...linalg.operators import tile_size
+from ...linalg.operators import choose_products, tile_size
 from ...linalg.solvers import resolve_solver
 from ._solves import (
     Solves,
@@ -44,6 +44,8 @@ EXACT_TRAINING_ROWS = {"cpu": 8_000, "cuda": 30_000, "xpu": 30_000}
 EXACT_FALLBACK_ROWS = {"cpu": 16_000, "cuda": 40_000, "xpu": 40_000}
 # Rows up to which predictions use a factorisation, at n^3 / 3 operations.
 EXACT_POSTERIOR_ROWS = {"cpu": 20_000, "cuda": 40_000, "xpu": 40_000}
+# Ways of products for which H is not stored between the products of a solve.
+_FUSED = ("compiled", "keops")
 # Rows up to which steps are so cheap that double precision does not matter.
 FLOAT64_ROWS = 3_000
 # Rows of the exact fit from which training on a larger table starts.
@@ -82,6 +84,8 @@ class IterativePlan(Plan):
     dtype, posterior, solver, preconditioner, gradient, n_probes : Choice
         Of the parameters. The precision is that of the products while training; None stands for
         parameters that this fit does not use.
+    products : Choice or None
+        Of the parameter; None for estimators without it.
     train_on : Choice
         "all", or "subsets", which then give the hyperparameters, and rows left out the scale of
         the kernel.
@@ -109,6 +113,7 @@ class IterativePlan(Plan):
     preconditioner: Choice | None = None
     gradient: Choice | None = None
     n_probes: Choice | None = None
+    products: Choice | None = None
     train_on: Choice = Choice("all", "the model is trained on all rows")
     n: int
     stages: StageSettings
@@ -155,7 +160,9 @@ class IterativePlan(Plan):
         """A summary in one sentence."""
         name = solver_name(self.solves.solver)
         way = "Cholesky" if name == "cholesky" else f"{name} solves"
-        kept = "kept" if self.keep else "tiled"
+        way_of = {"compiled": "compiled", "keops": "KeOps"}
+        fused = None if self.products is None else way_of.get(self.products.value)
+        kept = "kept" if self.keep else fused or "tiled"
         size = format_bytes(self.n**2 * getattr(torch, dtype).itemsize)
         return (
             f"{way} in {dtype} on {device} ({kept} products, H is {size}), "
@@ -204,18 +211,23 @@ def plan(
         given["solver_warm_start"],
         max_jitter(params.solver, params.gradient),
     )
+    keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in _FUSED)
+    products = None if keep else plan_products(params.products, machine)
+    if keep and not is_auto(params.products):
+        ignored |= ignore("products", because="the kernel matrix is stored")
     start = IterativePlan(
         dtype=dtype,
         posterior=posterior,
         solver=solver,
         preconditioner=_that_of(solves),
+        products=products,
         train_on=train_on,
         n=n,
         stages=_plan_stages(
             params, n, machine, exact, replace(subsets, only=alone) if subsets else None
         ),
         solves=solves,
-        keep=keeps_matrix(n, dtype, machine, exact),
+        keep=keep,
         room=machine.room,
         ignored=ignored,
         needs=memory_needs(n, machine, dtype, exact, posterior, subsets),
@@ -258,6 +270,11 @@ def fits_exactly(n: int, dtype: Choice, machine: Machine) -> bool:
 def keeps_matrix(n: int, dtype: Choice, machine: Machine, exact: bool) -> bool:
     """Whether H is kept between the products of one step."""
     return exact or _matrix(n, dtype) <= 0.5 * machine.room
+
+
+def plan_products(given: Any, machine: Machine) -> Choice:
+    """How products are computed without a stored matrix."""
+    return resolve(given, *choose_products(machine.device, machine.compiler))
 
 
 def plan_posterior(

@@ -1,5 +1,7 @@
 """Plans as tables: rows, memory, device and settings give the choices, without a fit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -162,3 +164,25 @@ def test_series_are_truncated_above_small_tables(n, params, law, rank, unused):
     assert (plan.preconditioner and plan.preconditioner.value.rank) == rank
     assert unused in plan.without_effect
     assert plan.training.optimizer.value == params.get("optimizer", "natural" if law else "bfgs")
+
+
+CUDA = replace(GPU, compiler="triton")
+
+
+@pytest.mark.parametrize(
+    "machine, params, products, keep",
+    [
+        (CUDA, {}, None, True),  # H of 45,000 rows is stored
+        (replace(CUDA, memory=8e9), {}, "compiled", False),
+        (replace(GPU, memory=8e9), {}, "tiles", False),
+        (Machine(memory=8e9, compiler="g++"), {}, "tiles", False),
+        (CUDA, {"products": "keops"}, "keops", False),
+        (CUDA, {"products": "tiles"}, None, True),
+        (replace(CUDA, memory=8e9), {"products": "tiles"}, "tiles", False),
+    ],
+)
+def test_products_are_compiled_where_a_compiler_is(machine, params, products, keep):
+    plan = plan_of(45_000, machine, **params)
+    assert (plan.products and plan.products.value) == products and plan.keep == keep
+    unused = products is None and params
+    assert ("products" in plan.without_effect) == bool(unused)
