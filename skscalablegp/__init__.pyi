@@ -13,6 +13,9 @@ from . import priors as priors
 from . import solvers as solvers
 from . import training as training
 from . import truncation as truncation
+from .export import as_botorch as as_botorch
+from .export import draw_functions as draw_functions
+from .export import export_onnx as export_onnx
 from .export import to_torch as to_torch
 from .files import load as load
 from .files import save as save

@@ -1,6 +1,9 @@
 """Fitted models outside of scikit-learn: torch modules, ONNX files and models for BoTorch."""
 
 from ..kernels import NotExportable
+from ._functions import FunctionDraws, draw_functions
+from ._onnx import export_onnx
+from ._optimisation import as_botorch
 from ._torch import GPModule, to_torch
 
-__all__ = ["GPModule", "NotExportable"]
+__all__ = ["FunctionDraws", "GPModule", "NotExportable"]

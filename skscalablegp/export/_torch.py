@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from ..core import fitted_process
+from ..core import FittedProcess, fitted_process
 from ..core.posteriors import ProcessModule
 from ..kernels import NotExportable
 from ._steps import split_pipeline
@@ -135,15 +136,37 @@ def to_torch(model: Any, return_std: bool = True) -> GPModule:
     >>> bool(np.allclose(mean.numpy(), gp.predict([[1.0], [2.0]])))
     True
     """
+    steps, process = process_of(model)
+    return_std = bool(return_std)
+    module = GPModule(steps, process.module(return_std), return_std, model.n_features_in_)
+    return module.eval().requires_grad_(False)
+
+
+def require(extra: str, *names: str) -> None:
+    """Raise an ImportError that names the extra if one of these packages is missing."""
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError:
+            raise ImportError(
+                f"This needs the package {name}: pip install 'skscalablegp[{extra}]'."
+            ) from None
+
+
+def process_of(model: Any) -> tuple[list[nn.Module], FittedProcess]:
+    """The steps before a fitted regressor, and its process.
+
+    Raises
+    ------
+    NotExportable
+        For regressors of other packages, and for steps that do more than scale columns.
+    """
     steps, regressor = split_pipeline(model)
     check_is_fitted(regressor)
     process = fitted_process(regressor)
     if process is None:
-        name = type(regressor).__name__
         raise NotExportable(
-            f"{name} cannot be exported: give a regressor of skscalablegp, or a Pipeline that ends "
-            "in one."
+            f"{type(regressor).__name__} cannot be exported: give a regressor of skscalablegp, or "
+            "a Pipeline that ends in one."
         )
-    n_features = getattr(model, "n_features_in_", regressor.n_features_in_)
-    module = GPModule(steps, process.module(bool(return_std)), bool(return_std), n_features)
-    return module.eval().requires_grad_(False)
+    return steps, process

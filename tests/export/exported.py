@@ -1,6 +1,11 @@
 """Fitted models on a small table for the tests of exports."""
 
+import warnings
+from functools import cache
+
 import numpy as np
+import pytest
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -104,3 +109,16 @@ CATEGORIES = {
         Columns(RBF(1.0), 0) * Columns(LowRankCategorical(3), 1) + NOISE, n_neighbors=8, **FIXED
     ),
 }
+
+
+@cache
+def fitted(name):
+    """The model of this name, fitted once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return clone(MODELS[name]).fit(X, Y)
+
+
+def marked_slow(name, few):
+    """A parameter of a test that is slow but for a few."""
+    return pytest.param(name, marks=[] if name in few else pytest.mark.slow)

@@ -1,11 +1,21 @@
 """Fitted models as torch modules."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
-from export.exported import CATEGORIES, KERNELS, MODELS, NEW, RNG, UNITS, X, Y, exact
+from export.exported import (
+    CATEGORIES,
+    KERNELS,
+    MODELS,
+    NEW,
+    RNG,
+    UNITS,
+    X,
+    Y,
+    exact,
+    fitted,
+    marked_slow,
+)
 from sklearn.base import clone
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
@@ -27,32 +37,13 @@ ROWS = torch.tensor(NEW)
 FEW = {"inducing-network", "neighbours", "grid"}
 
 
-def marked_slow(name, few):
-    return pytest.param(name, marks=[] if name in few else pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    """A function that fits each model once."""
-    known = {}
-
-    def fit(name):
-        if name not in known:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                known[name] = clone(MODELS[name]).fit(X, Y)
-        return known[name]
-
-    return fit
-
-
 def close(answer, expected, tol=1e-9):
     for found, right in zip(answer, expected, strict=True):
         np.testing.assert_allclose(found.detach().numpy(), right, atol=tol * Y.std())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_modules_predict_what_their_models_predict(fitted, name):
+def test_modules_predict_what_their_models_predict(name):
     model = fitted(name)
     module = sk.to_torch(model)
     close(module(ROWS), model.predict(NEW, return_std=True))
@@ -77,7 +68,7 @@ def test_categories_enter_as_codes(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_of_finite_differences(fitted, name):
+def test_gradients_are_those_of_finite_differences(name):
     module, rows = sk.to_torch(fitted(name)), ROWS.clone().requires_grad_()
     (slope,) = torch.autograd.grad(sum(module(rows)).sum(), rows)
     step = 1e-5 * torch.as_tensor(UNITS)
@@ -99,7 +90,7 @@ def test_gradients_are_finite_at_training_rows(kernel):
 
 
 @pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS])
-def test_torch_export_takes_any_number_of_rows(fitted, name):
+def test_torch_export_takes_any_number_of_rows(name):
     module = sk.to_torch(fitted(name))
     rows = torch.export.Dim("rows")
     program = torch.export.export(module, (ROWS,), dynamic_shapes=({0: rows},)).module()

@@ -11,12 +11,14 @@ from ._base import (
     reported_variance,
     without_own,
 )
+from ._draws import Moved, WeightDraws, normal, prior_draws
 from ._exact import ExactPosterior
 from ._features import FeaturePosterior, FeatureWeights, inverse_root
 from ._kernel import KernelPosterior
 from ._low_rank import WeightCaches, WeightForm
 from ._modules import (
     Affine,
+    JointMoments,
     KernelFeatures,
     KernelModule,
     LinearModule,

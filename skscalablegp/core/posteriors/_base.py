@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels import NotExportable
 from ..likelihoods import Gaussian, Likelihood
@@ -130,6 +130,19 @@ class Posterior(ABC):
             If there is no such form.
         """
         raise NotExportable(f"{type(self).__name__} has no form as a torch module.")
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """Draws of whole functions without noise, as a torch module: (m, d) -> (m, t, n_samples).
+
+        Raises
+        ------
+        NotExportable
+            If there is no such form.
+        """
+        raise NotExportable(
+            f"{type(self).__name__} defines no distribution of whole functions: use sample_y at "
+            "fixed rows."
+        )
 
 
 @dataclass(frozen=True, eq=False)

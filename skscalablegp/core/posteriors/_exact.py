@@ -77,6 +77,9 @@ class ExactPosterior(KernelPosterior):
         units = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
         return self._linear(solve_triangular(factor, units).T)
 
+    def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        return torch.cholesky_solve(B.to(self.factor), self.factor)
+
     def leave_one_out(self, rows, X, Y, known) -> MeanAndVariance:
         """From the diagonal of H^-1, Rasmussen and Williams (2006), equation 5.12; O(n^2) a row."""
         inverse = torch.empty_like(known)

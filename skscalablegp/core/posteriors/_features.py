@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._base import Draws, MeanAndVariance, Posterior, Rows, without_own
+from ._draws import WeightDraws, normal
 from ._low_rank import WeightCaches, WeightForm
 from ._modules import LinearModule, PosteriorModule, WeightFeatures
 from ._moments import Moments
@@ -121,6 +122,18 @@ class FeaturePosterior(Posterior):
         if self._parts is None:
             return super().module(with_variance)
         return LinearModule(self._parts(), self.weights, plus=inverse_root(self.factor))
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        if self._parts is None:
+            return super().functions(n_samples, generator)
+        q, t = self.weights.shape
+        return WeightDraws(self._parts(), self._drawn(normal(q, t, n_samples, generator=generator)))
+
+    def _drawn(self, eps: Float64[Tensor, "q t s"]) -> Float64[Tensor, "q t s"]:
+        """Draws of the weights."""
+        factor, mean = self.factor.cpu(), self.weights.cpu()[:, :, None]
+        apart = torch.linalg.solve_triangular(factor.T, eps.flatten(1), upper=True)
+        return mean + apart.reshape(eps.shape)
 
     @torch.no_grad()
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...features import sample_prior_features
-from ...kernels import NoSpectralDensity
+from ...kernels import NoSpectralDensity, NotExportable
 from ...linalg.operators import CrossOperator, KernelOperator, prior_values
 from ._base import Draws, LowRankForm, Posterior, Rows, reported_variance
+from ._draws import Moved, WeightDraws, normal, prior_draws
 from ._low_rank import krylov_basis, whitened
 from ._modules import KernelFeatures, LinearModule, PosteriorModule
 from ._moments import Moments
@@ -58,6 +59,22 @@ class KernelPosterior(Posterior):
         """The module whose explained variance is ``|k(X, rows) minus|^2``."""
         op = self.operator
         return LinearModule(KernelFeatures(op.kernel, op.theta, op.X), self.weights, minus)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """g(x) + k(x, rows) (weights - H^-1 (g(rows) + noise)) for draws g of the prior."""
+        op, t = self.operator, self.weights.shape[1]
+        prior = prior_draws(op.kernel, op.theta, (t, n_samples), generator)
+        rows, noise = op.X.double().cpu(), op.noise.double().cpu()
+        with torch.no_grad():
+            g = prior(rows).flatten(1)
+        g = g + noise.sqrt()[:, None] * normal(*g.shape, generator=generator)
+        solved = self._inverse_times(g.to(op.device)).double().cpu()
+        weights = self.weights.double().cpu()[:, :, None] - solved.unflatten(1, (t, n_samples))
+        return Moved(prior, WeightDraws(KernelFeatures(op.kernel, op.theta, op.X), weights))
+
+    def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        """H^-1 B."""
+        raise NotExportable(f"{type(self).__name__} solves no linear systems.")
 
 
 class RowCaches(LowRankForm):
@@ -122,6 +139,9 @@ class LOVEPosterior(KernelPosterior):
 
     def module(self, with_variance: bool = True) -> PosteriorModule:
         return self._linear(self.basis if with_variance else None)
+
+    def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        return self.basis @ (self.basis.T @ B.to(self.basis))
 
     def moments(self, X: Float[Tensor, "m d"]) -> Moments:
         cross, t = self.cross(X), self.weights.shape[1]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...linalg.operators import SelfAdjointOperator
 from ...linalg.solvers import cholesky_with_jitter, lanczos
@@ -107,6 +107,9 @@ class LOVEWeights(Posterior):
     def module(self, with_variance: bool = True) -> PosteriorModule:
         below = self._below.module(with_variance=False)
         return below.low_rank(self.explained) if with_variance else below
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        return self._below.functions(n_samples, generator)
 
     def mean(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t"]:
         return self._below.mean(X)

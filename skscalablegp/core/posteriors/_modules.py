@@ -7,14 +7,30 @@ of variances that rounding makes negative become zero in place of an error.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...kernels import TorchKernel
+from ...kernels import NotExportable, TorchKernel
 from ._moments import Moments
+
+
+class JointMoments(NamedTuple):
+    """Moments of q rows together, for each of b sets.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (b, q, t)
+    covariance : Tensor of shape (b, q, q)
+        Of the noise-free functions, the same for every target.
+    noise : Tensor of shape (b, q)
+    """
+
+    mean: Float[Tensor, "b q t"]
+    covariance: Float[Tensor, "b q q"]
+    noise: Float[Tensor, "b q"]
 
 
 class PosteriorModule(nn.Module):
@@ -34,6 +50,23 @@ class PosteriorModule(nn.Module):
     def forward(self, X: Float[Tensor, "m d"]) -> Moments:
         return self.moments(X)
 
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        """The joint posterior of q rows for each of b sets; here of single rows only.
+
+        Raises
+        ------
+        NotExportable
+            For several rows, if there is no joint form.
+        """
+        if X.shape[1] != 1:
+            raise NotExportable(
+                f"This model has joint posteriors of single rows only, and q is {X.shape[1]}: "
+                "optimise one row at a time (q=1), or use a model with inducing points, random "
+                "features or nearest neighbours."
+            )
+        mean, variance, noise = self.moments(X[:, 0])
+        return JointMoments(mean[:, None], variance[:, None, None], noise[:, None])
+
     def low_rank(self, explained: Float[Tensor, "q k"]) -> PosteriorModule:
         """The same posterior with the low-rank variances of `LOVEWeights`."""
         raise NotImplementedError
@@ -50,7 +83,7 @@ class Affine(nn.Module):
         self.register_buffer("shift", torch.as_tensor(shift, dtype=torch.float64).clone())
         self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.float64).clone())
 
-    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+    def forward(self, X: Float[Tensor, "*m d"]) -> Float[Tensor, "*m d"]:
         return (X - self.shift) / self.scale
 
 
@@ -130,6 +163,12 @@ class KernelFeatures(nn.Module):
         """The prior variances."""
         return self.kernel.diag(X)
 
+    def prior_covariance(
+        self, X: Float[Tensor, "b q d"], phi: Float[Tensor, "b q k"]
+    ) -> Float[Tensor, "b q q"]:
+        """The prior covariances."""
+        return self.kernel.cross(X, X)
+
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variances of additive noise."""
         return self._factor * self.kernel.noise(X) if self.white is None else self.white(X)
@@ -157,6 +196,12 @@ class WeightFeatures(nn.Module):
     def prior(self, X: Float[Tensor, "m d"], phi: Float[Tensor, "m q"]) -> Float[Tensor, " m"]:
         """The prior variances."""
         return phi.square().sum(1)
+
+    def prior_covariance(
+        self, X: Float[Tensor, "b q d"], phi: Float[Tensor, "b q k"]
+    ) -> Float[Tensor, "b q q"]:
+        """The prior covariances."""
+        return phi @ phi.mT
 
     def noise(self, X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
         """The variances of additive noise."""
@@ -246,6 +291,20 @@ class LinearModule(PosteriorModule):
             left = left + (phi @ self.plus).square().sum(1)
         return Moments(phi @ self.weights, self._scale * left, self.features.noise(X))
 
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        sets = X.shape[:2]
+        rows = self.transform(X.flatten(0, 1))
+        phi, X = self.features(rows).unflatten(0, sets), rows.unflatten(0, sets)
+        covariance = X.new_zeros(1, 1, 1)
+        if self.minus is not None:
+            explained = phi @ self.minus
+            covariance = self.features.prior_covariance(X, phi) - explained @ explained.mT
+        if self.plus is not None:
+            spread = phi @ self.plus
+            covariance = covariance + spread @ spread.mT
+        noise = self.features.noise(rows).unflatten(0, sets)
+        return JointMoments(phi @ self.weights, self._scale * covariance, noise)
+
     def low_rank(self, explained: Float[Tensor, "q k"]) -> LinearModule:
         minus = _kept(explained)
         minus = minus if self._whiten is None else self._whiten @ minus
@@ -291,3 +350,13 @@ class ProcessModule(nn.Module):
         square = self.y_std.square()
         mean = mean * self.y_std + self.y_mean
         return mean, variance[:, None] * square, noise[:, None] * square
+
+    def joint(
+        self, X: Float[Tensor, "b q d"]
+    ) -> tuple[Float[Tensor, "b q t"], Float[Tensor, "b t q q"], Float[Tensor, "b t q"]]:
+        """Means, covariances and noise variances of q rows together, for each of b sets."""
+        rows = self.inputs(X.flatten(0, 1)).unflatten(0, X.shape[:2])
+        mean, covariance, noise = self.posterior.joint(rows)
+        square = self.y_std.square()
+        mean = mean * self.y_std + self.y_mean
+        return mean, covariance[:, None] * square[:, None, None], noise[:, None] * square[:, None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.posteriors import (
     LowRankForm,
@@ -16,10 +16,11 @@ from ...core.posteriors import (
     Posterior,
     PosteriorModule,
     inverse_root,
+    normal,
     reported_variance,
 )
 from ._grid_kernel import GridKernel
-from ._module import Covariances, GridModule, Interpolation, Outside, Polynomials
+from ._module import Covariances, GridDraws, GridModule, Interpolation, Outside, Polynomials
 from ._polynomials import cell_polynomials, local_polynomials, value_polynomials
 
 # Bytes of k(x, grid) for a block of rows outside the grid.
@@ -88,6 +89,18 @@ class GridPosterior(Posterior):
         covariances = Covariances(kernel.kernel, self.theta, grid)
         parts = covariances, mean, spread, outside
         return GridModule(grid, *parts, noise, float(self.evaluation.misfit), self._explains)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """W_x F z for draws of the coordinates z; beyond the grid, what z determines there."""
+        kernel, (r, t) = self.grid_kernel, self.weights.shape
+        eps = normal(r, t * n_samples, generator=generator)
+        apart = inverse_root(self.evaluation.cholesky) @ eps
+        z = (self.weights[:, :, None] + apart.reshape(r, t, n_samples)).flatten(1)
+        values = Interpolation(self.evaluation.factor.F @ z, kernel.grid)
+        outside = Outside(z, duals=kernel.duals(self.evaluation.factor))
+        covariances = Covariances(kernel.kernel, self.theta, kernel.grid)
+        module = GridModule(kernel.grid, covariances, values, None, outside, 0.0, 0.0, False)
+        return GridDraws(module, (t, n_samples))
 
     # Whether `root` is one of the explained covariance in place of the posterior's.
     _explains = False

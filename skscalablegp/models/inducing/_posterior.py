@@ -14,10 +14,14 @@ from ...core.posteriors import (
     LinearModule,
     MeanAndVariance,
     Moments,
+    Moved,
     Posterior,
     PosteriorModule,
     WeightCaches,
+    WeightDraws,
     WeightForm,
+    normal,
+    prior_draws,
     reported_variance,
     without_own,
 )
@@ -143,6 +147,21 @@ class InducingPosterior(Posterior):
             plus = whiten @ cholesky_with_jitter(self.belief.covariance[0])[0]
         transform = None if self._transform_module is None else self._transform_module()
         return LinearModule(features, self.weights, minus, plus, whiten, transform)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """g(x) + k(x, Z) L^-T (v - L^-1 g(Z)) for draws g of the prior and v of the belief."""
+        (m, t), transform = self.weights.shape, self._transform_module and self._transform_module()
+        prior = prior_draws(self.kernel, self.theta, (t, n_samples), generator)
+        root = cholesky_with_jitter(self.belief.covariance[0])[0].cpu()
+        v = normal(m, t * n_samples, generator=generator)
+        v = self.belief.mean.cpu()[:, :, None] + (root @ v).reshape(m, t, n_samples)
+        inverse = self.white.inverse.cpu()
+        with torch.no_grad():
+            g = prior(self.Z.cpu()).flatten(1)
+        weights = (inverse.T @ (v.flatten(1) - inverse @ g)).reshape(v.shape)
+        moved = WeightDraws(KernelFeatures(self.kernel, self.theta, self.Z), weights)
+        drawn = Moved(prior, moved)
+        return drawn if transform is None else nn.Sequential(transform, drawn)
 
     def noise(self, X: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         scale = self._scale(self._seen(X))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...core.posteriors import (
     Draws,
+    JointMoments,
     KernelPosterior,
     LinearModule,
     MeanAndVariance,
@@ -112,6 +113,9 @@ class IterativePosterior(KernelPosterior):
                 "model in LOVEPredictor(max_variance_rank=...), whose low-rank variances can."
             )
         return PathwiseModule(mean, self.samples, self.operator)
+
+    def _inverse_times(self, B: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        return self._solve(B.to(self.operator.dtype)).value
 
     def _solve(self, B: Float[Tensor, "n s"]) -> Solution:
         solution = solve(
@@ -278,3 +282,12 @@ class PathwiseModule(PosteriorModule):
         deviations = self.prior(X) @ self.prior_weights - K @ self.representer_weights
         mean = K @ self.linear.weights
         return Moments(mean, deviations.square().mean(1), features.noise(X))
+
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        sets, rows, features = X.shape[:2], X.flatten(0, 1), self.linear.features
+        K = features(rows)
+        deviations = self.prior(rows) @ self.prior_weights - K @ self.representer_weights
+        deviations = deviations.unflatten(0, sets)
+        covariance = deviations @ deviations.mT / deviations.shape[2]
+        mean = (K @ self.linear.weights).unflatten(0, sets)
+        return JointMoments(mean, covariance, features.noise(rows).unflatten(0, sets))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...core.posteriors import KernelModule, Moments, PosteriorModule
+from ...core.posteriors import JointMoments, KernelModule, Moments, PosteriorModule
 from ...linalg.gradients import GPProblem
 from ._local import NEAREST, gather
 from ._metric import Metric
@@ -14,6 +14,8 @@ from ._objectives import local_factor
 
 # Pivots are at least this share of the prior variance, where copies of rows make a matrix singular.
 _SMALLEST_PIVOT = 1e-12
+# Noise that keeps equal new rows from being singular, relative to the prior variance.
+_SAME = 1e-12
 
 
 class NeighborModule(PosteriorModule):
@@ -59,6 +61,29 @@ class NeighborModule(PosteriorModule):
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().double().cpu().clone())
 
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        """Each row given its training neighbours and the rows before it, as in `chain`."""
+        sets, (b, q) = X.shape[:2], X.shape[:2]
+        mean, variance, noise = (part.unflatten(0, sets) for part in self.moments(X.flatten(0, 1)))
+        away = self.norms - 2 * self.metric(X.flatten(0, 1)) @ self.points.T
+        near = away.topk(self._m, largest=False).indices.unflatten(0, sets)
+        half = X.new_zeros(b, 0, q)
+        for i in range(q):
+            Z = torch.cat([self.rows[near[:, i]], X[:, :i]], 1)
+            own = self.kernel.diag(X[:, i : i + 1])
+            known = torch.cat([self.known[near[:, i]], (_SAME * own).expand(b, i)], 1)
+            H = self.kernel.cross(Z, Z) + torch.diag_embed(known)
+            k = self.kernel.cross(Z, X[:, i : i + 1])
+            w = torch.linalg.solve(H, k)
+            left = (own[:, 0] - (w * k).sum((1, 2))).clamp_min(torch.finfo(X.dtype).tiny)
+            unit = torch.zeros(q, dtype=X.dtype, device=X.device)
+            unit[i] = 1
+            row = w[:, self._m :].mT @ half + left.sqrt()[:, None, None] * unit
+            half = torch.cat([half, row], 1)
+        # Correlations from the chain, and the variances of single rows.
+        half = half * (variance.sqrt() / half.norm(dim=2))[:, :, None]
+        return JointMoments(mean, half @ half.mT, noise)
+
     def moments(self, X: Float[Tensor, "b d"]) -> Moments:
         # Squared distances but for the norms of the new rows, which do not change the order.
         away = self.norms - 2 * self.metric(X) @ self.points.T
@@ -75,6 +100,17 @@ class NeighborModule(PosteriorModule):
             factor = local_factor(self._scale * surprise, self._power)
             variance, white = factor * variance, factor * white
         return Moments(mean, variance, white)
+
+
+class NeighborDraws(nn.Module):
+    """Means from the nearest rows, for (t, s) columns of targets."""
+
+    def __init__(self, module: NeighborModule, shape: tuple[int, int]):
+        super().__init__()
+        self.module, self._shape = module, shape
+
+    def forward(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b t s"]:
+        return self.module.mean(X).unflatten(1, self._shape)
 
 
 def _half_solved(

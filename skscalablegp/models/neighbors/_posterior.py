@@ -7,22 +7,28 @@ from copy import copy
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.posteriors import (
     Draws,
     MeanAndVariance,
     Moments,
+    Moved,
     Posterior,
     PosteriorModule,
     Rows,
+    normal,
+    prior_draws,
     reported_variance,
 )
 from ...linalg.gradients import GPProblem
 from ._local import chain, predict
 from ._metric import Index, Metric, others_near
-from ._module import NeighborModule
+from ._module import NeighborDraws, NeighborModule
 from ._objectives import local_factor
+
+# Training rows at which draws of the prior are evaluated at a time.
+_DRAWN_ROWS = 4096
 
 
 class NeighborPosterior(Posterior):
@@ -116,6 +122,20 @@ class NeighborPosterior(Posterior):
         """With all training rows, among which it searches one by one."""
         settings = self._m, self._power, self._scale
         return NeighborModule(self._problem, self._theta, self._metric, *settings)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """g(x) plus the prediction from y - g(rows) - noise of the nearest rows, for prior draws g.
+
+        Its variances are those before the factor of local errors.
+        """
+        t, module = self._problem.Y.shape[1], self.module()
+        prior = prior_draws(self._problem.kernel, self._theta, (t, n_samples), generator)
+        rows = torch.arange(len(module.rows)).split(_DRAWN_ROWS)
+        with torch.no_grad():
+            g = torch.cat([prior(module.rows[part]) for part in rows])
+        g += module.known.sqrt()[:, None, None] * normal(*g.shape, generator=generator)
+        module.targets = (module.targets[:, :, None] - g).flatten(1)
+        return Moved(prior, NeighborDraws(module, (t, n_samples)))
 
     def covariance(self, X: Float[Tensor, "b d"]) -> Float[Tensor, "b b"]:
         """Correlations from Vecchia's approximation; the variances are those of single rows."""

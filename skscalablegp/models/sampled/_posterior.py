@@ -13,6 +13,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ...core.posteriors import (
+    JointMoments,
     KernelFeatures,
     KernelModule,
     LinearModule,
@@ -226,6 +227,17 @@ class ChevronModule(PosteriorModule):
 
     def mean(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r t"]:
         return self.basis(X) @ self.mean_weights
+
+    def joint(self, X: Float[Tensor, "b q d"]) -> JointMoments:
+        sets, rows = X.shape[:2], X.flatten(0, 1)
+        mean, variance, noise = (part.unflatten(0, sets) for part in self.moments(rows))
+        if self.support is not None:
+            return JointMoments(mean, self._scale * self.support.joint(X).covariance, noise)
+        phi = self.basis(rows).unflatten(0, sets)
+        dense, scaled = phi @ self.dense, phi * self.squares.sqrt()
+        covariance = dense @ dense.mT + scaled @ scaled.mT
+        rest = variance - covariance.diagonal(dim1=1, dim2=2)
+        return JointMoments(mean, covariance + torch.diag_embed(rest), noise)
 
     def moments(self, X: Float[Tensor, "r d"]) -> Moments:
         phi = self.basis(X)

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.posteriors import (
     FeaturePosterior,
@@ -17,12 +17,16 @@ from ...core.posteriors import (
     LinearModule,
     MeanAndVariance,
     Moments,
+    Moved,
     Posterior,
     PosteriorModule,
     WeightCaches,
+    WeightDraws,
     WeightFeatures,
     WeightForm,
     inverse_root,
+    normal,
+    prior_draws,
     reported_variance,
     without_own,
 )
@@ -172,6 +176,22 @@ class ProcessPosterior(FeaturePosterior):
             return LinearModule(features, coef, whiten=whiten)
         plus = whiten @ inverse_root(self.factor)
         return LinearModule(features, coef, whiten, plus, whiten, scale=self.scale)
+
+    def functions(self, n_samples: int, generator: torch.Generator) -> nn.Module:
+        """g(x) + k(x, Z) L^-T (w - L^-1 g(Z)) for draws g of the prior and w of the weights."""
+        process, (q, t) = self.process, self.weights.shape
+        points, root = process.basis.points.cpu(), process.factor.cpu()
+        prior = prior_draws(process.kernel, process.theta, (t, n_samples), generator)
+        w = self._drawn(normal(q, t, n_samples, generator=generator))
+        with torch.no_grad():
+            g = prior(points).flatten(1)
+        apart = w.flatten(1) - torch.linalg.solve_triangular(root, g, upper=False)
+        weights = torch.linalg.solve_triangular(root.T, apart, upper=True).reshape(w.shape)
+        features = KernelFeatures(process.kernel, process.theta, points)
+        # The factor of variances multiplies the distance from the mean.
+        mean, share = self.coef.cpu()[:, :, None], self.scale**0.5
+        prior.weights *= share
+        return Moved(prior, WeightDraws(features, mean + share * (weights - mean)))
 
     def covariance(self, X: Float[Tensor, "r d"]) -> Float[Tensor, "r r"]:
         phi = self._phi(X)

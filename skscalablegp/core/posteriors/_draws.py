@@ -1,0 +1,96 @@
+"""Draws of whole functions from posteriors, as torch modules of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...features import sample_prior_features
+from ...kernels import NoSpectralDensity, NotExportable, TorchKernel
+
+# Pairs of random sines and cosines for each product of a prior draw.
+PAIRS = 2000
+
+
+class WeightDraws(nn.Module):
+    """Functions f_j(x) = phi(x)' w_j.
+
+    Parameters
+    ----------
+    features : nn.Module
+        Maps rows (m, d) to (m, q).
+    weights : Tensor of shape (q, t, s)
+    transform : nn.Module, optional
+        Applied to rows first.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        features: nn.Module,
+        weights: Float[Tensor, "q t s"],
+        transform: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.features, self.transform = features, transform or nn.Identity()
+        self.register_buffer("weights", weights.detach().double().cpu())
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
+        phi = self.features(self.transform(X))
+        return (phi @ self.weights.flatten(1)).unflatten(1, self.weights.shape[1:])
+
+
+class Moved(nn.Module):
+    """Draws of the prior, moved to the data by functions of a posterior (Matheron's rule).
+
+    Parameters
+    ----------
+    prior : WeightDraws
+    correction : nn.Module
+        Maps rows (m, d) to (m, t, s).
+
+    Notes
+    -----
+    Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors.
+    """
+
+    def __init__(self, prior: WeightDraws, correction: nn.Module):
+        super().__init__()
+        self.prior, self.correction = prior, correction
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m t s"]:
+        return self.prior(X) + self.correction(X)
+
+
+def normal(*shape: int, generator: torch.Generator) -> Float[Tensor, "*shape"]:
+    """Standard normal numbers in double precision, on the CPU."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def prior_draws(
+    kernel: TorchKernel,
+    theta: Float[Tensor, " p"],
+    shape: tuple[int, int],
+    generator: torch.Generator,
+    transform: Any = None,
+) -> WeightDraws:
+    """Draws of the prior from random features, (t, s) functions.
+
+    Raises
+    ------
+    NotExportable
+        For a kernel without a spectral density.
+    """
+    try:
+        features = sample_prior_features(kernel, kernel.n_features, PAIRS, generator)
+    except NoSpectralDensity as error:
+        raise NotExportable(
+            f"{error.cause}, so that its prior has no functions to draw: use sample_y at "
+            "fixed rows."
+        ) from None
+    weights = normal(features.n_features, *shape, generator=generator)
+    return WeightDraws(features.module(theta), weights, transform)

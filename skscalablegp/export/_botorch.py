@@ -1,0 +1,157 @@
+"""The model of BoTorch, whose base class needs that package."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.models.model import Model
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import to_linear_operator
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+from torch import Tensor
+
+from ._functions import FunctionDraws, draw_functions
+from ._torch import to_torch
+
+
+class BoTorchModel(Model):
+    """A fitted regressor as a model of BoTorch, which `as_botorch` makes.
+
+    Parameters
+    ----------
+    regressor : estimator
+        Fitted.
+    """
+
+    def __init__(self, regressor: Any):
+        super().__init__()
+        self._regressor = regressor
+        self.module = to_torch(regressor)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of targets."""
+        return len(self.module.process.y_mean)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Models are not batched."""
+        return torch.Size([])
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The joint posterior of q rows for each of a batch.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Rows in the units of the training table.
+        output_indices : list of int, optional
+            The targets; all by default.
+        observation_noise : bool or Tensor of shape (..., q, t), default=False
+            Whether to add the kernel's white noise; a tensor of variances is added in its place.
+        posterior_transform : callable, optional
+            Applied to the posterior.
+
+        Returns
+        -------
+        posterior : GPyTorchPosterior
+        """
+        batch, (q, d) = X.shape[:-2], X.shape[-2:]
+        rows = X.reshape(-1, q, d).double()
+        mean, covariance, noise = self.module.process.joint(self.module.steps(rows))
+        if isinstance(observation_noise, Tensor):
+            covariance = covariance + torch.diag_embed(observation_noise.mT.reshape_as(mean.mT))
+        elif observation_noise:
+            covariance = covariance + torch.diag_embed(noise)
+        chosen = range(self.num_outputs) if output_indices is None else output_indices
+        # As an operator, whose factor is computed when it is needed, with jitter if it must.
+        parts = [
+            MultivariateNormal(
+                mean[..., k].reshape(*batch, q),
+                to_linear_operator(covariance[:, k].reshape(*batch, q, q)),
+            )
+            for k in chosen
+        ]
+        joint = parts[0]
+        if len(parts) > 1:
+            joint = MultitaskMultivariateNormal.from_independent_mvns(parts)
+        found = GPyTorchPosterior(joint)
+        return found if posterior_transform is None else posterior_transform(found)
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> BoTorchModel:
+        """A model with further rows at the same hyperparameters; this one does not change.
+
+        Parameters
+        ----------
+        X : Tensor of shape (n, d)
+        Y : Tensor of shape (n, t)
+        noise : Tensor of shape (n, t), optional
+            Known noise variances.
+
+        Returns
+        -------
+        model : BoTorchModel
+
+        Raises
+        ------
+        NotImplementedError
+            For batches of tables, such as fantasies.
+        """
+        if X.dim() != 2 or Y.dim() != 2:
+            raise NotImplementedError(
+                f"condition_on_observations takes one table, X of shape (n, d) and Y of shape "
+                f"(n, t); got {tuple(X.shape)} and {tuple(Y.shape)}. Acquisition functions that "
+                "need batches of fantasies, such as qKnowledgeGradient, are not supported."
+            )
+        rows, y = X.detach().cpu().double().numpy(), Y.detach().cpu().double().numpy()
+        y = y[:, 0] if y.shape[1] == 1 else y
+        told = {}
+        if noise is not None:
+            told["noise_variance"] = np.squeeze(noise.detach().cpu().double().numpy())
+        return BoTorchModel(_with_rows(self._regressor, rows, y, told))
+
+    def draw_functions(self, n_samples: int = 1, random_state: Any = 0) -> FunctionDraws:
+        """Whole functions from the posterior, see `skscalablegp.draw_functions`."""
+        return draw_functions(self._regressor, n_samples, random_state)
+
+
+def _with_rows(model: Any, X: np.ndarray, y: np.ndarray, told: dict[str, np.ndarray]) -> Any:
+    """A copy of a fitted regressor with further rows."""
+    if isinstance(model, Pipeline):
+        last = _with_rows(model.steps[-1][1], model[:-1].transform(X), y, told)
+        other = copy(model)
+        other.steps = [*model.steps[:-1], (model.steps[-1][0], last)]
+        return other
+    if hasattr(model, "partial_fit"):
+        # Fits replace arrays and never change them.
+        other = copy(model)
+        other._remember(model._remembered())
+        return other.partial_fit(X, y, **told)
+    if not hasattr(model, "X_train_"):
+        raise NotImplementedError(
+            f"{type(model).__name__} neither keeps its rows nor learns from more of them: fit it "
+            "again."
+        )
+    rows = np.concatenate([model.X_train_, X])
+    targets = model.y_train_ * model._y_train_std + model._y_train_mean
+    other = clone(model).set_params(kernel=model.kernel_, optimizer=None)
+    if told or model._noise_given:
+        unit = np.square(np.atleast_1d(model._y_train_std)[0])
+        own = np.broadcast_to(model._own_noise(len(targets), model._y_train_std), len(targets))
+        known = told.get("noise_variance", np.zeros(len(X)))
+        told = {"noise_variance": np.append((model._noise_train - own) * unit, known)}
+    return other.fit(rows, np.concatenate([targets, y]), **told)

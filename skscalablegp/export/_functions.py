@@ -1,0 +1,145 @@
+"""Draws of whole functions from fitted models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.utils import check_random_state
+from torch import Tensor, nn
+
+from .._validation import check_integer
+from ..core.posteriors import Affine
+from ._torch import process_of
+
+
+class FunctionDraws(nn.Module):
+    """Functions drawn from a posterior, which `draw_functions` makes.
+
+    A draw is a function: its values at any rows, asked for together or one by one, belong to the
+    same draw. Rows are in the units of the training table, and values, without noise, in those of
+    the target.
+
+    Parameters
+    ----------
+    steps : list of nn.Module
+        Transformations of the rows.
+    functions : nn.Module
+        Maps rows to (m, t, s) in the posterior's units.
+    y_mean, y_std : ndarray of shape () or (t,)
+        Mean and scale of the targets.
+    n_samples : int
+        Number s of draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skscalablegp import RFFRegressor, draw_functions
+    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> gp = RFFRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> draws = draw_functions(gp, 3)
+    >>> draws.values([[1.0], [2.0]]).shape, draws.gradients([[1.0], [2.0]]).shape
+    ((2, 3), (2, 3, 1))
+    """
+
+    def __init__(
+        self, steps: list[nn.Module], functions: nn.Module, y_mean: Any, y_std: Any, n_samples: int
+    ):
+        super().__init__()
+        self.steps, self.functions, self.n_samples = nn.Sequential(*steps), functions, n_samples
+        self.scale = Affine(-np.ravel(y_mean) / np.ravel(y_std), 1 / np.ravel(y_std))
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Tensor:
+        """The values of the draws at rows, (m, s) or (m, t, s)."""
+        f = self.functions(self.steps(X))
+        f = self.scale(f.mT).mT
+        return f[:, 0] if f.shape[1] == 1 else f
+
+    def values(self, X: Any) -> np.ndarray:
+        """The values of the draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+
+        Returns
+        -------
+        f : ndarray of shape (m, s) or (m, t, s)
+        """
+        with torch.no_grad():
+            return self(torch.as_tensor(np.asarray(X, dtype=np.float64))).numpy()
+
+    def gradients(self, X: Any) -> np.ndarray:
+        """The gradients of the draws in the rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+
+        Returns
+        -------
+        slopes : ndarray of shape (m, s, d) or (m, t, s, d)
+        """
+        rows = torch.tensor(np.asarray(X, dtype=np.float64), requires_grad=True)
+        f = self(rows)
+        parts = f.flatten(1).sum(0)
+        slopes = [torch.autograd.grad(part, rows, retain_graph=True)[0] for part in parts]
+        return torch.stack(slopes, 1).unflatten(1, f.shape[1:]).numpy()
+
+
+def draw_functions(model: Any, n_samples: int = 1, random_state: Any = 0) -> FunctionDraws:
+    """Draw whole functions from the posterior of a fitted regressor.
+
+    Unlike `sample_y`, which draws values at given rows, this draws functions, which can be
+    evaluated at any rows later, at the cost of a mean, and differentiated. They are what Thompson
+    sampling maximises, and need no covariance matrix at any size of the table.
+
+    Parameters
+    ----------
+    model : estimator
+        A fitted regressor of this package, or a `Pipeline` of scalers and one.
+    n_samples : int, default=1
+        Number s of functions.
+    random_state : int, RandomState instance or None, default=0
+        Seed of the draws.
+
+    Returns
+    -------
+    draws : FunctionDraws
+        A torch module of rows, with the methods ``values`` and ``gradients`` for arrays. Values are
+        those of the noise-free function.
+
+    Raises
+    ------
+    NotExportable
+        A TypeError: for kernels without a spectral density, for products of experts, which define
+        no distribution of functions, and for regressors of other packages.
+    NotFittedError
+        Before `fit`.
+
+    Notes
+    -----
+    Random features have finitely many weights, which are drawn. Other models draw functions of the
+    prior from 2,000 random frequencies for each product of the kernel and move them to the data
+    (Matheron's rule; Wilson et al. 2020). Draws of nearest-neighbour models jump where the
+    neighbours change. Beyond a grid, draws are what the grid determines there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skscalablegp import SVGPRegressor, draw_functions
+    >>> X = np.linspace(0, 6, 80)[:, None]
+    >>> gp = SVGPRegressor(n_inducing=20, random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> draw_functions(gp, n_samples=5, random_state=1).values(X).shape
+    (80, 5)
+    """
+    check_integer("n_samples", n_samples, example=5)
+    steps, process = process_of(model)
+    seed = int(check_random_state(random_state).randint(2**31 - 1))
+    generator = torch.Generator().manual_seed(seed)
+    functions = process.posterior.functions(int(n_samples), generator)
+    steps = [*steps, process.input_module()]
+    draws = FunctionDraws(steps, functions, process.y_mean, process.y_std, int(n_samples))
+    return draws.eval().requires_grad_(False)

@@ -1,0 +1,218 @@
+"""Fitted models in BoTorch."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.models import ModelList
+from botorch.optim import optimize_acqf
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.test_functions import Hartmann
+from export.exported import KERNELS, MODELS, NEW, UNITS, X, Y, exact, fitted, marked_slow
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import skscalablegp as sk
+from skscalablegp.core import fitted_process
+from skscalablegp.export import NotExportable
+
+SINGLE = {"experts", "nearest-experts", "committee", "grid", "additive-grid", "grid-network"}
+SINGLE |= {"love-grid"}
+# The covariance of a few stored samples is not that of further solves.
+JOINT = sorted(set(MODELS) - SINGLE - {"pathwise"})
+FEW = {"exact-normalised", "features", "collapsed", "inducing-network", "chevron"}
+FEW |= {"process", "neighbours", "love-rows", "love-inducing", "love-features"}
+ROWS = torch.tensor(NEW[:12]).reshape(2, 2, 3, 3)
+
+
+def joint(model, rows):
+    """Mean and covariance by the model itself."""
+    process = fitted_process(model)
+    covariance = process.posterior.covariance(process.inputs(rows)).double().numpy()
+    return model.predict(rows), covariance * np.square(process.y_std)
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in JOINT])
+def test_joint_posteriors_are_those_of_the_model(name):
+    model = fitted(name)
+    posterior = sk.as_botorch(model).posterior(ROWS)
+    covariance = posterior.distribution.covariance_matrix
+    assert posterior.mean.shape == (2, 2, 3, 1) and covariance.shape == (2, 2, 3, 3)
+    # Neighbours may condition the rows in another order.
+    tol = 0.05 if name == "neighbours" else 1e-8
+    for at in np.ndindex(2, 2):
+        mean, right = joint(model, ROWS[at].numpy())
+        np.testing.assert_allclose(posterior.mean[at][:, 0], mean, atol=1e-8 * Y.std())
+        np.testing.assert_allclose(covariance[at], right, atol=tol * right.max())
+    noisy = sk.as_botorch(model).posterior(ROWS, observation_noise=True).variance[..., 0]
+    std = model.predict_std(ROWS.reshape(-1, 3).numpy()).reshape(2, 2, 3)
+    np.testing.assert_allclose(noisy.sqrt(), std, atol=1e-8 * Y.std())
+
+
+def test_neighbours_that_are_all_rows_give_the_exact_posterior():
+    kernel = KERNELS["matern32"]
+    settings = {"small_table": "method", "optimizer": None, "random_state": 0}
+    model = sk.NNGPRegressor(kernel, n_neighbors=len(X) - 1, local_scale=False, **settings)
+    model.set_params(calibrate=False).fit(X, Y)
+    found = sk.as_botorch(model).posterior(ROWS).distribution.covariance_matrix
+    right = sk.as_botorch(exact(kernel, normalize_y="auto").fit(X, Y)).posterior(ROWS)
+    right = right.distribution.covariance_matrix
+    np.testing.assert_allclose(found, right, atol=2e-2 * float(right.max()))
+
+
+@pytest.mark.parametrize("name", ["grid", "nearest-experts"])
+def test_models_of_single_rows(name):
+    model = sk.as_botorch(fitted(name))
+    single = model.posterior(torch.tensor(NEW)[:, None], observation_noise=True)
+    std = fitted(name).predict_std(NEW)
+    np.testing.assert_allclose(single.variance[:, 0, 0].sqrt(), std, atol=1e-8 * Y.std())
+    with pytest.raises(NotExportable, match="q=1"):
+        model.posterior(ROWS)
+
+
+@pytest.mark.parametrize("name", ["exact", "inducing", "neighbours", "pathwise"])
+def test_gradients_by_finite_differences(name):
+    model, rows = sk.as_botorch(fitted(name)), ROWS.clone().requires_grad_()
+    weights = torch.randn(
+        2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+
+    def value(rows):
+        posterior = model.posterior(rows)
+        both = posterior.mean + posterior.distribution.covariance_matrix
+        return (weights * both).sum()
+
+    (slope,) = torch.autograd.grad(value(rows), rows)
+    for at in [(0, 0, 0, 0), (0, 1, 2, 1), (1, 1, 1, 2)]:
+        shift = torch.zeros_like(ROWS)
+        shift[at] = 1e-5 * UNITS[at[-1]]
+        change = (value(ROWS + shift) - value(ROWS - shift)) / (2 * shift[at])
+        unit = Y.std() * max(1.0, Y.std()) / UNITS[at[-1]]
+        assert abs(float(slope[at] - change)) < 1e-5 * unit
+
+
+def test_several_outputs():
+    model = exact(KERNELS["rbf"], normalize_y=True)
+    model = sk.as_botorch(model.fit(X, np.column_stack([Y, 3 * X[:, 0]])))
+    assert model.num_outputs == 2 and model.batch_shape == torch.Size([])
+    both = model.posterior(ROWS)
+    assert both.mean.shape == (2, 2, 3, 2)
+    one = model.posterior(ROWS, output_indices=[1])
+    torch.testing.assert_close(one.mean[..., 0], both.mean[..., 1])
+    torch.testing.assert_close(one.variance[..., 0], both.variance[..., 1])
+    listed = ModelList(sk.as_botorch(fitted("exact")), sk.as_botorch(fitted("inducing")))
+    assert listed.posterior(ROWS).mean.shape == (2, 2, 3, 2)
+    weights = ScalarizedPosteriorTransform(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    total = model.posterior(ROWS, posterior_transform=weights).mean[..., 0]
+    torch.testing.assert_close(total, both.mean[..., 0] + 2 * both.mean[..., 1])
+
+
+def test_observation_noise_as_a_tensor():
+    model = sk.as_botorch(fitted("exact"))
+    plain, noise = model.posterior(ROWS), torch.full((2, 2, 3, 1), 7.0, dtype=torch.float64)
+    noisy = model.posterior(ROWS, observation_noise=noise)
+    torch.testing.assert_close(noisy.variance, plain.variance + 7)
+
+
+@pytest.mark.parametrize("name", ["exact", "neighbours", "additive-grid", "collapsed", "pipeline"])
+def test_conditioning_is_a_fit_to_all_rows(name):
+    model = clone(MODELS[name]) if name in MODELS else None
+    if name == "pipeline":
+        scaled = StandardScaler().fit(X)
+        model = make_pipeline(scaled, exact(1.5 * Matern(1.0, nu=1.5) + WhiteKernel(0.1)))
+    if name == "neighbours":
+        model.set_params(calibrate=False, local_scale=False)
+    start = model.fit(X[:70], Y[:70])
+    before = sk.as_botorch(start)
+    rows = ROWS[:, :, :1] if name == "additive-grid" else ROWS
+    first = before.posterior(rows).mean.clone()
+    after = before.condition_on_observations(torch.tensor(X[70:]), torch.tensor(Y[70:])[:, None])
+    torch.testing.assert_close(before.posterior(rows).mean, first)
+    found = after.posterior(rows).mean.ravel().numpy()
+    assert abs(found - before.posterior(rows).mean.ravel().numpy()).max() > 1e-3 * Y.std()
+    if name in ("neighbours", "additive-grid"):
+        right = start.partial_fit(X[70:], Y[70:]).predict(rows.reshape(-1, 3).numpy())
+    elif name == "pipeline":
+        right = start[-1].fit(scaled.transform(X), Y).predict(scaled.transform(rows.reshape(-1, 3)))
+    else:
+        kernel = start.kernel_
+        right = clone(MODELS[name]).set_params(kernel=kernel).fit(X, Y)
+        right = right.predict(rows.reshape(-1, 3).numpy())
+    np.testing.assert_allclose(found, right, atol=1e-8 * Y.std())
+
+
+def test_what_cannot_be_conditioned():
+    model = sk.as_botorch(fitted("exact"))
+    with pytest.raises(NotImplementedError, match="qKnowledgeGradient"):
+        model.condition_on_observations(ROWS, ROWS[..., :1])
+    with pytest.raises(NotImplementedError, match="fit it again"):
+        sk.as_botorch(fitted("relevance")).condition_on_observations(ROWS[0, 0], ROWS[0, 0, :, :1])
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "botorch", None)
+    with pytest.raises(ImportError, match=r"skscalablegp\[botorch\]"):
+        sk.as_botorch(fitted("exact"))
+
+
+# ------------------------------------------------------------------ optimisation
+
+UNIT = torch.stack([torch.zeros(6), torch.ones(6)]).double()
+
+
+def search(seed, choose, n_start=12, steps=30):
+    """The best value of Hartmann-6 (to be maximised) after some steps, and that of random rows."""
+    problem, draws = Hartmann(6, negate=True), np.random.RandomState(seed)
+    rows = draws.uniform(size=(n_start, 6))
+    values = problem(torch.tensor(rows)).numpy()
+    kernel = 1.0 * Matern([0.5] * 6, nu=2.5) + WhiteKernel(1e-4, (1e-8, 1e-2))
+    gp = sk.IterativeGPRegressor(kernel, normalize_y=True, random_state=0)
+    for step in range(steps):
+        model = gp.fit(rows, values)
+        gp.set_params(kernel=model.kernel_)
+        torch.manual_seed(seed * 1000 + step)
+        new = choose(sk.as_botorch(model), rows, values, step)
+        rows = np.vstack([rows, new])
+        values = np.append(values, problem(torch.tensor(new)).numpy())
+    random = problem(torch.tensor(draws.uniform(size=(n_start + steps, 6)))).numpy()
+    return values.max(), random.max()
+
+
+def by_improvement(model, rows, values, step):
+    sampler = SobolQMCNormalSampler(torch.Size([64]), seed=step)
+    gain = qLogExpectedImprovement(model, best_f=values.max(), sampler=sampler)
+    settings = {"num_restarts": 2, "raw_samples": 64, "options": {"maxiter": 40}}
+    return optimize_acqf(gain, UNIT, q=1, **settings)[0].numpy()
+
+
+def by_thompson(model, rows, values, step):
+    draws = model.draw_functions(1, random_state=step)
+    best = rows[values.argmax()]
+    starts = np.vstack([np.random.RandomState(step).uniform(size=(300, 6)), best])
+    x = torch.tensor(starts[draws.values(starts)[:, 0].argsort()[-4:]], requires_grad=True)
+    optimizer = torch.optim.Adam([x], lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-draws(x).sum()).backward()
+        optimizer.step()
+        x.data.clamp_(0, 1)
+    x = x.detach().numpy()
+    return x[draws.values(x)[:, 0].argmax()][None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choose", [by_improvement, by_thompson])
+def test_optimisation_beats_random_search_in_all_seeds(choose):
+    results = [search(seed, choose) for seed in range(20)]
+    assert all(found > random for found, random in results), results
+
+
+def test_one_step_of_each_kind():
+    for choose in (by_improvement, by_thompson):
+        found, _ = search(0, choose, steps=1)
+        assert np.isfinite(found)

@@ -1,0 +1,133 @@
+"""Fitted models as ONNX files, evaluated by ONNX Runtime."""
+
+import sys
+from functools import reduce
+from operator import add
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from export.exported import KERNELS, MODELS, NEW, X, Y, exact, fitted, marked_slow
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import skscalablegp as sk
+from skscalablegp.export import NotExportable
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.onnx, "ONNXProgram") or torch.__version__ < "2.6", reason="needs torch 2.6"
+)
+
+# Conversions take seconds.
+FEW = {"inducing-network", "features"}
+
+
+def answers(path, rows):
+    """The outputs by name."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"X": rows}), strict=True))
+
+
+def check(model, path, dtype="float64", tol=1e-6, rows=NEW):
+    rows = rows.astype(dtype)
+    expected = dict(zip(("mean", "std"), model.predict(rows, return_std=True), strict=True))
+    for some in (slice(None), slice(0, 1)):
+        found = answers(path, rows[some])
+        assert set(found) == set(expected)
+        for name, values in found.items():
+            assert values.dtype == dtype
+            assert np.abs(values - expected[name][some]).max() < tol * Y.std(), name
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, FEW) for name in MODELS])
+def test_files_predict_what_their_models_predict(name, tmp_path):
+    model = fitted(name)
+    sk.export_onnx(model, tmp_path / "model.onnx")
+    check(model, tmp_path / "model.onnx")
+    # The file stands alone, and needs nothing beyond the standard's operators.
+    written = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(written)
+    assert {entry.domain for entry in written.opset_import} <= {"", "ai.onnx"}
+
+
+@pytest.mark.slow
+def test_all_kernels_at_once(tmp_path):
+    """A sum has the operators of its parts."""
+    kernel = reduce(add, [0.3 * kernel for kernel in KERNELS.values()])
+    model = exact(kernel).fit(X, Y)
+    sk.export_onnx(model, tmp_path / "double.onnx")
+    check(model, tmp_path / "double.onnx")
+    sk.export_onnx(model, tmp_path / "single.onnx", dtype="float32", rows=X)
+    check(model, tmp_path / "single.onnx", "float32", 1e-4)
+
+
+@pytest.mark.parametrize("name", [marked_slow(name, {"rational"}) for name in KERNELS])
+def test_kernels(name, tmp_path):
+    model = exact(KERNELS[name]).fit(X, Y)
+    sk.export_onnx(model, tmp_path / "double.onnx")
+    check(model, tmp_path / "double.onnx")
+    sk.export_onnx(model, tmp_path / "single.onnx", dtype="float32", rows=X)
+    check(model, tmp_path / "single.onnx", "float32", 1e-4)
+
+
+def test_the_mean_of_an_exact_model_needs_no_matrix(tmp_path):
+    path = tmp_path / "mean.onnx"
+    model = make_pipeline(StandardScaler(), exact(RBF() + WhiteKernel(0.1))).fit(X, Y)
+    sk.export_onnx(model, path, return_std=False)
+    found = answers(path, NEW)
+    assert list(found) == ["mean"]
+    np.testing.assert_allclose(found["mean"], model.predict(NEW), atol=1e-6 * Y.std())
+    sizes = [np.prod(tensor.dims) for tensor in onnx.load(path).graph.initializer]
+    assert max(sizes) <= X.size
+
+
+def test_too_little_precision_is_refused(tmp_path):
+    """Equal rows with hardly any noise: weights of a million."""
+    rows = np.linspace(0, 1, 60)[:, None]
+    model = exact(RBF(1.0) + WhiteKernel(1e-10)).fit(rows, np.sin(40 * rows[:, 0]))
+    with pytest.raises(ValueError, match="dtype='float64'"):
+        sk.export_onnx(model, tmp_path / "model.onnx", dtype="float32", rows=rows)
+    assert not list(tmp_path.iterdir())
+
+
+class OwnKernel(RBF):
+    """A class without a compiled form."""
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": "float32"}, "rows="),
+        ({"rows": np.zeros((3, 7))}, r"\(m, 3\), got \(3, 7\)"),
+    ],
+)
+def test_wrong_settings(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        sk.export_onnx(fitted("features"), tmp_path / "model.onnx", **settings)
+
+
+def test_refusals_come_before_anything_is_written(tmp_path):
+    model = exact(OwnKernel(1.0) + WhiteKernel(0.1)).fit(X, Y)
+    with pytest.raises(NotExportable, match="OwnKernel"):
+        sk.export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"skscalablegp\[onnx\]"):
+        sk.export_onnx(fitted("features"), tmp_path / "model.onnx")
+
+
+def test_elimination_solves_what_a_factor_solves():
+    from skscalablegp.models.neighbors._module import _eliminated, _half_solved
+
+    A = torch.randn(4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H, B = A @ A.mT + 0.1 * torch.eye(6, dtype=torch.float64), A[:, :, :2]
+    ones = torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(_eliminated(H, B, ones), _half_solved(H, B, ones))
