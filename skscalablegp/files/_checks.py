@@ -96,11 +96,15 @@ INDEX_LISTS = {"experts_": "n"}
 # Finite numbers, positive if the name is followed by a sign.
 SCALARS = ("noise_variance_ +", "_scale +", "local_power_", "_variance_scale +")
 SCALARS += ("n_features_in_ +", "n_neighbors_ +", "n_iter_", "n_samples_seen_ +")
+# Attributes that are all there, or none of them.
+TOGETHER = [("X_train_", "y_train_", "_noise_train"), ("_y_train_mean", "_y_train_std")]
+TOGETHER += [("variational_mean_", "variational_cov_")]
 # Arrays and numbers that divide.
 _POSITIVE = {"_y_train_std", "Scaling.x_scale", "Scaling.y_scale", "GridFeatures.x_scale"}
 _POSITIVE |= {"GridFeatures.spread", "Table.y_std"}
-# Whole numbers in fitted state stay below this.
-_LARGEST = 2**48
+# Whole numbers in fitted state stay below the first, others below the second: fits take numbers up
+# to 1e30, and squares of these and their inverses must have squares.
+_LARGEST, _LARGEST_NUMBER = 2**48, 1e100
 
 
 def check(value: Any, state: Mapping[str, Any] | None = None) -> None:
@@ -171,8 +175,8 @@ def _check_array(name: str, value: Any, dims: str | None, sizes: dict[str, int],
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kind:
         raise ModelFileError(f"{name} is no array of numbers of the right type")
-    if kind == "f" and not np.isfinite(value).all():
-        raise ModelFileError(f"{name} contains NaN or infinity")
+    if kind == "f" and not (np.abs(value) < _LARGEST_NUMBER).all():
+        raise ModelFileError(f"{name} contains NaN, infinity or numbers that no fit has made")
     if dims is None:
         return
     letters = dims.split()
@@ -250,6 +254,11 @@ def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
     if missing:
         raise ModelFileError(f"a {type(model).__name__} has no parameter {missing[0]!r}")
     check_parameters(model)
+    for names in TOGETHER:
+        # Compact files leave out all of them, if any.
+        there = [name in state for name in names if name not in state.get("_left_out_of_file", ())]
+        if any(there) and not all(there):
+            raise ModelFileError(f"a {type(model).__name__} has not all of {', '.join(names)}")
     for spec in SCALARS:
         name, _, sign = spec.partition(" ")
         value, whole = state.get(name, 1), name.startswith("n_")

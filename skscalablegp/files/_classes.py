@@ -20,7 +20,7 @@ Entry = TypeVar("Entry")
 _SETTINGS = ("kernels", "likelihoods", "priors", "solvers", "preconditioners", "truncation")
 _SETTINGS += ("gradients", "training")
 
-# Classes of fitted state, by the module that defines them. A class belongs here as soon as a fitted
+# Classes of fitted state, and functions in it, by their module. A class belongs here as soon as a fitted
 # estimator has an object of it in its ``__dict__``; `save` refuses those that are missing.
 _STATE = {
     "core._arrays": ["Record"],
@@ -53,6 +53,8 @@ _STATE = {
     "meta._scaled": ["Scaled", "Tails"],
     "meta._target_codes": ["TargetCodes"],
     "meta._trees": ["BoostedTrees", "RandomizedTrees"],
+    "metrics": ["_PredictiveScorer", "_crps_of", "_interval_score_of", "_moments", "_nlpd_of"]
+    + ["_pinball_of", "_share_inside", "predict_interval", "predict_quantiles"],
     "models.deep._features": ["DeepFeatures"],
     "models.grid._grid": ["Axis", "Grid"],
     "models.grid._moments": ["GridMoments"],
@@ -87,9 +89,15 @@ def table() -> dict[str, Any]:
         found |= {f"{name}.{entry}": getattr(module, entry) for entry in module.__all__}
     for name, classes in _STATE.items():
         module = import_module(f"{package.__name__}.{name}")
-        folder = name.split(".")[-2]
+        folder = (name.rpartition(".")[0] or name).rpartition(".")[2]
         found |= {f"{folder}.{entry}": getattr(module, entry) for entry in classes}
-    return {name: entry for name, entry in found.items() if isinstance(entry, type)}
+    # Public modules also offer functions, which are no values of parameters.
+    listed = {entry for classes in _STATE.values() for entry in classes}
+    return {
+        name: entry
+        for name, entry in found.items()
+        if isinstance(entry, type) or name.rpartition(".")[2] in listed
+    }
 
 
 @cache
@@ -102,7 +110,7 @@ def name_of(entry: Any) -> str | None:
     for name, registered in _REGISTERED.items():
         if registered is entry:
             return name
-    return _names().get(entry) if isinstance(entry, type) else None
+    return _names().get(entry) if isinstance(entry, type | FunctionType) else None
 
 
 def entry_of(name: str) -> Any:

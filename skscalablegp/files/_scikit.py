@@ -104,7 +104,7 @@ def dumps(value: Any) -> tuple[bytes, list[str], list[Any]]:
 
     def cut(part: Any) -> Any:
         named = part if isinstance(part, type | FunctionType) else type(part)
-        if name_of(named) is None or (named is part and not is_registered(part)):
+        if name_of(named) is None or (isinstance(part, type) and not is_registered(part)):
             return part
         models.append(part)
         return Place(len(models) - 1)

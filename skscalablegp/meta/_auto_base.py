@@ -110,6 +110,10 @@ class AutoBase:
         self.dtype_ = run.chose("dtype", "float64", "predictions; each member has its own")
         return encoded, y
 
+    def _training_only(self: Any) -> tuple[str, ...]:
+        held = ("held_out_", "held_out_mean_", "held_out_std_", "held_out_proba_")
+        return (*super()._training_only(), *held)
+
     def _encoded(self: Any, X: Any) -> np.ndarray:
         """New rows in the columns of the fit."""
         if _is_numeric(X):

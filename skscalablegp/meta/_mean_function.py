@@ -288,6 +288,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
 
     # ------------------------------------------------------------------ predictions
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), "_cross_fitted")
+
     def _build_posterior(self) -> Posterior:
         process = fitted_process(self.estimator_)
         return ShiftedPosterior(process, self.mean_function_, self.weight_)

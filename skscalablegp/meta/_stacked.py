@@ -365,6 +365,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     # ------------------------------------------------------------------ predictions
 
+    def _training_only(self) -> tuple[str, ...]:
+        return (*super()._training_only(), "_held")
+
     def _build_posterior(self) -> Posterior:
         return StackedPosterior(self._members, self.weights_)
 
