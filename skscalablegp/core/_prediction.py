@@ -81,6 +81,13 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         """Whether the posterior of a fit will have a ``low_rank_form``."""
         return False
 
+    def _leaves_out(self) -> str:
+        """How ``left_out`` of a fitted process is expected to predict rows; empty if it does not.
+
+        The values are those of `LeftOut.how`.
+        """
+        return "leave_one_out"
+
     def _fitted_process(self) -> FittedProcess:
         return FittedProcess(
             self._posterior(),

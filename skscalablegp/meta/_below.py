@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.base import MetaEstimatorMixin, clone
-from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.utils.validation import has_fit_parameter
 
 from .._validation import check_noise_variance, validated
-from ..core import FitRun, GPModel, GPPredictionBase, LeftOut, reporting_only
+from ..core import FitRun, GPModel, GPPredictionBase, reporting_only
 from ..kernels import with_column_numbers
-from ._scaled import Scaled
 
 # Settings of an inner regressor that are replaced during its fit, and restored after it.
 _OF_THE_FIT = ("callbacks", "max_seconds", "verbose")
 # The weight of a row is the inverse of its noise variance plus this share of the mean variance.
 _EVEN = 0.1
-# Cross-fitting with this number of folds replaces one held-out part that would have fewer rows.
-_FEWEST_HELD_OUT, _FOLDS = 2000, 5
-# Number of rows on which the time of a closed-form leave-one-out prediction is measured.
-_TIMED = 200
 # Fitted attributes of the inner regressor that the outer estimator shows as its own.
 _SHARED = (
     "kernel_",
@@ -102,9 +95,10 @@ def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
     if "steps" in settings:
         *before, (name, last) = fresh.steps
         return clone(fresh).set_params(steps=[*before, (name, with_kernel(last, fitted[-1]))])
-    if settings.get("estimator") is not None and hasattr(fitted, "estimator_"):
-        below = with_kernel(settings["estimator"], fitted.estimator_)
-        return clone(fresh).set_params(estimator=below)
+    if "estimator" in settings and hasattr(fitted, "estimator_"):
+        below = with_kernel(settings["estimator"] or clone(fitted.estimator_), fitted.estimator_)
+        fixed = clone(fresh).set_params(estimator=below)
+        return fixed.set_params(weight=fitted.weight_) if "weight" in settings else fixed
     kernel = getattr(fitted, "kernel_", None)
     if kernel is None or "optimizer" not in settings:
         return fresh
@@ -116,21 +110,6 @@ def with_kernel(fresh: Any, fitted: Any, **own: Any) -> Any:
         chosen = fitted.fit_report_.choices.get("normalize_y")
         fixed.set_params(normalize_y=chosen is None or chosen.value)
     return fixed
-
-
-def best_way(n: int, held: int) -> int | str:
-    """The number of folds if fewer than 2,000 of n rows would be held out, otherwise "held_out"."""
-    return min(_FOLDS, n) if held < _FEWEST_HELD_OUT else "held_out"
-
-
-def split(n: int, way: int | str, held: int, run: FitRun) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows to fit and rows to predict, for each fold or for one held-out part of `held` rows."""
-    seed = int(run.random_state.randint(2**31 - 1))
-    if way == "held_out":
-        parts = ShuffleSplit(1, test_size=max(held, 1), random_state=seed)
-    else:
-        parts = KFold(min(way, n), shuffle=True, random_state=seed)
-    return list(parts.split(np.empty(n)))
 
 
 def noise_weights(noise: np.ndarray) -> np.ndarray:
@@ -268,102 +247,3 @@ def fit_below(  # noqa: C901 (one branch for each kind of parameter)
         if advised and report.remark:
             run.advise_other_model(f"{type(inner).__name__}: {report.remark}")
     return status, because
-
-
-def left_out_in_time(
-    member: Scaled,
-    run: FitRun,
-    X: np.ndarray,
-    y: np.ndarray,
-    order: np.ndarray,
-    share: str | float,
-    told: dict[str, np.ndarray],
-) -> LeftOut | None:
-    """Predictions of training rows without a further fit; None if the model has no closed form.
-
-    Under a time budget these are the first rows of `order`: as many as `share` of the remaining
-    time allows, but at least 200.
-    """
-    found, noise = None, told.get("noise_variance")
-    with run.stage("leave one out", optional=True):
-        if run.budget.limit is not None and len(order) > _TIMED:
-            budget, some = run.budget.share(share), np.sort(order[:_TIMED])
-            took = budget.timed(lambda: member.left_out(X, y, noise, some))
-            order = order[: max(_TIMED, int(budget.limit / took * _TIMED))]
-        found = member.left_out(X, y, noise, np.sort(order))
-    return found
-
-
-def predict_held_out(
-    fresh: Any,
-    run: FitRun,
-    X: np.ndarray,
-    y: np.ndarray,
-    folds: list[tuple[np.ndarray, np.ndarray]],
-    preview: Callable[[Any, Any], None],
-    share: float,
-    told: dict[str, np.ndarray],
-) -> LeftOut | None:
-    """Cross-fitted predictions: the rows of each fold, by a regressor fitted to the other folds.
-
-    Parameters
-    ----------
-    fresh : regressor
-    folds : list of (ndarray, ndarray)
-        Rows to fit, and rows to predict.
-    preview
-        As in `fit_below`.
-    share : float
-        Share of the remaining time that all folds together may take. If each takes s / k of it, the
-        fold after j others may take s / (k - j s) of what they have left.
-    told : dict of ndarray of shape (n,)
-        Further arguments of its ``fit``.
-
-    Returns
-    -------
-    held_out : LeftOut or None
-        Those of the folds before the run was stopped; None if there are none. The standard
-        deviations include the known noise that the regressor received.
-    """
-    parts = []
-    noise = told.get("noise_variance", np.zeros(len(X)))
-    for j, (fitted, new) in enumerate(folds):
-        below = clone(fresh)
-        own = {name: values[fitted] for name, values in told.items()}
-        # The model of all rows is complete; only the noise model or the weights are missing.
-        with run.budget.may_end(inner=True):
-            run.budget.check()
-            part = share / (len(folds) - j * share)
-            # The advice is about the fit on all rows.
-            fit_below(below, run, X[fitted], y[fitted], preview, part, False, **own)
-        if run.stopped:
-            break
-        mean, variance, _ = Scaled(below).unscaled(X[new])
-        std = np.empty(0) if variance is None else np.sqrt(variance + noise[new])
-        parts.append((new, mean, std))
-    if not parts:
-        return None
-    rows, mean, std = map(np.concatenate, zip(*parts, strict=True))
-    order = np.argsort(rows)
-    return LeftOut(rows[order], mean[order], std[order] if len(std) else None, "held_out")
-
-
-def with_fold_means(  # noqa: PLR0913 (what one fit without some rows needs)
-    left: LeftOut,
-    again: Any,
-    run: FitRun,
-    X: np.ndarray,
-    y: np.ndarray,
-    folds: list[tuple[np.ndarray, np.ndarray]],
-    preview: Callable[[Any, Any], None],
-    share: float,
-    told: dict[str, np.ndarray],
-) -> LeftOut:
-    """Closed-form predictions with means by fits of `again` that have not seen the row's fold.
-
-    The parameters are those of `predict_held_out`. Unchanged if time was short.
-    """
-    found = predict_held_out(again, run, X, y, folds, preview, share, told)
-    if found is None or not np.isin(left.rows, found.rows).all():
-        return left
-    return replace(left, fold_mean=found.mean[np.searchsorted(found.rows, left.rows)])

@@ -6,29 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone
 
 from .._compat import fit_context
 from ..core import FitRun, GPPredictionBase
-from ..core.training import SHARES
 from ..models.experts import PoERegressor
-from ._below import (
-    best_way,
-    fit_below,
-    left_out_in_time,
-    mean_square,
-    predict_held_out,
-    split,
-    told_noise,
-    with_fold_means,
-    with_kernel,
-)
+from ._below import mean_square, told_noise
 from ._noise import FEWEST_ROWS, best_noise, level
 from ._noisy import NoisyRegressorBase
 from ._scaled import Scaled, noise_features
+from ._unseen import Trial, Unseen, conclude
 
 # Largest number of closed-form leave-one-out rows; each costs more than a prediction.
 _LEFT_OUT = 10_000
+# Shares of the remaining time: for the fits without held-out rows; then for the noise model.
+_FOR_TRIAL, _FOR_NOISE = 0.85, 0.5
 # Parameters that have no effect if no rows were left out.
 _OF_NOISE = ("residuals", "validation_fraction", "noise_estimator", "tails")
 
@@ -67,8 +58,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         otherwise it takes 5 folds if fewer than 2,000 rows would be held out, and "held_out" if
         there are more.
     validation_fraction : float, default=0.2
-        Fraction of the rows that is held out. Only "held_out" uses it. The mean of predictions
-        always comes from a fit on all rows.
+        Fraction of the rows that is held out by "held_out", and above 10,000 rows for the means
+        from which the noise model learns. The regressor that predicts is fitted on all rows in the
+        end.
     n_refits : int, default=0
         Number of times that the regressor is fitted again with the learned noise. Its ``fit``
         receives the noise as `noise_variance`, or as weights where it takes `sample_weight`.
@@ -95,16 +87,18 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         have none.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        The fit on all rows may take 50% of it, and those without held-out rows 35%. If no time is
-        left to learn the noise, it is constant. A regressor of another package, or a pipeline, is
-        stopped only between two fits, never within one.
+        Up to 60% of it are for a first fit: to all rows where there is a closed form, otherwise
+        without the rows that then judge it. Further folds, and a fit to all rows, begin only if
+        they will end in time, by the time of the first one. If no time is left to learn the noise,
+        standard deviations have one factor, from the errors on rows left out. A regressor of
+        another package, or a pipeline, is stopped only between two fits, never within one.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     estimator_ : regressor
-        The regressor, fitted on all rows.
+        The regressor, fitted on all rows; without the held-out rows if there was no time.
     noise_estimators_ : list of regressor
         The fitted regressors whose predictions are multiplied, one or two; none if a constant is as
         good.
@@ -139,6 +133,10 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
 
     Notes
     -----
+    The mean among the features of the noise model comes from fits that have not seen the row's
+    fold, at the same hyperparameters, even where the errors are those of a closed form. A mean that
+    leaves out one row alone can tell the target of this row.
+
     The factor multiplies the whole standard deviation, including that of the latent function,
     because the function is known better where the noise is small. Regressors outside this package
     do not separate the uncertainty of the function from noise, so that ``include_noise=False`` is
@@ -213,7 +211,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run)
             fresh = self._opened(PoERegressor() if self.estimator is None else self.estimator, run)
-            told, extra, refits = told_noise(fresh, known), 0.0, self.n_refits
+            told, refits = told_noise(fresh, known), self.n_refits
             if known is not None and "noise_variance" not in told:
                 raise ValueError(
                     f"{type(fresh).__name__}.fit takes no noise_variance: fit without it, or use a "
@@ -223,104 +221,107 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
                 refits = 0
                 reason = f"{type(fresh).__name__}.fit takes no noise_variance and no weights"
                 run.ignores("n_refits", reason)
-            self.n_residuals_ = 0
-            for left in reversed(range(1 + refits)):
-                inner = clone(fresh)
-                share = SHARES["fit before noise"] / (1 + left)
-                ended = fit_below(inner, run, X, y, _preview, share, **told)
-                run.preview = None
-                self._finish(Scaled(inner, extra=extra))
-                share = SHARES["held-out fits"] / (1 + left - SHARES["fit before noise"])
-                self._learn(fresh, X, y, known, told, share, run)
-                if run.stopped or not left:
-                    break
-                noise = self._learned.moments(X)[2]
-                told = told_noise(fresh, noise if known is None else known + noise)
-                # Known noise that the regressor received is not part of its own predictions.
-                extra = float(np.mean(noise)) if "noise_variance" in told else 0.0
-            self._conclude(ended, run)
+            held = int(self.validation_fraction * len(X))
+            unseen = Unseen(run, X, y, known, self.residuals, held, _LEFT_OUT, common=False)
+            trial, late = self._rounds(fresh, unseen, refits, run)
+            self._report_residuals(trial, unseen, run)
+            # Meanwhile callbacks see the model that has been judged.
+            trial = unseen.refitted(trial, lambda model, _: model._finish(self._learned))
+            self._finish(replace(self._learned, inner=trial.inner))
+            self._conclude(trial, late, run)
         return self
 
-    def _learn(self, fresh, X, y, known, told, share: float, run: FitRun) -> None:
-        """Fit the noise model and the tails to errors on rows that were left out.
-
-        `share` of the remaining time is for fits without these rows.
-        """
-        below = self._learned
-        found = None if run.stopped else self._without_targets(fresh, X, y, told, share, run)
-        if found is None:
-            run.ignores(_OF_NOISE, "no rows could be predicted by a model that has not seen them")
-            if below.unscaled(X[:1])[1] is None:
-                self._finish(replace(below, extra=mean_square(y - below.unscaled(X)[0])))
-            return
-        rows, mean, variance = found.rows, found.mean, found.variance
-        errors = y[rows] - mean
-        if variance is None:
-            below, variance = replace(below, extra=mean_square(errors)), np.zeros(len(rows))
-        else:
-            noise = told.get("noise_variance", np.zeros(len(X)))[rows]
-            variance = np.maximum(variance - noise, 1e-12 * variance)
-        variance = below.extra + variance
-        total = variance + (0 if known is None else known[rows])
-        squares = np.square(errors) / total
-        model = level(squares)
-        logs = np.full(len(rows), model.level)
-        if found.how == "held_out" or found.fold_mean is not None:
-            features = noise_features(X[rows], found.feature_mean, variance)
-            with run.stage("noise", optional=True):
-                model, logs = best_noise(
-                    features, squares, self.noise_estimator, run.random_state, run.budget.check
-                )
-        if run.budget.left == 0:
-            run.budget.end("max_seconds")
-        if self.noise_estimator is not None and len(rows) < FEWEST_ROWS:
-            run.ignores("noise_estimator", f"{len(rows)} rows are too few for more than a constant")
-        tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
-        self.n_residuals_ = len(rows)
-        self._finish(replace(below, noise=model, tails=tails))
-
-    def _without_targets(self, fresh, X, y, told, share: float, run: FitRun):
-        """Predictions of rows by models that were fitted without them.
+    def _rounds(
+        self, fresh: Any, unseen: Unseen, refits: int, run: FitRun
+    ) -> tuple[Trial, list[str]]:
+        """Fit the regressor and learn its noise, again and again with the noise of the last round.
 
         Returns
         -------
-        rows, mean, variance : ndarray of shape (k,)
-            The variance is None for a regressor without one. All three are None if the time, or the
-            number of rows, was too small for any prediction.
+        trial : Trial
+        late : list of str
+            What time did not allow.
         """
-        inner, way, n = self._learned, self.residuals, len(X)
-        held = int(self.validation_fraction * n)
-        folds = split(n, best_way(n, held), held, run)
-        # Meanwhile callbacks see the model of all rows.
-        seen = lambda model, _: model._finish(inner)  # noqa: E731
-        if way in ("auto", "leave_one_out"):
-            new = np.concatenate([new for _, new in folds])
-            order = run.random_state.permutation(new)[:_LEFT_OUT]
-            found = left_out_in_time(inner, run, X, y, order, "leave-one-out", told)
-            if found is not None:
-                closed = found.how == "leave_one_out"
-                below = type(inner.inner).__name__
-                why = "there is a closed form" if closed else f"{below} has held-out rows"
-                run.chose("residuals", found.how, why)
-                run.ignores("validation_fraction", "no rows are held out" if closed else why)
-                if closed and len(found.rows) >= FEWEST_ROWS:
-                    again = with_kernel(fresh, inner.inner)
-                    found = with_fold_means(found, again, run, X, y, folds, seen, share, told)
-                return found
-            if run.stopped:
-                return None
-            if way == "leave_one_out":
-                raise ValueError(
-                    f"{type(fresh).__name__} has no closed form for predictions of rows that are "
-                    f"left out, which residuals={way!r} needs: use residuals='auto'."
-                )
-            why = f"no closed form, and {held:,} of {n:,} rows would be held out"
-            way = run.chose("residuals", best_way(n, held), why)
-        if n < 2:
-            return None
-        if way != "held_out":
+        known, extra, kept = unseen.known, 0.0, None
+        for left in reversed(range(1 + refits)):
+            with run.budget.may_end(keep=kept is not None, inner=True):
+                trial = unseen.tried(fresh, _FOR_TRIAL / (1 + left), _preview)
+                # A later round replaces the one before only if it ends.
+                if kept is None or not trial.cut:
+                    scaled, late = self._noise_of(trial, unseen, known, extra, run)
+                    kept = trial, late
+                    self._finish(scaled)
+            if run.stopped or trial.cut or not left:
+                break
+            noise = self._learned.moments(unseen.X)[2]
+            unseen = unseen.but(known=noise if known is None else known + noise)
+            # Known noise that the regressor received is not part of its own predictions.
+            extra = float(np.mean(noise)) if "noise_variance" in unseen.told(fresh) else 0.0
+        return kept
+
+    def _noise_of(
+        self, trial: Trial, unseen: Unseen, known: Any, extra: float, run: FitRun
+    ) -> tuple[Scaled, list[str]]:
+        """The noise model and the tails of a regressor, from its errors on rows it has not seen."""
+        scaled, left = Scaled(trial.inner, extra=extra), trial.left
+        rows, X, y = left.rows, unseen.X, unseen.y
+        self.n_residuals_ = len(rows)
+        if not len(rows):
+            return scaled, []
+        errors = y[rows] - left.mean
+        if left.std is None:
+            scaled, variance = replace(scaled, extra=mean_square(errors)), np.zeros(len(rows))
+        else:
+            noise = unseen.told(trial.fresh).get("noise_variance", np.zeros(len(X)))[rows]
+            variance = np.maximum(left.variance - noise, 1e-12 * left.variance)
+        variance = scaled.extra + variance
+        total = variance + (0 if known is None else known[rows])
+        squares = np.square(errors) / total
+        model = level(squares)
+        logs, late = np.full(len(rows), model.level), []
+        # A mean without one row alone would tell the row's target. Without means of folds, the
+        # columns and the standard deviation are the only features.
+        use = np.isfinite(left.feature_mean)
+        sees_mean = bool(use.sum() >= FEWEST_ROWS)
+        mean = left.feature_mean if sees_mean else None
+        use = use if sees_mean else np.ones(len(rows), bool)
+        if len(rows) >= FEWEST_ROWS:
+            late = ["the noise model"]
+            share = run.budget.share(_FOR_NOISE)
+            with run.stage("noise"), share.may_end():
+                if not run.stopped and share.left != 0:
+                    features = noise_features(X[rows], mean, variance)[use]
+                    given = self.noise_estimator
+                    model, logs = best_noise(
+                        features, squares[use], given, run.random_state, share.check
+                    )
+                    total, errors, late = total[use], errors[use], []
+        elif self.noise_estimator is not None:
+            few = f"{len(rows)} rows are too few for more than a constant"
+            run.ignores("noise_estimator", few)
+        if late:
+            run.ignores("noise_estimator", "there was no time for a noise model")
+        tails = self._best_tails(errors / np.sqrt(total * np.exp(logs)), run, self.tails)
+        return replace(scaled, noise=model, tails=tails, sees_mean=sees_mean), late
+
+    def _report_residuals(self, trial: Trial, unseen: Unseen, run: FitRun) -> None:
+        """How rows were predicted by models that have not seen them."""
+        if not self.n_residuals_:
+            unpredicted = "no rows could be predicted by a model that has not seen them"
+            run.ignores(_OF_NOISE, unpredicted)
+            return
+        below, n = type(trial.inner).__name__, len(unseen.X)
+        if not trial.own:
+            run.chose("residuals", unseen.way, f"{below} has no closed form, and {n:,} rows")
+        elif trial.left.how == "held_out":
+            why = f"{below} has held-out rows"
+            run.chose("residuals", "held_out", why)
+            run.ignores("validation_fraction", why)
+            return
+        else:
+            run.chose("residuals", "leave_one_out", "there is a closed form")
+        if unseen.way != "held_out":
             run.ignores("validation_fraction", "no rows are held out")
-        return predict_held_out(fresh, run, X, y, split(n, way, held, run), seen, share, told)
 
     def _finish(self, scaled: Scaled) -> None:
         """The fitted model."""
@@ -330,7 +331,7 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         self._share(scaled.inner)
         self._keep(scaled)
 
-    def _conclude(self, ended: tuple[str, str], run: FitRun) -> None:
+    def _conclude(self, trial: Trial, late: list[str], run: FitRun) -> None:
         """Report how the fits ended."""
         noise = self._learned.noise
         run.reports(
@@ -338,13 +339,8 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
             f"from {self.n_residuals_:,} rows left out ({noise.gain:.3g} nats a row better than a "
             f"constant); {self._learned.tails.name} tails"
         )
-        status, because = ended
-        if run.budget.left == 0 and not self.n_residuals_:
-            run.warn(
-                "No time was left for the noise model: standard deviations do not follow the noise "
-                "of a row; raise max_seconds."
-            )
-        run.ended(status, n_iter=len(run.monitor.steps), because=because)
+        late = late if trial.whole else [*late, f"{type(self.estimator_).__name__} on all rows"]
+        conclude(run, [trial], late)
 
 
 def _preview(model: HeteroscedasticRegressor, below: GPPredictionBase) -> None:

@@ -10,34 +10,39 @@ import torch
 from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import KFold
 from torch import Tensor
 
 from .._compat import fit_context
 from ..core import FitRun, FittedProcess, GPPredictionBase, LeftOut, fitted_process
 from ..core.posteriors import Draws, Moments, Posterior, Rows
-from ..core.training import StopTraining
+from ..core.training import SHARES
 from ..models.experts import PoERegressor
-from ._below import MetaRegressorBase, fit_below, left_out_in_time, split, told_noise
-from ._scaled import Scaled
+from ._below import MetaRegressorBase, told_noise
+from ._unseen import Trial, Unseen, conclude, first_line
 
-# Number of rows that are left out to compare fits with the mean function and without it.
-_JUDGED = 2000
+# Number of rows that are left out to compare fits with the mean function and without it; the share
+# of them where they have to be held out.
+_JUDGED, _HELD = 2000, 0.2
 
 
 class Weighted(NamedTuple):
-    """A fit of the process to the targets less a weighted mean function, and how it ended.
+    """A fit of the process to the targets less a weighted mean function.
 
     Attributes
     ----------
     density : float
-        Mean log density of rows left out; minus infinity where it is unknown.
+        Mean log density of rows that it has not seen.
+    weight : float
+    mean_function : regressor or None
+        None if there was no time for it.
+    trial : Trial
     """
 
     density: float
     weight: float
-    process: Any
-    status: str
-    because: str
+    mean_function: Any
+    trial: Trial
 
 
 class MeanFunctionRegressor(MetaRegressorBase):
@@ -65,8 +70,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
     weight : float or "auto", default="auto"
         Factor of the mean function's predictions, between 0 and 1. "auto" is 1 for a given
         `mean_function`. For the default one it is 0 or 1: the process is fitted to the targets and
-        to the errors, and the fit that gives training rows the higher density counts, where each
-        row is left out. 1 is kept where the process leaves out rows in no closed form.
+        to the errors, and the fit counts that gives rows the higher density which it has not seen,
+        in closed form or in folds. It is 0 without a comparison.
     n_folds : int, default=5
         Number of folds for cross-fitting. The mean function is fitted once more on all rows.
     random_state : int, RandomState instance or None, default=None
@@ -86,7 +91,8 @@ class MeanFunctionRegressor(MetaRegressorBase):
         returns a true value. The steps are those of the process.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept. A
-        fit of the mean function is never stopped; the process has the remaining time.
+        fit of the mean function is never stopped. If there is no time to compare the default one,
+        the process is alone.
     verbose : int, default=0
         Whether to show a progress bar.
 
@@ -95,7 +101,7 @@ class MeanFunctionRegressor(MetaRegressorBase):
     estimator_ : regressor
         The process, fitted to the errors of the mean function.
     mean_function_ : regressor
-        The mean function, fitted on all rows.
+        The mean function, fitted on all rows; None if there was no time for the default one.
     weight_ : float
         The factor of the mean function's predictions.
     kernel_ : kernel instance
@@ -193,68 +199,68 @@ class MeanFunctionRegressor(MetaRegressorBase):
             )
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
-            told = {} if known is None else {"noise_variance": known}
             fresh = self._opened(process, run)
-            mean = self._mean_function(X, y, known, run)
-            best = self._best(fresh, mean, X, y, told, run)
-            self._finish(best.process, mean, best.weight)
-            names = type(best.process).__name__, type(mean).__name__
-            summary = "{} on the errors of {} on rows that it has not seen"
+            unseen = Unseen(run, X, y, known, "auto", int(_HELD * len(X)), _JUDGED, False)
+            self._cross_fitted = np.zeros(len(X))
+            if self.mean_function is None and self.weight == "auto":
+                best = self._best(fresh, unseen, run)
+            else:
+                weight = 1.0 if self.weight == "auto" else float(self.weight)
+                mean = self._mean_function(X, y, known, run)
+                show = self._preview(mean, weight)
+                trial = unseen.but(y=y - weight * self._cross_fitted).whole(fresh, 1.0, show, True)
+                best = Weighted(0.0, weight, mean, trial)
+                run.chose("weight", weight, "the given mean function")
+            self._finish(best.trial.inner, best.mean_function, best.weight)
+            names = type(self.estimator_).__name__, type(best.mean_function).__name__
+            summary = "{} on the errors of {} on rows that it has not seen".format(*names)
             if best.weight == 0 and self.weight == "auto":
-                summary = "{} alone, because {} does not help"
-            run.reports(summary=summary.format(*names))
-            run.ended(best.status, n_iter=best.process.n_iter_, because=best.because)
+                why = "there was no time for boosted trees"
+                if best.mean_function is not None:
+                    why = "boosted trees do not help"
+                summary = f"{names[0]} alone, because {why}"
+            run.reports(summary=summary)
+            conclude(run, [best.trial], [] if best.trial.whole else [f"{names[0]} on all rows"])
         return self
 
-    def _best(  # noqa: C901 (one branch for each case)
-        self, fresh: Any, mean: Any, X: np.ndarray, y: np.ndarray, told: dict, run: FitRun
-    ) -> Weighted:
-        """The process on the errors, or on the targets if that predicts rows left out better."""
-        weights = (1.0, 0.0) if self.mean_function is None else (1.0,)
-        if self.weight != "auto":
-            weights = (float(self.weight),)
-        order = run.random_state.permutation(len(X))[:_JUDGED]
-        fits: list[Weighted] = []
-        for weight in weights:
-            inner, errors = clone(fresh), y - weight * self._cross_fitted
+    def _best(self, fresh: Any, unseen: Unseen, run: FitRun) -> Weighted:
+        """The process on the targets, or on the errors of the trees if that has a higher density.
 
-            def preview(
-                model: MeanFunctionRegressor, below: GPPredictionBase, weight: float = weight
-            ) -> None:
-                model._finish(below, mean, weight)
-
-            share, begun = 1.0, run.budget.seconds
-            if len(weights) > 1:
-                share = "process alone" if fits else "process on errors"
+        Both are judged by rows that they have not seen. The process alone comes first: it stands
+        until the other one is judged.
+        """
+        alone = unseen.tried(fresh, SHARES["process alone"], self._preview(None, 0.0))
+        fits, why = [Weighted(_density(unseen.y, alone.left), 0.0, None, alone)], ""
+        # Without time for another fit of that kind, the first one stands.
+        if not run.stopped and run.budget.allows(alone.seconds):
             try:
-                # A finished fit stands.
-                with run.budget.may_end(bool(fits), inner=True):
-                    ending = fit_below(inner, run, X, errors, preview, share, **told)
-            except (MemoryError, StopTraining, TimeoutError) as error:
-                if not fits:
-                    raise
-                why = str(error) or type(error).__name__
-                run.warn(f"The targets without the mean function were not tried: {why}")
-                break
-            finally:
-                run.preview = None
-            if fits and run.stopped:
-                break
-            found = None
-            if len(weights) > 1 and not run.stopped:
-                found = left_out_in_time(Scaled(inner), run, X, errors, order, "comparison", told)
-            density = -np.inf if found is None else _density(errors, found)
-            fits.append(Weighted(density, weight, inner, *ending))
-            # Without time for another fit of that kind, the first one stands.
-            if found is None or not run.budget.allows(run.budget.seconds - begun):
-                break
+                with run.budget.may_end(inner=True):
+                    mean = self._mean_function(unseen.X, unseen.y, unseen.known, run)
+                    fits[0] = fits[0]._replace(mean_function=mean)
+                    errors = unseen.but(y=unseen.y - self._cross_fitted)
+                    show = self._preview(mean, 1.0)
+                    trial = errors.tried(fresh, SHARES["process on errors"], show)
+                    if not trial.cut or alone.cut:
+                        fits.append(Weighted(_density(errors.y, trial.left), 1.0, mean, trial))
+            except (MemoryError, TimeoutError) as error:
+                why = first_line(error)
+                run.warn(f"The process was not tried on errors of boosted trees: {why}")
+        run.preview = None
         best = max(fits, key=lambda fit: fit.density)
-        why = "the given mean function" if len(weights) == 1 else "there was no other fit"
+        why = "there was no other fit"
         if len(fits) > 1:
             shown = " and ".join(f"{fit.density:.2f} for {fit.weight:g}" for fit in fits)
             why = f"mean log density of rows left out: {shown}"
         run.chose("weight", best.weight, why)
-        return best
+        show = self._preview(best.mean_function, best.weight)
+        rows = unseen.but(y=unseen.y - best.weight * self._cross_fitted)
+        return best._replace(trial=rows.refitted(best.trial, show))
+
+    def _preview(self, mean: Any, weight: float) -> Any:
+        def show(model: MeanFunctionRegressor, below: GPPredictionBase) -> None:
+            model._finish(below, mean, weight)
+
+        return show
 
     def _mean_function(self, X: np.ndarray, y: np.ndarray, known: Any, run: FitRun) -> Any:
         """Fit the mean function on all rows, and store its cross-fitted predictions."""
@@ -266,7 +272,6 @@ class MeanFunctionRegressor(MetaRegressorBase):
             weighted = {name: values[rows] for name, values in told.items()}
             return clone(fresh).fit(X[rows], y[rows], **weighted)
 
-        self._cross_fitted = np.empty(len(X))
         with run.stage("mean function"):
             begun = run.budget.seconds
             mean = fitted(np.arange(len(X)))
@@ -274,7 +279,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
             n_folds = budget.affordable(lambda k: k * took, range(2, self.n_folds + 1))
             if n_folds < self.n_folds:
                 run.ignores("n_folds", f"there is time for {n_folds} folds")
-            for seen, new in split(len(X), n_folds, 0, run):
+            seed = int(run.random_state.randint(2**31 - 1))
+            folds = KFold(min(n_folds, len(X)), shuffle=True, random_state=seed)
+            for seen, new in folds.split(X):
                 self._cross_fitted[new] = fitted(seen).predict(X[new])
         return mean
 
@@ -294,6 +301,9 @@ class MeanFunctionRegressor(MetaRegressorBase):
     def _build_posterior(self) -> Posterior:
         process = fitted_process(self.estimator_)
         return ShiftedPosterior(process, self.mean_function_, self.weight_)
+
+    def _leaves_out(self) -> str:
+        return "leave_one_out" if self.estimator is None else self.estimator._leaves_out()
 
     def _left_out(self, X, y, noise_variance, rows):
         shift = self.weight_ * self._cross_fitted

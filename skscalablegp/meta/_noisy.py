@@ -46,6 +46,9 @@ class NoisyRegressorBase(MetaRegressorBase):
         best = min(losses, key=losses.__getitem__)
         return Tails.of(run.chose("tails", best, "the lowest CRPS of rows left out"), z)
 
+    def _leaves_out(self) -> str:
+        return ""
+
     def _build_posterior(self) -> Posterior:
         return ScaledPosterior(self._learned)
 

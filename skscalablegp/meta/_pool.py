@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize_scalar, nnls
 from scipy.special import ndtr
 
 from ._below import mean_square
 from ._noise import NoiseModel
 from ._scaled import Scaled
-from ._stacked import stacking_weights
 
 # Weight, in rows, of a regressor's own standard deviations in their calibration: a few errors alone
 # would say little about their size.
@@ -212,3 +211,26 @@ def clearly_smaller(new: Float[np.ndarray, " m"], old: Float[np.ndarray, " m"]) 
     """Whether a mean is smaller by more than the standard error of the difference of its rows."""
     gains = old - new
     return bool(gains.mean() > gains.std() / np.sqrt(len(gains)))
+
+
+def stacking_weights(
+    errors: Float[np.ndarray, "k n"], counts: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " k"]:
+    r"""The weights w >= 0 with sum one that minimise the squared errors of the weighted average.
+
+    They are the solution of :math:`\min_{v \ge 0} |E' v|^2 + (1 - 1' v)^2`, scaled to a sum of one,
+    because along every ray v = t w the minimum over t depends on :math:`|E' w|^2` alone and grows
+    with it.
+
+    Parameters
+    ----------
+    errors : ndarray of shape (k, n)
+        Error of each regressor on each row.
+    counts : ndarray of shape (n,)
+        Weight of each row.
+    """
+    errors = errors * np.sqrt(counts)
+    scale = np.sqrt(np.mean(errors**2, axis=1).min() * errors.shape[1])
+    system = np.vstack([errors.T / (scale or 1.0), np.ones(len(errors))])
+    weights = nnls(system, np.append(np.zeros(errors.shape[1]), 1.0))[0]
+    return weights / weights.sum()

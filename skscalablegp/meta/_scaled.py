@@ -57,23 +57,27 @@ class Tails:
 
 
 def noise_features(
-    X: Float[np.ndarray, "m d"], mean: Float[np.ndarray, " m"], variance: Float[np.ndarray, " m"]
+    X: Float[np.ndarray, "m d"],
+    mean: Float[np.ndarray, " m"] | None,
+    variance: Float[np.ndarray, " m"],
 ) -> Float[np.ndarray, "m q"]:
-    """Features of the noise model."""
-    return np.column_stack([X, mean, 0.5 * np.log(variance)])
+    """Features of the noise model; without a mean, the columns and the standard deviation."""
+    return np.column_stack([X, *([] if mean is None else [mean]), 0.5 * np.log(variance)])
 
 
 @dataclass(frozen=True)
 class Scaled:
     """A fitted regressor, the noise model of its errors, and the shape of their tails.
 
-    `extra` is added to the regressor's own variance.
+    `extra` is added to the regressor's own variance. `sees_mean` says whether the mean is a feature
+    of the noise model.
     """
 
     inner: Any
     noise: NoiseModel = field(default_factory=lambda: NoiseModel(0.0))
     extra: float = 0.0
     tails: Tails = field(default_factory=Tails)
+    sees_mean: bool = True
 
     def process(self, X: np.ndarray) -> tuple[FittedProcess | None, Any]:
         """The process inside any pipelines, or None, and the transformed rows."""
@@ -100,7 +104,8 @@ class Scaled:
         """Means, latent variances, noise variances, and the factor of standard deviations."""
         mean, variance, latent = self.unscaled(X)
         variance = (0 if variance is None else variance) + np.full(len(X), self.extra)
-        factor = self.noise.factor(noise_features(X, mean, variance))
+        seen = mean if self.sees_mean else None
+        factor = self.noise.factor(noise_features(X, seen, variance))
         square = factor**2
         return mean, square * latent, square * np.maximum(variance - latent, 0), factor
 

@@ -8,38 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import nnls
-from sklearn.base import clone
 from torch import Tensor
 
 from .._compat import NamedEstimators, fit_context
 from ..core import SMALL_TABLE, FitRun, GPPredictionBase, LeftOut
 from ..core.posteriors import Draws, Moments, Posterior, Rows
-from ..core.training import SHARES
 from ..models.deep import SCGDDKLRegressor
 from ..models.neighbors import NNGPRegressor
-from ._below import (
-    MetaRegressorBase,
-    best_way,
-    fit_below,
-    left_out_in_time,
-    mean_square,
-    noise_weights,
-    predict_held_out,
-    split,
-    told_noise,
-    with_fold_means,
-    with_kernel,
-)
+from ._below import MetaRegressorBase, mean_square, noise_weights
+from ._leaderboard import Leaderboard, LeaderboardRow
+from ._pool import LEAST_WEIGHT, mean_crps, mixed, negative_log_density, stacking_weights
 from ._scaled import Scaled, ScaledPosterior
 from ._trees import BoostedTrees, RandomizedTrees
+from ._unseen import FAILURES, Trial, Unseen, conclude, first_line
 
 # Name of the default regressor that held-out rows may leave out.
 _OPTIONAL = "randomized_trees"
 # Largest number of held-out rows: more would cost predictions and hardly change the weights.
 _MOST_HELD_OUT = 20_000
-# Statuses of fits that were not cut short.
-_EXPECTED = ("completed", "converged")
+# Share of the time for the regressors without the held-out rows, and the least share of it with
+# which another one begins.
+_FOR_MEMBERS, _LEAST_SHARE = 0.7, 0.02
+# Smallest variance in comparisons, relative to that of the targets.
+_LEAST_VARIANCE = 1e-10
 # Above this number of rows, held-out rows choose the size of trees.
 _CHOSEN_TREES = 10_000
 # Up to this number of rows, randomised trees take less time than the other regressors.
@@ -50,18 +41,18 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
     """A weighted average of the predictive distributions of several regressors.
 
     Each regressor predicts rows that it was not fitted to. The weights minimise the squared error
-    on these rows; they are not negative and add up to one. Predictions come from the regressors
-    fitted on all rows. The predictive variance is that of the mixture: the average of the
+    on these rows; they are not negative and add up to one. Regressors that have weight are then
+    fitted to all rows. The predictive variance is that of the mixture: the average of the
     regressors' variances plus the variance of their means.
 
     Parameters
     ----------
     estimators : list of (str, regressor) or None, default=None
         Names and regressors that are stacked. They come from this package or have scikit-learn's
-        interface, with or without ``return_std``. None stacks an `NNGPRegressor` with
-        ``local_scale=False``, boosted trees with the settings of a
-        `HistGradientBoostingRegressor` and, above 2,000 rows, an `SCGDDKLRegressor`: interpolation,
-        rules on single columns, and learned features, which make their errors on different rows.
+        interface, with or without ``return_std``. They are judged in this order. None stacks
+        boosted trees with the settings of a `HistGradientBoostingRegressor`, an `NNGPRegressor`
+        with ``local_scale=False`` and, above 2,000 rows, an `SCGDDKLRegressor`: rules on single
+        columns, interpolation, and learned features, which make their errors on different rows.
         Above 10,000 rows, held-out rows choose the size of the trees: 31 or 127 leaves, or 127 on
         the errors of a linear model. From there to 50,000 rows,
         randomised trees are added, whose spread tells whether rows nearby agree. Their weight is
@@ -87,19 +78,24 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         returns a true value. The steps are those of the regressors of this package.
     max_seconds : float or None, default=None
         Time budget of the whole fit in seconds; when it runs out, the best state so far is kept.
-        Each of the remaining fits may take an equal share of the remaining time. If no time is left
-        to compare them, the regressors fitted so far have equal weights. Regressors of other
-        packages are stopped only between two fits; the default trees above 10,000 rows keep to
-        their share.
+        The regressors are fitted without held-out rows and judged one after the other; each may
+        take up to twice an equal share of the remaining time. Those that have not been judged in
+        time are left out, and a fit to all rows that would not end in time, by the time of the one
+        before, is not begun. Regressors of other packages are stopped only between two fits; the
+        default trees above 10,000 rows keep to their share.
     verbose : int, default=0
         Whether to show a progress bar.
 
     Attributes
     ----------
     estimators_ : list of regressor
-        The regressors, fitted on all rows.
+        The regressors that have been judged. Those with weight are fitted to all rows, as far as
+        time allowed.
     weights_ : ndarray of shape (k,)
-        The weights of the regressors.
+        The weights of these regressors. Weights below 0.02 are zero.
+    leaderboard_ : Leaderboard
+        All regressors with their NLL and CRPS on held-out rows, their weights, seconds and, where
+        they were dropped, the reason; it prints as a table.
     n_held_out_ : int
         Number of held-out rows from which the weights were computed.
     n_iter_ : int
@@ -166,7 +162,7 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> StackedGPRegressor:
-        """Fit the regressors on all rows, and compute their weights from held-out rows.
+        """Judge the regressors by rows they have not seen, weigh them, and fit them to all rows.
 
         Parameters
         ----------
@@ -189,47 +185,116 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             For input or settings the model cannot honour.
         MemoryError
             When the work would not fit, before it starts.
+
+        Notes
+        -----
+        A regressor that fails is left out, and the leaderboard says why. Its error is raised if no
+        other one succeeds.
         """
         with FitRun(self) as run:
             X, y, known = self._read_rows(X, y, noise_variance, run, ensure_min_samples=2)
             given = self._given(len(X), run)
-            fresh = [self._opened(regressor, run) for _, regressor in given]
-            told = [told_noise(regressor, known) for regressor in fresh]
-            members: list[Scaled] = []
-            endings: list[tuple[str, str]] = []
-            for k, regressor in enumerate(fresh):
-                inner = clone(regressor)
-
-                def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
-                    model._finish([*members, Scaled(below)])
-
-                # Weights from held-out rows do what advice to use another model would do.
-                share, advised = 1 / (2 * len(fresh) - k), len(fresh) == 1
-                endings.append(fit_below(inner, run, X, y, preview, share, advised, **told[k]))
-                run.preview = None
-                members.append(_with_errors(inner, X, y, known))
-                if run.stopped:
-                    break
-            self._finish(members)
-            if not run.stopped and len(members) > 1:
-                optional = self.estimators is None and given[-1][0] == _OPTIONAL
-                self._weigh(fresh, X, y, known, told, optional, run)
-            shown = ", ".join(
-                f"{weight:.2g} {type(inner).__name__} ({status})"
-                for weight, inner, (status, _) in zip(
-                    self.weights_, self.estimators_, endings, strict=True
-                )
-            )
-            run.reports(summary=f"{shown}, from {self.n_held_out_:,} rows held out")
-            # A fit that ended too early is the one that the user should know about.
-            status = min((status for status, _ in endings), key=_EXPECTED.__contains__)
-            reasons = [
-                f"{type(inner).__name__}: {because}"
-                for inner, (ending, because) in zip(self.estimators_, endings, strict=True)
-                if ending == status
-            ]
-            run.ended(status, n_iter=len(run.monitor.steps), because="; ".join(reasons))
+            fresh = {name: self._opened(regressor, run) for name, regressor in given}
+            n_held = min(int(self.validation_fraction * len(X)), _MOST_HELD_OUT)
+            unseen = Unseen(run, X, y, known, "auto", n_held, len(X))
+            if unseen.way != "held_out":
+                why = f"{unseen.way} folds are better on {len(X):,} rows"
+                run.ignores("validation_fraction", why)
+            trials, notes, late = self._compare(fresh, unseen, run)
+            self._refit(trials, notes, unseen, run)
+            self._conclude(trials, notes, late, run)
         return self
+
+    def _compare(
+        self, fresh: dict[str, Any], unseen: Unseen, run: FitRun
+    ) -> tuple[dict[str, Trial], dict[str, tuple[float, str]], list[str]]:
+        """Fit and judge the regressors one after the other, and weigh those there are.
+
+        Returns
+        -------
+        trials : dict of Trial
+            Those with a judgement.
+        notes : dict of (float, str)
+            Seconds of each regressor, and what has happened to it.
+        late : list of str
+            Those for which there was no time.
+        """
+        phase, failure = run.budget.share(_FOR_MEMBERS), None
+        late: list[str] = []
+        trials: dict[str, Trial] = {}
+        notes: dict[str, tuple[float, str]] = {}
+
+        def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
+            if trials:
+                model._finish(self._members, self.weights_, self._held)
+            else:
+                model._finish([Scaled(below)], np.ones(1))
+
+        for k, (name, regressor) in enumerate(fresh.items()):
+            part, begun = 1.0, run.budget.seconds
+            if trials and (run.stopped or not phase.allows(_LEAST_SHARE * (phase.limit or 0.0))):
+                notes[name] = 0.0, "not begun: no time was left for it"
+                late.append(name)
+                continue
+            if phase.limit is not None:
+                # Each one may take twice an equal share, since others need less.
+                own = phase.left * min(1.0, 2 / (len(fresh) - k + 1))
+                part = min(own / max(run.budget.left, 1e-9), 0.999)
+            try:
+                with run.budget.may_end(keep=lambda _: bool(trials), inner=True) as end:
+                    # Weights from held-out rows do what advice to use another model would do.
+                    trials[name] = unseen.tried(regressor, part, preview, len(fresh) == 1)
+            except FAILURES as error:
+                failure = failure or error
+                notes[name] = run.budget.seconds - begun, f"dropped: {first_line(error)}"
+                continue
+            took = run.budget.seconds - begun
+            if end.reason is not None:
+                notes[name] = took, "dropped: it was cut before its predictions"
+                late.append(name)
+                continue
+            notes[name] = took, "cut short" if trials[name].cut else ""
+            optional = self.estimators is None and name == _OPTIONAL
+            self._weigh(trials, unseen, optional)
+        if not trials:
+            raise failure or TimeoutError("no regressor was fitted")
+        return trials, notes, late
+
+    def _refit(self, trials, notes, unseen: Unseen, run: FitRun) -> None:
+        """Fit the regressors that have weight to all rows, as far as time allows."""
+        seen = lambda model, _: model._finish(self._members, self.weights_, self._held)  # noqa: E731
+        for k in np.argsort(-self.weights_, kind="stable"):
+            name, begun = list(trials)[k], run.budget.seconds
+            if self.weights_[k] > 0:
+                trials[name] = unseen.refitted(trials[name], seen, len(notes) == 1)
+                members = list(self._members)
+                members[k] = replace(members[k], inner=trials[name].inner)
+                self._finish(members, self.weights_, self._held)
+            took, note = notes[name]
+            which = "fitted to all rows" if trials[name].whole else "fitted without held-out rows"
+            took += run.budget.seconds - begun
+            notes[name] = took, f"{note}, {which}" if note else which
+
+    def _conclude(self, trials, notes, late: list[str], run: FitRun) -> None:
+        """Report the weights, and how the fits that predict have ended."""
+        every = dict(zip(trials, self.weights_.tolist(), strict=True))
+        board = [
+            LeaderboardRow(
+                name, *self._scores.get(name, (np.nan, np.nan)), every.get(name, 0.0), *n
+            )
+            for name, n in notes.items()
+        ]
+        self.leaderboard_ = Leaderboard(board)
+        used = {name: trial for name, trial in trials.items() if every[name] > 0}
+        shown = ", ".join(
+            f"{every[name]:.2g} {type(trial.inner).__name__} ({trial.status})"
+            for name, trial in used.items()
+        )
+        head = f"{shown}, from {self.n_held_out_:,} rows held out"
+        run.reports(summary=f"{head}\n{self.leaderboard_}")
+        late += [name for name, trial in used.items() if not trial.whole]
+        del self._scores
+        conclude(run, list(used.values()), late)
 
     def _given(self, n: int, run: FitRun) -> list[tuple[str, Any]]:
         """Names and regressors: the given ones, or the defaults for n rows.
@@ -242,8 +307,8 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
         """
         if self.estimators is None:
             # A noise model over a stack learns more if local scales are left to it.
-            given = [("neighbors", NNGPRegressor(local_scale=False))]
-            given.append(("trees", BoostedTrees(compared=n > _CHOSEN_TREES)))
+            given = [("trees", BoostedTrees(compared=n > _CHOSEN_TREES))]
+            given.append(("neighbors", NNGPRegressor(local_scale=False)))
             if n > SMALL_TABLE:
                 given.append(("deep", SCGDDKLRegressor()))
             if _CHOSEN_TREES < n <= _MOST_RANDOMIZED:
@@ -262,52 +327,37 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
                 raise ValueError(f"estimators: {name!r} is no regressor, but {regressor!r}.")
         return pairs
 
-    def _weigh(
-        self,
-        fresh: Any,
-        X: np.ndarray,
-        y: np.ndarray,
-        known: Any,
-        told: Any,
-        optional: bool,
-        run: FitRun,
-    ) -> None:
+    def _weigh(self, trials: dict[str, Trial], unseen: Unseen, optional: bool) -> None:
         """Set the weights, from predictions of the same rows by all regressors.
 
         The last regressor is left out if it is `optional` and held-out rows have a higher density
         without it.
         """
-        n = len(X)
-        n_held = min(int(self.validation_fraction * n), _MOST_HELD_OUT)
-        way = best_way(n, n_held)
-        if way != "held_out":
-            run.ignores("validation_fraction", f"{way} folds are better on {n:,} rows")
-        folds = split(n, way, n_held, run)
-        order = run.random_state.permutation(np.concatenate([new for _, new in folds]))
+        y, known = unseen.y, unseen.known
+        # If time was short, some have predicted only the first rows of the common order.
+        rows = min((trial.left.rows for trial in trials.values()), key=len)
         members, found = [], []
-        for k, member in enumerate(self._members):
-            share = (1 - SHARES["predictions"]) / (len(fresh) - k)
-            left = self._without_targets(member, fresh[k], X, y, told[k], folds, order, share, run)
-            if left is None:
-                return
-            rows, mean, variance = left.rows, left.mean, left.variance
-            at = None if known is None else known[rows]
-            contained = variance is not None and "noise_variance" in told[k]
-            if variance is None:
-                member = replace(member, extra=mean_square(y[rows] - mean, at))
-                variance = np.full(len(rows), member.extra)
-            if at is not None and not contained:
-                variance = variance + at
+        for trial in trials.values():
+            at = np.searchsorted(trial.left.rows, rows)
+            left, member = trial.left, Scaled(trial.inner)
+            mean, noise = left.mean[at], np.zeros(len(rows)) if known is None else known[rows]
+            if left.std is None:
+                member = replace(member, extra=mean_square(y[rows] - mean, noise))
+                variance = member.extra + noise
+            else:
+                contained = "noise_variance" in unseen.told(trial.fresh)
+                variance = left.variance[at] + (0 if contained else noise)
             members.append(member)
-            feature = left.fold_mean if left.how == "leave_one_out" else mean
-            found.append((rows, mean, variance, feature))
-        # If time was short, a closed form has left out only the first rows of the order.
-        rows = min((part[0] for part in found), key=len)
-        at = [np.searchsorted(part[0], rows) for part in found]
-        means, variances, features = (
-            np.stack([part[j][own] for part, own in zip(found, at, strict=True)]) for j in (1, 2, 3)
-        )
-        counts = np.ones(n) if known is None else noise_weights(known)
+            found.append((mean, variance, left.feature_mean[at]))
+        means, variances, features = map(np.stack, zip(*found, strict=True))
+        # For regressors that are sure of what they predict.
+        least = max(_LEAST_VARIANCE * float(np.var(y)), np.finfo(float).tiny)
+        variances = np.maximum(variances, least)
+        self._scores = {
+            name: (float(negative_log_density(y[rows], *each).mean()), mean_crps(y[rows], *each))
+            for name, *each in zip(trials, means, variances, strict=True)
+        }
+        counts = np.ones(len(rows)) if known is None else noise_weights(known)[rows]
         errors = y[rows] - means
         sizes, best = [len(members)], -np.inf
         if optional:
@@ -315,42 +365,22 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
             sizes.append(len(members) - 1)
         for size in sizes:
             own = np.zeros(len(members))
-            own[:size] = stacking_weights(errors[:size], counts[rows])
-            mean = own @ means
-            variance = own @ (variances + (means - mean) ** 2)
+            own[:size] = stacking_weights(errors[:size], counts)
+            own[own < LEAST_WEIGHT] = 0
+            own /= own.sum()
+            mean, variance = mixed(own, means, variances)
             squares = np.square(y[rows] - mean) / variance
             density = -np.log(variance).mean() - np.log(squares.mean())
             if density > best or size == len(members):
                 best, chosen = density, (own, mean, np.sqrt(variance))
         weights, *predicted = chosen
-        self._finish(members, weights, LeftOut(rows, *predicted, "held_out", weights @ features))
+        feature = weights[weights > 0] @ features[weights > 0]
+        self._finish(members, weights, LeftOut(rows, *predicted, "held_out", feature))
 
-    def _without_targets(self, member, fresh, X, y, told, folds, order, share, run):  # noqa: PLR0913 (what one fit without some rows needs)
-        """Rows, means and variances by a regressor fitted without them; None if there is no time.
-
-        The variances include the known noise that the regressor received. They are None for a
-        regressor without variances.
-        """
-        found = left_out_in_time(member, run, X, y, order, share, told)
-        if run.stopped:
-            return None
-
-        def preview(model: StackedGPRegressor, below: GPPredictionBase) -> None:
-            model._finish(self._members)
-
-        # A stack inside this one has held out other rows.
-        if found is not None and found.how == "leave_one_out":
-            again = with_kernel(fresh, member.inner)
-            found = with_fold_means(found, again, run, X, y, folds, preview, share, told)
-            return None if run.stopped else found
-        found = predict_held_out(fresh, run, X, y, folds, preview, share, told)
-        return None if run.stopped else found
-
-    def _finish(self, members: list[Scaled], weights: Any = None, held: Any = None) -> None:
-        """Set the fitted attributes; without weights, all regressors have the same one."""
-        self._members, self._held = members, held
+    def _finish(self, members: list[Scaled], weights: np.ndarray, held: Any = None) -> None:
+        """Set the fitted attributes."""
+        self._members, self._held, self.weights_ = members, held, weights
         self.estimators_ = [member.inner for member in members]
-        self.weights_ = np.full(len(members), 1 / len(members)) if weights is None else weights
         self.n_held_out_ = 0 if held is None else len(held.rows)
         self._y_train_mean, self._y_train_std = np.float64(0), np.float64(1)
         self._remember(self._build_posterior())
@@ -370,6 +400,9 @@ class StackedGPRegressor(NamedEstimators, MetaRegressorBase):
 
     def _build_posterior(self) -> Posterior:
         return StackedPosterior(self._members, self.weights_)
+
+    def _leaves_out(self) -> str:
+        return "held_out"
 
     def _left_out(self, X, y, noise_variance, rows):
         return self._held
@@ -418,33 +451,3 @@ class StackedPosterior(Posterior):
         white = random_state.standard_normal(f.shape)
         noisy = self.noise(X).sqrt()[:, None] * torch.as_tensor(white)
         return (self.mean(X) + torch.as_tensor(f) + noisy)[:, None]
-
-
-def stacking_weights(
-    errors: Float[np.ndarray, "k n"], counts: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " k"]:
-    r"""The weights w >= 0 with sum one that minimise the squared errors of the weighted average.
-
-    They are the solution of :math:`\min_{v \ge 0} |E' v|^2 + (1 - 1' v)^2`, scaled to a sum of one,
-    because along every ray v = t w the minimum over t depends on :math:`|E' w|^2` alone and grows
-    with it.
-
-    Parameters
-    ----------
-    errors : ndarray of shape (k, n)
-        Error of each regressor on each row.
-    counts : ndarray of shape (n,)
-        Weight of each row.
-    """
-    errors = errors * np.sqrt(counts)
-    scale = np.sqrt(np.mean(errors**2, axis=1).min() * errors.shape[1])
-    system = np.vstack([errors.T / (scale or 1.0), np.ones(len(errors))])
-    weights = nnls(system, np.append(np.zeros(errors.shape[1]), 1.0))[0]
-    return weights / weights.sum()
-
-
-def _with_errors(inner: Any, X: np.ndarray, y: np.ndarray, known: np.ndarray | None) -> Scaled:
-    """A fitted regressor; without variances, it receives that of its training errors for now."""
-    if Scaled(inner).unscaled(X[:1])[1] is not None:
-        return Scaled(inner)
-    return Scaled(inner, extra=mean_square(y - inner.predict(X), known))

@@ -69,7 +69,7 @@ def test_a_share_is_a_part_of_what_is_left(clock):
     whole = Budget(10.0)
     clock.now += 2.0
     part = whole.share(0.25)
-    assert part.limit == 2.0 and whole.share("held-out fits").limit == 0.35 * 8
+    assert part.limit == 2.0 and whole.share("cross-fitting").limit == 0.5 * 8
     clock.now += 2.0
     assert part.left == 0.0 and not part.allows(0.0) and whole.left == 6.0
     assert Budget().share(0.5).left is None and Budget().allows(1e9)

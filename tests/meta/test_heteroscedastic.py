@@ -366,19 +366,21 @@ class TestInCompany:
             best_noise(X, squares, None, np.random.RandomState(0), check_time)
 
     def test_no_time_for_the_noise(self):
+        """The standard deviations have the size of the errors of some rows left out."""
         X, y = curve(300)
-        with pytest.warns(UserWarning, match="max_seconds"):
+        with pytest.warns(UserWarning, match="max_seconds.*No time was left for the noise model"):
             model = HeteroscedasticRegressor(max_seconds=1e-9).fit(X, y)
-        assert model.n_residuals_ == 0 and not model.noise_estimators_
-        assert set(model.fit_report_.ignored) >= {"residuals", "tails", "noise_estimator"}
-        assert np.isfinite(model.predict_std(X)).all()
+        assert model.n_residuals_ == 200 and not model.noise_estimators_
+        assert "noise_estimator" in model.fit_report_.ignored
+        ratio = model.predict_std(X) / model.estimator_.predict_std(X)
+        np.testing.assert_allclose(ratio, ratio[0])
 
     @pytest.mark.parametrize(
         ("fails", "seconds", "status"),
         [
             (None, 1e-9, "max_seconds"),
             (KeyboardInterrupt(), None, "interrupted"),
-            (TimeoutError(), 60, "max_seconds"),
+            (TimeoutError("no time"), 60, "max_seconds"),
         ],
     )
     def test_regressors_of_others_are_stopped_between_fits(self, fails, seconds, status):
@@ -388,9 +390,9 @@ class TestInCompany:
         with pytest.warns(UserWarning, match="fit was interrupted|max_seconds"):
             model.fit(X, y)
         assert len(sizes) == (1 if fails is None else 2) and model.fit_report_.status == status
-        left = y - LinearRegression().fit(X, y).predict(X)
-        np.testing.assert_allclose(model.predict_std(X), np.sqrt(np.mean(left**2)))
-        assert "noise_estimator" in model.fit_report_.ignored
+        # The first fold judges the fit without it.
+        assert sizes[0] == 240 and model.n_residuals_ == 60
+        np.testing.assert_allclose(model.predict(X), model.estimator_.predict(X))
 
     def test_a_second_fit_forgets_the_first_regressor(self):
         X, y = curve(60)

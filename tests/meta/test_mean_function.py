@@ -194,7 +194,7 @@ def test_a_second_fit_that_fails_leaves_the_first(error, budget, status):
     model = MeanFunctionRegressor(Fails(), n_folds=2, max_seconds=budget, random_state=0)
     with pytest.warns(ConvergenceWarning, match=str(error) if status == "completed" else status):
         model.fit(X, y)
-    assert Fails.fits == 2 and model.weight_ == 1
+    assert Fails.fits == 2 and model.weight_ == 0
     report = model.fit_report_
     assert report.status == (
         status if status != "completed" else model.estimator_.fit_report_.status

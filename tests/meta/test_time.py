@@ -1,5 +1,7 @@
 """Time budgets of fits inside a fit, on a clock that only training steps move."""
 
+from warnings import catch_warnings, simplefilter
+
 import numpy as np
 import pytest
 from sklearn.dummy import DummyRegressor
@@ -60,7 +62,8 @@ def test_a_slow_member_leaves_the_others_their_time(clock):
     model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock)
     assert len(model.estimators_) == 3 and model.n_held_out_ == 100
     assert len(np.unique(model.weights_)) > 1
-    assert steps.tolist() == [10, 13]
+    # Of 60 seconds .7 are for three members. The first one may take half, and .7 of it for its fit.
+    assert steps.tolist() == [15, 19]
 
 
 def test_the_noise_has_time(clock):
@@ -68,16 +71,54 @@ def test_the_noise_has_time(clock):
     assert model.n_residuals_ == 100 and model.noise_gain_ > 0.1
 
 
-def test_folds_divide_their_time(clock):
+def test_a_fit_that_is_cut_is_judged_by_its_own_fold(clock):
+    """Other folds and a fit to all rows would be cut differently: they are not begun."""
     model, steps = fitted(HeteroscedasticRegressor(slow(), residuals=4, max_seconds=100), clock)
-    # 35 seconds for four fits, each of which ends with the step that is under way.
-    assert steps.tolist() == [50, 9, 9, 9, 9]
-    assert model.n_residuals_ == 100 and model.noise_gain_ > 0.1
+    assert steps.tolist() == [60]
+    assert model.n_residuals_ == 25 and model.estimator_.n_samples_seen_ == 75
 
 
-def test_refits_leave_each_other_time(clock):
-    model = HeteroscedasticRegressor(slow(), residuals=2, n_refits=1, max_seconds=60)
-    assert fitted(model, clock)[1].tolist() == [15, 6, 6, 17, 6, 6]
+def test_a_round_that_is_cut_leaves_the_one_before(clock):
+    """The step after the two folds of the first round takes all the time."""
+    steps = []
+
+    def late(step):
+        steps.append(step)
+        clock.now += 1.0 if len(steps) <= 8 else 1000.0
+
+    X, y = curve()
+    quick = IterativeGPRegressor(optimizer="adam", max_iter=4, random_state=0)
+    model = HeteroscedasticRegressor(quick, residuals=2, n_refits=1, max_seconds=500)
+    with pytest.warns(ConvergenceWarning, match="max_seconds=500"):
+        model.set_params(callbacks=late, random_state=0).fit(X, y)
+    assert len(steps) == 9 and model.n_residuals_ == 100
+    seen = np.isin(X, model.estimator_.X_train_)[:, 0]
+    assert seen.sum() == 50
+    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
+        alone = quick.fit(X[seen], y[seen])
+    np.testing.assert_allclose(model.predict(X), alone.predict(X))
+
+
+def test_what_will_not_end_is_not_begun(clock):
+    """A fit takes 30 seconds, so that one to all rows needs .3 * 125 seconds and a margin."""
+
+    class Line(Ridge):
+        sizes = []
+
+        def fit(self, X, y):
+            clock.now += 30.0
+            self.sizes.append(len(X))
+            return super().fit(X, y)
+
+    expected = {60: [80], 90: [80, 100], 200: 3 * [80] + [100], 300: 5 * [80] + [100]}
+    for seconds, sizes in expected.items():
+        Line.sizes.clear()
+        model = HeteroscedasticRegressor(Line(), max_seconds=seconds, random_state=0)
+        with catch_warnings():
+            simplefilter("ignore", ConvergenceWarning)
+            model.fit(*curve())
+        assert Line.sizes == sizes
+        assert model.n_residuals_ == 20 * sizes.count(80)
 
 
 def test_closed_forms_leave_out_as_many_rows_as_time_allows(clock):
@@ -92,8 +133,9 @@ def test_closed_forms_leave_out_as_many_rows_as_time_allows(clock):
     costly = Costly(optimizer=None, n_components=20)
     named = [("costly", costly), ("zero", DummyRegressor(strategy="constant", constant=0.0))]
     model = StackedGPRegressor(named, max_seconds=100, random_state=0).fit(X, y)
-    # 200 rows tell the cost; then there is time for .45 of 100 seconds.
-    assert model.n_held_out_ == 450
+    # The first member may take two thirds of .7 of the time. 200 rows tell the cost; then half of
+    # what there was before them is left for all rows.
+    assert model.n_held_out_ == 233
     held = fitted_process(model).left_out(X, y, None, None)
     rows, mean = held.rows, held.mean
     alone = costly.set_params(random_state=model.estimators_[0].random_state).fit(X, y)
@@ -107,3 +149,18 @@ def test_a_member_with_a_budget_of_its_own(clock):
     named = [("slow", slow(max_seconds=3)), ("line", Ridge())]
     model, steps = fitted(StackedGPRegressor(named, max_seconds=60), clock)
     assert steps.tolist() == [3] and model.n_held_out_ == 100
+
+
+def test_a_fold_that_is_cut_differently_does_not_count(clock):
+    """The second of two folds is cut, so that its errors are not those of the first one."""
+    steps = []
+
+    def late(step):
+        steps.append(step)
+        clock.now += 1.0 if len(steps) <= 4 else 1000.0
+
+    quick = IterativeGPRegressor(optimizer="adam", max_iter=4, random_state=0)
+    model = HeteroscedasticRegressor(quick, residuals=2, max_seconds=500, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="max_seconds=500"):
+        model.set_params(callbacks=late).fit(*curve())
+    assert model.n_residuals_ == 50 and model.estimator_.n_samples_seen_ == 50

@@ -29,19 +29,10 @@ SHARES = {
     "grid start": 0.25,
     # A larger preconditioner for the solve of the targets.
     "preconditioner": 0.5,
-    # Estimators over estimators: the fit of all rows before a noise model, the fits without
-    # held-out rows, and leave-one-out predictions in closed form.
-    "fit before noise": 0.5,
-    "held-out fits": 0.35,
-    "leave-one-out": 0.5,
-    # Predictions of held-out rows, after the fits of a stack.
-    "predictions": 0.1,
-    # A mean function: its cross-fitting; the process on its errors and the process alone; and
-    # the comparison of both.
+    # A mean function: the process alone; its cross-fitting; and the process on its errors.
+    "process alone": 0.4,
     "cross-fitting": 0.5,
-    "process on errors": 0.45,
-    "process alone": 0.8,
-    "comparison": 0.1,
+    "process on errors": 0.9,
 }
 
 

@@ -70,6 +70,10 @@ class DeepKernelRegressorBase(MinibatchGPRegressorBase):
     def _has_low_rank_form(self) -> bool:
         return True
 
+    def _leaves_out(self) -> str:
+        # The targets of all rows have formed the features.
+        return ""
+
     @abstractmethod
     def _rule(self, batch_size: int, m: int, run: FitRun) -> BatchGradient:
         """The rule that makes a gradient from a batch of m features."""

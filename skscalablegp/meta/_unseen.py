@@ -1,0 +1,346 @@
+"""Regressors and their predictions of rows that they have not seen, within a time budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.model_selection import KFold, ShuffleSplit
+from sklearn.pipeline import Pipeline
+
+from ..core import FitRun, GPPredictionBase, LeftOut
+from ..core.training import Budget
+from ._below import fit_below, told_noise, with_kernel
+from ._scaled import Scaled
+
+# Cross-fitting with this number of folds replaces one held-out part that would have fewer rows.
+_FEWEST_HELD_OUT, _FOLDS = 2000, 5
+# Number of rows on which the time of a closed-form leave-one-out prediction is measured, and which
+# are left out however little time there is.
+_TIMED = 200
+# Shares of a regressor's time: its first fit; leave-one-out predictions, and means of folds.
+_FOR_FIT, _FOR_LEFT_OUT = 0.7, 0.5
+# A fit begins only if this multiple of its expected time is left.
+_MARGIN = 1.3
+# Statuses of fits that were not cut short.
+_EXPECTED = ("completed", "converged")
+# What a regressor may raise without ending the fit of others.
+FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, TimeoutError)
+
+Preview = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A fitted regressor, and its predictions of rows that it has not seen.
+
+    Attributes
+    ----------
+    fresh, inner : regressor
+        Before and after the fit.
+    left : LeftOut
+    status, because : str
+        How the fit has ended.
+    cut : bool
+        Whether time, a callback or an interrupt has cut the fit short.
+    whole : bool
+        Whether it was a fit to all rows.
+    seconds : float
+        Time of the fit.
+    own : bool
+        Whether the fitted regressor itself has left the rows out.
+    """
+
+    fresh: Any
+    inner: Any
+    left: LeftOut
+    status: str
+    because: str
+    cut: bool
+    whole: bool
+    seconds: float
+    own: bool = False
+
+
+class Unseen:
+    """The rows of a fit, and the regressors that predict some of them without having seen them.
+
+    Parameters
+    ----------
+    run : FitRun
+    X, y : ndarray of shape (n, d) and (n,)
+    known : ndarray of shape (n,) or None
+        Known noise variances.
+    way : {"auto", "leave_one_out", "held_out"} or int
+        "auto" takes a closed form if there is one, and folds if fewer than 2,000 rows would be held
+        out. An int is a number of folds.
+    held : int
+        Number of rows to hold out.
+    most : int
+        Largest number of rows that are left out in closed form.
+    features : bool, default=True
+        Whether they get means of folds, from which a noise model may learn.
+    common : bool, default=True
+        Whether all regressors are judged by the same rows, also one with held-out rows of its own.
+
+    Attributes
+    ----------
+    way : str or int
+        What is done without a closed form.
+    """
+
+    def __init__(  # noqa: PLR0913 (one for each setting)
+        self,
+        run: FitRun,
+        X: np.ndarray,
+        y: np.ndarray,
+        known: np.ndarray | None,
+        way: int | str,
+        held: int,
+        most: int,
+        features: bool = True,
+        common: bool = True,
+    ):
+        run.check_memory(2 * X.nbytes, f"Two copies of {len(X):,} rows", "fit fewer rows")
+        self.run, self.X, self.y, self.known, n = run, X, y, known, len(X)
+        self._features, self._common = features, common
+        self._closed, self._required = way in ("auto", "leave_one_out"), way == "leave_one_out"
+        if self._closed:
+            way = min(_FOLDS, n) if held < _FEWEST_HELD_OUT else "held_out"
+        self.way = way
+        seed, self.folds = int(run.random_state.randint(2**31 - 1)), []
+        if n > 1 and isinstance(way, str):
+            self.folds = list(ShuffleSplit(1, test_size=max(held, 1), random_state=seed).split(X))
+        elif n > 1:
+            self.folds = list(KFold(min(way, n), shuffle=True, random_state=seed).split(X))
+        # The rows of the first fold come first, so that parts of folds and of closed forms overlap.
+        mixed = [run.random_state.permutation(new) for _, new in self.folds]
+        self._order = np.concatenate(mixed)[:most] if n > 1 else np.arange(n)
+
+    def but(self, **changes: Any) -> Unseen:
+        """The same rows and folds with other targets `y`, or with other noise `known`."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
+
+    def told(self, fresh: Any, rows: Any = slice(None)) -> dict[str, np.ndarray]:
+        """Arguments that pass the known noise of some rows to a regressor."""
+        return told_noise(fresh, None if self.known is None else self.known[rows])
+
+    def tried(self, fresh: Any, share: float, preview: Preview, advised: bool = True) -> Trial:
+        """A fitted regressor that is judged by rows which it has not seen.
+
+        A regressor that leaves rows out in closed form, or has held-out rows of its own, is fitted
+        to all rows. Another one is fitted without the first fold, which judges it; then to the
+        other folds, as far as there is time for these fits and for one to all rows.
+
+        Parameters
+        ----------
+        fresh : regressor
+        share : float
+            Share of the remaining time.
+        preview
+            As in `fit_below`.
+        advised : bool, default=True
+            As in `fit_below`, for a fit to all rows.
+
+        Raises
+        ------
+        ArithmeticError
+            For predictions that are not finite.
+        ValueError
+            If leave-one-out predictions are required, and there is no closed form.
+        """
+        whole, mine, how = None, self.run.budget.share(share), leaves_out(fresh)
+        if self._common and how == "held_out":
+            how = ""
+        if self._closed and (how or self._required or not self.folds):
+            # Rows that are held out by the regressor itself need no further time.
+            part = share if how == "held_out" else share * _FOR_FIT
+            whole = self.whole(fresh, part, preview, advised)
+            rest = self._rest(mine)
+            left = self.run.budget.completed(lambda: self._left_out(whole, rest, preview))
+            if left is not None and not (self._common and left.how == "held_out"):
+                return replace(whole, left=_finite(left), own=True)
+        if self._required:
+            raise ValueError(
+                f"{_name(fresh)} has no closed form for predictions of rows that are left out, "
+                "which residuals='leave_one_out' needs: use residuals='auto'."
+            )
+        if not self.folds:
+            return whole or self.whole(fresh, share, preview, advised)
+        found = self._by_folds(fresh, mine, preview)
+        if whole is None or whole.cut or found.cut:
+            return found
+        return replace(whole, left=found.left)
+
+    def _rest(self, mine: Budget) -> Budget:
+        """What a fit leaves of the time of a regressor, but at least a part for its judgement."""
+        if mine.limit is None:
+            return mine
+        wanted = max(mine.left, (1 - _FOR_FIT) * mine.limit)
+        return self.run.budget.share(min(wanted / max(self.run.budget.left, 1e-9), 1.0))
+
+    def whole(self, fresh: Any, share: float, preview: Preview, advised: bool) -> Trial:
+        """A fit to all rows, which no row has judged yet."""
+        found = self._fitted(fresh, slice(None), share, preview, advised, False)
+        return replace(found, whole=True)
+
+    def _fitted(  # noqa: PLR0913 (a fit with its rows and its time)
+        self, fresh: Any, rows: Any, share: float, preview: Preview, advised: bool, quiet: bool
+    ) -> Trial:
+        """A fit to some rows."""
+        inner, run, told = clone(fresh), self.run, self.told(fresh, rows)
+        begun, limit = run.budget.seconds, run.budget.share(share).limit
+        X, y = self.X[rows], self.y[rows]
+        status, because = fit_below(inner, run, X, y, preview, share, advised, quiet, **told)
+        run.preview = None
+        # A regressor that keeps to a smaller budget of its own was not cut.
+        own = getattr(fresh, "max_seconds", None)
+        late = status == "max_seconds" and limit is not None and (own is None or own >= limit)
+        nothing = LeftOut(np.empty(0, int), np.empty(0), None, "held_out")
+        took = run.budget.seconds - begun
+        return Trial(fresh, inner, nothing, status, because, run.stopped or late, False, took)
+
+    def _left_out(self, whole: Trial, mine: Budget, preview: Preview) -> LeftOut | None:
+        """Predictions without a further fit, with means of folds; None without a closed form.
+
+        Under a time budget these are the first rows of the order, as many as there is time for.
+        """
+        run, order, fresh, scaled = self.run, self._order, whole.fresh, Scaled(whole.inner)
+        noise = self.told(fresh).get("noise_variance")
+        if run.stopped:
+            order = order[:_TIMED]
+        with run.stage("leave one out"):
+            if mine.limit is not None and len(order) > _TIMED:
+                budget, some = mine.share(_FOR_LEFT_OUT), np.sort(order[:_TIMED])
+                took = budget.timed(lambda: scaled.left_out(self.X, self.y, noise, some))
+                order = order[: max(_TIMED, int(budget.limit / took * _TIMED))]
+            found = scaled.left_out(self.X, self.y, noise, np.sort(order))
+        if found is None or found.how == "held_out":
+            return found
+        means = np.full(len(self.X), np.nan)
+        # Fits at the same hyperparameters take less time than training, unless that was cut.
+        cost = _MARGIN * whole.seconds * (1.0 if whole.cut else 0.5)
+        with run.budget.may_end(inner=True):
+            if self._features and self.folds and not run.stopped and mine.allows(cost):
+                again = self._by_folds(with_kernel(fresh, whole.inner), mine, preview, False)
+                if not again.cut:
+                    means[again.left.rows] = again.left.mean
+        return replace(found, fold_mean=means[found.rows])
+
+    def _by_folds(self, fresh: Any, phase: Budget, preview: Preview, refits: bool = True) -> Trial:
+        """The fit without the first fold, and predictions of the folds that there is time for."""
+        run, parts, first, several = self.run, [], None, len(self.folds)
+        for j, (fitted, new) in enumerate(self.folds):
+            if j == several:
+                break
+            # The model of the first fold is complete; other rows only add to its judgement.
+            with run.budget.may_end(keep=first is not None, inner=True) as end:
+                trial = self._fold(fresh, fitted, new, phase, several - j, preview)
+                parts.append(trial.left)
+            if first is None:
+                first = trial
+                several = 1
+                if not (trial.cut or run.stopped):
+                    last = len(self.X) / len(fitted) if refits else 0.0
+                    costs = _MARGIN * first.seconds * (np.arange(len(self.folds)) + last)
+                    several += phase.affordable(costs.__getitem__, range(len(costs)))
+            elif end.reason is not None or trial.cut:
+                # A fit that was cut differently says nothing about the first one.
+                del parts[j:]
+                break
+        return replace(first, left=_joined(parts))
+
+    def _fold(self, fresh, fitted, new, phase, remaining: int, preview: Preview) -> Trial:
+        """The fit to the rows of a fold, and its predictions of the others."""
+        run, part = self.run, 1.0
+        if phase.limit is not None:
+            own = phase.left * (_FOR_FIT if remaining == len(self.folds) else 1 / remaining)
+            part = min(own / max(run.budget.left, 1e-9), 0.999)
+        found = self._fitted(fresh, fitted, part, preview, False, True)
+        with run.stage("held-out rows"):
+            predicted = run.budget.completed(lambda: Scaled(found.inner).unscaled(self.X[new]))
+        mean, variance, told = predicted[0], predicted[1], self.told(fresh, new)
+        if variance is not None:
+            variance = variance + told.get("noise_variance", 0.0)
+        std = None if variance is None else np.sqrt(variance)
+        return replace(found, left=_finite(LeftOut(new, mean, std, "held_out")))
+
+    def refitted(self, trial: Trial, preview: Preview, advised: bool = True) -> Trial:
+        """The regressor fitted to all rows, if there is time; otherwise the trial unchanged.
+
+        A fit that fails or does not end is dropped.
+        """
+        run, found = self.run, None
+        if trial.whole or trial.cut or run.stopped:
+            return trial
+        if not run.budget.allows(_MARGIN * trial.seconds * len(self.X) / len(self.folds[0][0])):
+            return trial
+        with run.budget.may_end(inner=True):
+            try:
+                found = self.whole(trial.fresh, 0.999, preview, advised)
+            except FAILURES as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                run.warn(f"{_name(trial.fresh)} was not fitted to all rows: {first_line(error)}.")
+        run.preview = None
+        if found is None or run.stopped or found.cut:
+            return trial
+        return replace(found, left=trial.left)
+
+
+def leaves_out(fresh: Any) -> str:
+    """How a regressor is expected to predict its training rows without their targets."""
+    while isinstance(fresh, Pipeline):
+        fresh = fresh[-1]
+    return fresh._leaves_out() if isinstance(fresh, GPPredictionBase) else ""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _name(regressor: Any) -> str:
+    return type(regressor).__name__
+
+
+def _finite(left: LeftOut) -> LeftOut:
+    if not (np.isfinite(left.mean).all() and (left.std is None or np.isfinite(left.std).all())):
+        raise ArithmeticError("predictions of rows that were left out are not finite")
+    return left
+
+
+def _joined(parts: list[LeftOut]) -> LeftOut:
+    """The predictions of several folds, in the order of the rows."""
+    rows = np.concatenate([part.rows for part in parts])
+    order = np.argsort(rows)
+    mean = np.concatenate([part.mean for part in parts])[order]
+    std = None
+    if parts[0].std is not None:
+        std = np.concatenate([part.std for part in parts])[order]
+    return LeftOut(rows[order], mean, std, "held_out")
+
+
+def conclude(run: FitRun, trials: list[Trial], late: list[str]) -> None:
+    """Report how the fits of the regressors that predict have ended, and what time did not allow.
+
+    A fit that ended too early is the one that the user should know about.
+    """
+    status = min((trial.status for trial in trials), key=_EXPECTED.__contains__)
+    several, ended = len(trials) > 1, [each for each in trials if each.status == status]
+    because = "; ".join(f"{_name(t.inner)}: {t.because}" if several else t.because for t in ended)
+    if status not in _EXPECTED and not run.stopped and not all(each.whole for each in ended):
+        run.warn(f"{because}.")
+    if late and run.budget.limit is not None and run.budget.ended in (None, "max_seconds"):
+        said = f"No time was left for {', '.join(late)}"
+        if status in _EXPECTED and not run.stopped:
+            status, because = "max_seconds", f"{said}: raise max_seconds"
+            run.warn(f"{because}.")
+        else:
+            run.warn(f"{said}.")
+    run.ended(status, n_iter=len(run.monitor.steps), because=because)

@@ -1,0 +1,122 @@
+"""Mistakes in what estimators over estimators promise: weights and noise from rows not seen."""
+
+UNSEEN = "meta/_unseen.py"
+STACKED = "meta/_stacked.py"
+NOISE = "meta/_heteroscedastic.py"
+TESTS = "tests/meta/test_validated.py"
+TIME = "tests/meta/test_time.py"
+FEATURES = "tests/meta/test_heteroscedastic.py -k means_are_those_of_folds"
+
+MUTANTS = [
+    (
+        "folds are predicted by fits that have seen them",
+        UNSEEN,
+        "found = self._fitted(fresh, fitted, part, preview, False, True)",
+        "found = self._fitted(fresh, slice(None), part, preview, False, True)",
+        f"{TESTS} -k a_stack",
+        True,
+    ),
+    (
+        "weights are equal",
+        STACKED,
+        "own[:size] = stacking_weights(errors[:size], counts)",
+        "own[:size] = 1 / size",
+        f"{TESTS} -k a_stack",
+        True,
+    ),
+    (
+        "a refit that was cut predicts",
+        UNSEEN,
+        "if found is None or run.stopped or found.cut:",
+        "if found is None:",
+        f"{TESTS} -k refit_that_is_cut",
+        True,
+    ),
+    (
+        "folds that were cut differently count",
+        UNSEEN,
+        "elif end.reason is not None or trial.cut:",
+        "elif end.reason is not None:",
+        f"{TIME} -k cut_differently",
+    ),
+    (
+        "folds follow a fit that was cut",
+        UNSEEN,
+        "if not (trial.cut or run.stopped):",
+        "if not run.stopped:",
+        f"{TIME} -k judged_by_its_own_fold",
+    ),
+    (
+        "a fit to all rows begins although it will not end",
+        UNSEEN,
+        "if not run.budget.allows(_MARGIN * trial.seconds * len(self.X) / len(self.folds[0][0])):",
+        "if not run.budget.allows(0.0):",
+        f"{TIME} -k will_not_end",
+    ),
+    (
+        "folds begin although they will not end",
+        UNSEEN,
+        "several += phase.affordable(costs.__getitem__, range(len(costs)))",
+        "several += len(costs) - 1",
+        f"{TIME} -k will_not_end",
+    ),
+    (
+        "a noise model learns from means without one row",
+        "core/_fitted.py",
+        "return self.mean if self.fold_mean is None else self.fold_mean",
+        "return self.mean",
+        FEATURES,
+        True,
+    ),
+    (
+        "errors are those of training rows",
+        UNSEEN,
+        "            found = scaled.left_out(self.X, self.y, noise, np.sort(order))",
+        "            found = scaled.left_out(self.X, self.y, noise, np.sort(order))\n"
+        "            found = found and replace(found, mean=scaled.unscaled(self.X[found.rows])[0])",
+        f"{TESTS} -k over_a_process",
+        True,
+    ),
+    (
+        "a round that was cut replaces the one before",
+        NOISE,
+        "if kept is None or not trial.cut:",
+        "if True:",
+        f"{TIME} -k round_that_is_cut",
+    ),
+    (
+        "predictions that are not finite count",
+        UNSEEN,
+        "if not (np.isfinite(left.mean).all()",
+        "if False and not (np.isfinite(left.mean).all()",
+        f"{TESTS} -k bad_member",
+    ),
+    (
+        "a member that fails ends the others",
+        STACKED,
+        "except FAILURES as error:",
+        "except TimeoutError as error:",
+        f"{TESTS} -k bad_member",
+    ),
+    (
+        "a refit that fails ends the fit",
+        UNSEEN,
+        "            except FAILURES as error:",
+        "            except TimeoutError as error:",
+        f"{TESTS} -k refit_that_fails",
+    ),
+    (
+        "members of hardly any weight predict",
+        STACKED,
+        "own[own < LEAST_WEIGHT] = 0",
+        "own[own < 0] = 0",
+        f"{TESTS} -k far_better",
+    ),
+    (
+        "a mean function that was not compared predicts",
+        "meta/_mean_function.py",
+        "best = max(fits, key=lambda fit: fit.density)",
+        "best = max(fits, key=lambda fit: fit.density)._replace(weight=1.0)",
+        f"{TESTS} -k a_mean_function",
+    ),
+]
