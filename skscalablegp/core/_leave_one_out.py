@@ -30,7 +30,7 @@ class Leverage(NamedTuple):
 
 
 def left_out(problem: GPProblem, theta: Float[Tensor, " p"]) -> Leverage:
-    """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the error of rows left out.
+    """The mean leverage tr(I - S H^-1) / n, with noise variances S, and the leave-one-out errors.
 
     O(n^3). Hastie, Tibshirani and Friedman (2009), section 7.6; Rasmussen and Williams (2006),
     equation 5.12.

@@ -28,9 +28,9 @@ from .training import QuasiNewton, TrainingResult
 FEW_ROWS, _CHECK_STEPS = 500, 50
 # A start ends where a step promises less than this gain, in nats.
 _START_GAIN = 0.5
-# A table is rough if the mean leverage of its rows is at least the first number, if rows left out
-# keep at least the second share of their variance, and if three times the rows leave at most the
-# third share of that. (The rows of a table with much noise are not predicted better by more rows.)
+# A table is rough if the mean leverage of its rows is at least the first number, if leave-one-out
+# errors keep at least the second share of the variance, and if three times the rows leave at most
+# the third share of that. (The rows of a table with much noise are not predicted better by more.)
 _LEVERAGE, _UNEXPLAINED, _FALL = 0.97, 0.25, 0.95
 
 
@@ -156,7 +156,7 @@ def warn_if_rough(
     """Warn if the target is too rough for a subset or a low rank to stand for the table.
 
     If nearly every row of a subset is a parameter of its own, although noise does not explain the
-    errors of rows left out, the exact process gains from each further row. An approximation by
+    leave-one-out errors, the exact process gains from each further row. An approximation by
     fewer functions than rows, or by parts of the table, loses that.
 
     Parameters

@@ -276,7 +276,7 @@ def _steps(settings: StageSettings, method: Optimizer) -> Choice:
     if subsets is not None:
         why = "a subset gives the start"
         if subsets.only:
-            steps, why = 0, "subsets give the hyperparameters, and rows left out their scale"
+            steps, why = 0, "subsets give the hyperparameters, and leave-one-out errors their scale"
     return resolve(settings.max_iter, steps, why)
 
 

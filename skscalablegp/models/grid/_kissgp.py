@@ -485,7 +485,7 @@ class KISSGPRegressor(GPRegressorBase):
                 run.advise_other_model(
                     f"columns interact. The sum of functions of one column each leaves {own:.2g} "
                     "of the target's variance unexplained; an exact process of only "
-                    f"{len(few.Y)} rows leaves {exact:.2g} of rows left out. Use "
+                    f"{len(few.Y)} rows leaves {exact:.2g} in leave-one-out. Use "
                     "IterativeGPRegressor, SVGPRegressor, or feature_extractor=(64, 2)."
                 )
 

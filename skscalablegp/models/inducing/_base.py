@@ -62,7 +62,7 @@ from ._training import (
 _PASSES = 30
 # Fewest rows for which a start on some rows is worthwhile.
 _FEWEST_START = 100
-# A further regression is the start if it explains so much more of the variance of rows left out.
+# A further regression is the start if it explains so much more of the variance in leave-one-out.
 # The likelihood would often choose it for labels, which are not normal, and mislead: of nine splits
 # of three small tables of classes, with gains of at most .05, it made the log loss worse on seven.
 _CLEARLY_BETTER = 0.1
@@ -74,7 +74,7 @@ Start = tuple[TorchKernel, torch.Tensor, torch.Tensor, Callable[[torch.Tensor], 
 class _Regressed(NamedTuple):
     """The model's theta after a regression, what it explains, and a sentence on where it began.
 
-    `explained` is a share of the variance of rows left out.
+    `explained` is a share of the variance in leave-one-out.
     """
 
     theta: torch.Tensor
@@ -182,7 +182,7 @@ class SparseMixin:
         if not (training.plan.whole or run.stopped or stepper.settled):
             n_steps, reason = train_batches(stepper, run)
             known = float(training.rows.noise.max()) >= KNOWN_NOISE
-            # The rows that are left out know nothing of a user's priors.
+            # The held-out rows know nothing of a user's priors.
             free = noise and stepper.belief.closed and not training.model.kernel.log_prior
             if free and not (known or run.stopped):
                 with run.stage("noise", optional=True):

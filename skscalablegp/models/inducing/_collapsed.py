@@ -28,7 +28,7 @@ from ._bound import (
 
 # Rows whose k(Z, X) is held in memory at a time.
 BLOCK_ROWS = 2048
-# Factors of the ratio of noise and prior variance among which rows that are left out choose.
+# Factors of the ratio of noise and prior variance among which held-out rows choose.
 _RATIOS = tuple(10 ** (k / 8) for k in range(-16, 25))
 
 # A function that returns blocks of rows, targets (b, t) and known noise variances (b,).
@@ -179,7 +179,7 @@ def left_out_scales(
     blocks: Blocks,
     some: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[float, float]:
-    """Factors of the prior variance and of the noise variance that suit rows that are left out.
+    """Factors of the prior variance and of the noise variance that suit held-out rows.
 
     The predicted means depend only on the ratio of noise and prior variance. Of a grid of ratios,
     the one counts with which each of some rows has the highest density if its own target is left
@@ -196,7 +196,7 @@ def left_out_scales(
     blocks : callable
         Gives all rows; their known noise does not count.
     some : tuple of Tensor
-        Inputs, targets and known noise of the rows that are left out.
+        Inputs, targets and known noise of the held-out rows.
 
     Returns
     -------
@@ -205,7 +205,7 @@ def left_out_scales(
     Notes
     -----
     O(n m^2 + m^3). In the eigenvectors of A A', with A = L^-1 k(Z, X), each ratio costs O(m) for
-    each of the rows that are left out. Titsias (2009), equation 6.
+    each of the held-out rows. Titsias (2009), equation 6.
     """
     white = Whitening.of(kernel.cross(theta, Z.double(), Z.double()))
     P, shift = torch.zeros_like(white.factor), None

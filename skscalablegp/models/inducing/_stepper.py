@@ -240,7 +240,7 @@ class SparseStepper(Stepper):
             self._move_hyperparameters(K, bound.grad, n)
 
     def rescale(self) -> None:
-        """Set the default kernel's variance and its noise by rows that are left out.
+        """Set the default kernel's variance and its noise by held-out rows.
 
         A few dozen steps cannot move the noise far from where it started.
         """

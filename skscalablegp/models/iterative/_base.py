@@ -41,8 +41,9 @@ from ._solves import solver_name
 # of the condition number times unit roundoff is at most the second number
 # (benchmarks/crossover.py --part variances gives the errors on 8,000 rows of pol).
 _PRECISE_ROWS, _ACCURATE = EXACT_TRAINING_ROWS["cpu"], 0.15
-# Rows left out that give the scale of the kernel. Normal errors give it a relative error of 6 %, or
-# 3 % where variances come from neighbours and more rows cost little; heavy tails give a larger one.
+# Rows whose leave-one-out errors give the scale of the kernel. Normal errors give it a relative
+# error of 6 %, or 3 % where variances come from neighbours and more rows cost little; heavy tails
+# give a larger one.
 _LEFT_OUT, _LEFT_OUT_NEAR = 512, 2048
 # The largest change of its logarithm by priors.
 _MOST_SCALE = 10.0
@@ -183,25 +184,28 @@ class SolvedGPRegressor(GPRegressorBase):
         final = final_solve(problem, theta, solves, n_samples, state, generator, budget)
         if final.samples is not None:
             self._pathwise = to_numpy(final.samples)
-        self._keep_weights(final.weights, final.value, final.std_error)
+        weights, scale = final.weights.cpu().double(), 1.0
         # A solve that has ended early has errors that would be taken for those of the rows.
         if not plan.all_rows and final.solution.converged:
-            self._scale(kernel, theta, self._build_posterior(), generator)
+            posterior = self._iterative_posterior(weights)
+            theta, scale = self._best_scale(kernel, theta, posterior, generator)
+        self._keep_scaled(kernel, theta, weights, (final.value, final.std_error), scale)
         return final, 0.0
 
-    def _scale(
+    def _best_scale(
         self,
         kernel: TorchKernel,
         theta: torch.Tensor,
         posterior: Posterior,
         generator: torch.Generator,
-    ) -> float:
-        """Multiply the kernel by the mean squared error of rows left out, in units of its variance.
+    ) -> tuple[torch.Tensor, float]:
+        """The hyperparameters of the kernel times its best factor, and this factor.
 
-        That is the maximum of their log density. With priors it is the maximum of the density that
-        as many rows as the table has would have with this error, plus the log prior. The mean does
-        not change. Returns the factor, which is one where an amplitude or a noise level is fixed or
-        known, or would pass the bound that a user has given.
+        The factor is the mean squared leave-one-out error of random rows, in units of its variance:
+        the maximum of their log density. With priors it is the maximum of the density that as many
+        rows as the table has would have with this error, plus the log prior. The mean does not
+        depend on it. It is one where an amplitude or a noise level is fixed or known, or would pass
+        the bound that a user has given.
         """
         problem = self._trained_problem(posterior.dtype, False)
         many = _LEFT_OUT_NEAR if self.posterior_ == "neighbors" else _LEFT_OUT
@@ -210,11 +214,11 @@ class SolvedGPRegressor(GPRegressorBase):
         noise = posterior.noise(X)
         left_out = posterior.leave_one_out(rows, X, Y, torch.zeros_like(noise))
         if left_out is None:  # Only further solves would predict rows without themselves.
-            return 1.0
+            return theta, 1.0
         mean, variance = left_out
         scale = float(((Y - mean).square() / variance[:, None]).mean())
         if not 0 < scale < math.inf:
-            return 1.0
+            return theta, 1.0
         variances = torch.as_tensor(kernel.variances).to(theta)
         if kernel.log_prior:
             n, error, middle = self.n_samples_seen_ * Y.shape[1], scale, math.log(scale)
@@ -228,21 +232,15 @@ class SolvedGPRegressor(GPRegressorBase):
         moved = theta + variances * math.log(scale)
         low, high = kernel.bounds.T
         if self.kernel is not None and ((moved < low) | (moved > high)).any():
-            return 1.0
+            return theta, 1.0
         known = problem.extra_noise
         if known is not None and known.max() > _NEGLIGIBLE * noise.min():
-            return 1.0
+            return theta, 1.0
         at = X[:10].to(torch.float64)
         for part in (lambda to: kernel.cross(to, at, at), lambda to: kernel.noise(to, at)):
             if not torch.allclose(scale * part(theta), part(moved), atol=0):
-                return 1.0
-        quadratic = float(self.alpha_.ravel() @ np.ravel(self.y_train_))
-        self.kernel_ = kernel.to_sklearn(moved)
-        self.alpha_ = self.alpha_ / scale
-        self.log_marginal_likelihood_value_ += 0.5 * (
-            quadratic * (1 - 1 / scale) - np.size(self.y_train_) * math.log(scale)
-        )
-        return scale
+                return theta, 1.0
+        return moved, scale
 
     def _factorise(
         self,
@@ -257,16 +255,18 @@ class SolvedGPRegressor(GPRegressorBase):
             self._predicts_in = "float32" if enough else "float64"
         problem = self._prediction_problem()
         posterior, evaluation = ExactPosterior.of(problem, theta, self._max_jitter())
-        self._keep_weights(evaluation.weights, evaluation.value, 0.0)
-        jitter = evaluation.jitter
+        scale = 1.0
         if not plan.all_rows:
-            scale = self._scale(kernel, theta, posterior, generator)
-            jitter *= scale
+            theta, scale = self._best_scale(kernel, theta, posterior, generator)
+        weights = evaluation.weights.cpu().double()
+        self._keep_scaled(kernel, theta, weights, (evaluation.value, 0.0), scale)
+        if not plan.all_rows:
             operator = problem.operator(torch.tensor(self.kernel_.theta))
-            factor = posterior.factor.mul_(scale**0.5)
-            posterior = ExactPosterior(operator, posterior.weights / scale, factor)
+            # The factor stays in its memory, which nothing else reads.
+            factor = evaluation.factor.mul_(scale**0.5)
+            posterior = ExactPosterior(operator, evaluation.weights / scale, factor)
         self._remember(posterior)
-        return jitter
+        return evaluation.jitter * scale
 
     def _well_conditioned(self, theta: torch.Tensor, plan: IterativePlan) -> GPProblem:
         """All rows in the precision they need; training may have seen a subset only."""
@@ -278,10 +278,23 @@ class SolvedGPRegressor(GPRegressorBase):
             problem = self._trained_problem(problem.X.dtype)
         return problem
 
-    def _keep_weights(self, weights: torch.Tensor, value: float, std_error: float) -> None:
-        self.alpha_ = weights.cpu().double().numpy().reshape(self.y_train_.shape)
-        self.log_marginal_likelihood_value_ = value
-        self.log_marginal_likelihood_std_error_ = std_error
+    def _keep_scaled(
+        self,
+        kernel: TorchKernel,
+        theta: torch.Tensor,
+        weights: torch.Tensor,
+        value: tuple[float, float],
+        scale: float,
+    ) -> None:
+        """Keep the weights and the likelihood's value and error, which are those before scaling."""
+        self.alpha_ = weights.numpy().reshape(self.y_train_.shape) / scale
+        self.log_marginal_likelihood_value_, self.log_marginal_likelihood_std_error_ = value
+        if scale != 1.0:
+            self.kernel_ = kernel.to_sklearn(theta)
+            quadratic = float(weights.numpy().ravel() @ np.ravel(self.y_train_))
+            self.log_marginal_likelihood_value_ += 0.5 * (
+                quadratic * (1 - 1 / scale) - weights.numel() * math.log(scale)
+            )
 
     # ------------------------------------------------------------------ posterior
 
@@ -301,12 +314,15 @@ class SolvedGPRegressor(GPRegressorBase):
         return self._trained_problem(getattr(torch, self._predicts_in), self.posterior_ == "exact")
 
     def _build_posterior(self) -> Posterior:
-        problem = self._prediction_problem()
-        theta = problem.kernel.theta0
         if self.posterior_ == "exact":
-            return ExactPosterior.of(problem, theta, self._max_jitter())[0]
-        operator = problem.operator(theta)
-        weights = torch.tensor(self.alpha_.reshape(len(self.X_train_), -1))
+            problem = self._prediction_problem()
+            return ExactPosterior.of(problem, problem.kernel.theta0, self._max_jitter())[0]
+        return self._iterative_posterior(torch.tensor(self.alpha_.reshape(len(self.X_train_), -1)))
+
+    def _iterative_posterior(self, weights: torch.Tensor) -> IterativePosterior:
+        """The posterior at `kernel_`, whose mean has these weights."""
+        problem = self._prediction_problem()
+        operator = problem.operator(problem.kernel.theta0)
         return IterativePosterior(
             operator,
             weights.to(operator.device, operator.dtype),

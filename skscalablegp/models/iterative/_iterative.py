@@ -138,10 +138,10 @@ class IterativeGPRegressor(SolvedGPRegressor):
         which starts at the hyperparameters of the kernel.
     train_on : {"auto", "subsets", "all"}, default="auto"
         Rows on which the hyperparameters are trained. "all" starts with the subsets and goes on
-        with all rows. "subsets" ends with the subsets, and rows left out give the scale of the
-        kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver, gradient,
-        optimizer or subset_size is given. Tables too small for subsets are trained on all rows in
-        any case.
+        with all rows. "subsets" ends with the subsets, and leave-one-out errors give the scale of
+        the kernel. "auto" is "subsets" from 8,000 to 50,000 rows on a CPU, unless a solver,
+        gradient, optimizer or subset_size is given. Tables too small for subsets are trained on all
+        rows in any case.
     posterior : {"auto", "exact", "neighbors", "pathwise", "solve"}, default="auto"
         Method that computes predictive variances. "exact" is one Cholesky factorisation.
         "neighbors" computes a variance from the 256 training rows with the largest covariances; it

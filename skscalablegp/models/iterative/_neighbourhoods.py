@@ -141,8 +141,8 @@ def _density(
 ) -> float:
     """The mean log density of the last row of each set given the others.
 
-    Targets are in the units of training. The kernel has its best scale, because rows left out
-    determine that of the fitted model, too.
+    Targets are in the units of training. The kernel has its best scale, because leave-one-out
+    errors determine that of the fitted model, too.
     """
     at, deviations, errors = torch.as_tensor(theta), [], []
     for rows in sets:

@@ -87,8 +87,8 @@ class IterativePlan(Plan):
     products : Choice or None
         Of the parameter; None for estimators without it.
     train_on : Choice
-        "all", or "subsets", which then give the hyperparameters, and rows left out the scale of
-        the kernel.
+        "all", or "subsets", which then give the hyperparameters, and leave-one-out errors the scale
+        of the kernel.
     n : int
         Number of rows.
     stages : StageSettings
@@ -399,7 +399,7 @@ def _plan_train_on(params: Any, exact: bool, subsets: Subsets | None, posterior:
         why = "every step factorises" if exact else "the settings are those of steps on all rows"
         return Choice("all", why)
     if subsets.count > 1 or posterior.value not in ("exact", "neighbors"):
-        return Choice("all", "neither subsets nor rows left out would give the scale")
+        return Choice("all", "neither subsets nor leave-one-out errors would give the scale")
     return Choice("subsets", "a step on all rows takes seconds to minutes")
 
 

@@ -297,7 +297,7 @@ class NNGPRegressor(GPRegressorBase):
     def _calibrated(
         self, problem: GPProblem, settings: NeighborPlan, result: TrainingResult, run: FitRun
     ) -> TrainingResult:
-        """Choose the number of neighbours and scale the kernel, by rows that are left out."""
+        """Choose the number of neighbours and scale the kernel, by leave-one-out."""
         # Predictions of the rows in the training objective are too good to tell the scale. They
         # still tell which number of neighbours is better.
         n, seen = len(problem.X), self._seen if self.objective == "leave_one_out" else ()

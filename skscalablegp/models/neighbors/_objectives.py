@@ -62,7 +62,7 @@ class LocalGradient(GradientEstimator):
 
 
 class Scaled(NamedTuple):
-    """The hyperparameters of a kernel times `scale`, and the mean log density of rows left out.
+    """The hyperparameters of a kernel times `scale`, and the mean leave-one-out log density.
 
     `power` is that of the local errors in `local_factor`.
     """
