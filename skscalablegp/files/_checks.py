@@ -7,8 +7,9 @@ names of attributes, which mean the same in all classes. What they do not list h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,7 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from .._compat import check_parameters
 from ..core import GPModel
+from ..core.likelihoods import Likelihood
 from ..kernels import compile_kernel
 from ._errors import ModelFileError
 
@@ -107,18 +109,25 @@ _POSITIVE |= {"GridFeatures.spread", "Table.y_std"}
 _LARGEST, _LARGEST_NUMBER = 2**48, 1e100
 
 
-def check(value: Any, state: Mapping[str, Any] | None = None) -> None:
-    """Raise a ModelFileError for an object that no fit has made.
+def complete(value: Any) -> None:
+    """Give an object of an earlier version the parameters and fields that it did not have then.
 
-    Parameters
-    ----------
-    value : object
-        An object as it was read.
-    state : mapping, optional
-        Its attributes, if they are not those in ``__dict__``.
+    They take their defaults, which mean what the earlier version did.
     """
-    cls = type(value)
-    state = vars(value) if state is None else state
+    cls, state = type(value), vars(value)
+    if isinstance(value, GPModel):
+        for name, parameter in signature(cls.__init__).parameters.items():
+            if name != "self" and name not in state:
+                state[name] = parameter.default
+    elif is_dataclass(cls):
+        for field in fields(cls):
+            if field.name not in state and field.default is not MISSING:
+                state[field.name] = field.default
+
+
+def check(value: Any) -> None:
+    """Raise a ModelFileError for an object that no fit has made."""
+    cls, state = type(value), vars(value)
     if is_dataclass(cls):
         _check_fields(cls, state)
     if isinstance(value, Kernel):
@@ -133,7 +142,11 @@ def check(value: Any, state: Mapping[str, Any] | None = None) -> None:
 
 def check_record(cls: type, values: Mapping[str, Any]) -> None:
     """The same for a `Record`, which stands for an object of the class `cls`."""
-    if not is_dataclass(cls) or {field.name for field in fields(cls)} != set(values):
+    if not is_dataclass(cls):
+        raise ModelFileError(f"a {cls.__name__} has no fields")
+    defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    values = defaults | dict(values)
+    if {field.name for field in fields(cls)} != set(values):
         raise ModelFileError(f"a {cls.__name__} has other fields")
     _check_fields(cls, values, of_records=True)
     _check_arrays(cls.__name__, values, {})
@@ -250,10 +263,9 @@ def _is_number(value: Any, hint: type) -> bool:
 
 
 def _check_model(model: GPModel, state: Mapping[str, Any]) -> None:
-    missing = [name for name in model._get_param_names() if name not in state]
-    if missing:
-        raise ModelFileError(f"a {type(model).__name__} has no parameter {missing[0]!r}")
     check_parameters(model)
+    if not isinstance(state.get("likelihood_"), Likelihood | None):
+        raise ModelFileError("likelihood_ is no likelihood")
     for names in TOGETHER:
         # Compact files leave out all of them, if any.
         there = [name in state for name in names if name not in state.get("_left_out_of_file", ())]

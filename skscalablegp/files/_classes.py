@@ -20,8 +20,9 @@ Entry = TypeVar("Entry")
 _SETTINGS = ("kernels", "likelihoods", "priors", "solvers", "preconditioners", "truncation")
 _SETTINGS += ("gradients", "training")
 
-# Classes of fitted state, and functions in it, by their module. A class belongs here as soon as a fitted
-# estimator has an object of it in its ``__dict__``; `save` refuses those that are missing.
+# Classes of fitted state, and functions in it, by the module that defines them. A class belongs
+# here as soon as a fitted estimator has an object of it in its ``__dict__``; `save` refuses those
+# that are missing.
 _STATE = {
     "core._arrays": ["Record"],
     "core._exact_process": ["ExactProcess"],

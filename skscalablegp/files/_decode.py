@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from ..core import Record
-from ._checks import check, check_record
+from ._checks import check, check_record, complete
 from ._classes import entry_of, is_registered
 from ._decode_arrays import ArrayDecoder
 from ._scikit import loads, restored
@@ -127,6 +127,7 @@ class Decoder(ArrayDecoder):
         self._made[number] = value = cls.__new__(cls)
         self._attributes(content["state"], vars(value))
         if not is_registered(cls):
+            complete(value)
             check(value)
         return value
 

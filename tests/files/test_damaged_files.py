@@ -96,7 +96,6 @@ def test_every_tensor_has_a_checksum(path, tmp_path):
             ),
             "",
         ),
-        (lambda f: state(f).pop("kernel"), "no parameter 'kernel'"),
         (lambda f: state(f).update(history_={"same": 10**6}), "does not exist"),
         (lambda f: f.metadata.update(format="other"), "another program"),
     ],

@@ -240,6 +240,16 @@ def test_a_later_schema_is_named(model, tmp_path):
         load(forged.write(tmp_path / "later"))
 
 
+def test_a_file_of_an_earlier_version_has_fewer_parameters(model, tmp_path):
+    """Parameters and fields that came later take their defaults."""
+    save(model, tmp_path / "model")
+    forged = Forged(tmp_path / "model")
+    del forged.structure["model"]["object"]["state"]["batch_size"]
+    again = load(forged.write(tmp_path / "earlier"))
+    assert again.batch_size == SVGPRegressor().batch_size
+    assert_same(model, again)
+
+
 def test_a_class_of_a_later_version_is_named(model, tmp_path):
     save(model, tmp_path / "model")
     forged = Forged(tmp_path / "model")
