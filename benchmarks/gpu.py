@@ -5,6 +5,8 @@
     python benchmarks/gpu.py --part exact
     python benchmarks/gpu.py --part sets
     python benchmarks/gpu.py --part million
+    python benchmarks/gpu.py --part products
+    python benchmarks/gpu.py --part all --lines gpu.jsonl
     python benchmarks/gpu.py --part entries --device cpu --small
 
 entries   kernel entries a second in a tiled product, for numbers of right-hand sides and both
@@ -12,9 +14,13 @@ entries   kernel entries a second in a tiled product, for numbers of right-hand 
           product, and a copy of a large tensor (bytes a second)
 exact     default fits of 4,000 and 30,000 drawn rows: seconds, predictions a second, scores
 sets      the six comparison sets by default, split 0 (needs the data: SKSCALABLEGP_DATA)
+products  seconds of a product of 100,000 rows by tiles, by compiled tiles and by KeOps, each after
+          the call that compiles, whose seconds are given, too; errors against double precision
 million   a drawn million rows of 10 columns: seconds of one product and of one solver step with 17
           right-hand sides, and the training that they project to
 
+all       one after the other
+``--lines FILE`` appends the lines to a file, and leaves out parts that it has in full.
 ``--small`` divides all sizes, so that the parts can be tried on a CPU.
 """
 
@@ -29,6 +35,7 @@ import time
 
 SETS = ("pol", "elevators", "bike", "protein", "kin40k", "keggdirected")
 COLUMNS = 10
+CHOICES = ("entries", "products", "exact", "sets", "million", "all")
 
 
 def main(argv=None):
@@ -40,7 +47,8 @@ def main(argv=None):
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("No CUDA device was found: run this where one is, or give --device cpu.")
     words = sys.argv[1:] if argv is None else argv
-    part = dict(entries=entries, exact=exact, sets=sets, million=million)[args.part]
+    known = dict(entries=entries, products=products, exact=exact, sets=sets, million=million)
+    parts = known if args.part == "all" else {args.part: known[args.part]}
     on_gpu = torch.device(args.device).type == "cuda"
     facts = dict(
         device=torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU",
@@ -49,15 +57,33 @@ def main(argv=None):
         versions=versions(),
         command=shlex.join(["python", "benchmarks/gpu.py", *words]),
     )
-    for line in part(args):
-        print(json.dumps(plain(dict(benchmark="gpu", part=args.part, **line, **facts))), flush=True)
+    done = finished(args.lines)
+    for name, part in parts.items():
+        if (name, facts["device"]) in done:
+            continue
+        for line in [*part(args), dict(status="part finished")]:
+            written = json.dumps(plain(dict(benchmark="gpu", part=name, **line, **facts)))
+            print(written, flush=True)
+            if args.lines is not None:
+                with open(args.lines, "a", encoding="utf-8") as file:
+                    file.write(written + "\n")
+
+
+def finished(path):
+    """The parts, with their devices, that the lines of a file have in full."""
+    if path is None or not os.path.exists(path):
+        return set()
+    with open(path, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    return {(a["part"], a["device"]) for a in lines if a.get("status") == "part finished"}
 
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", required=True, choices=["entries", "exact", "sets", "million"])
+    parser.add_argument("--part", required=True, choices=CHOICES)
+    parser.add_argument("--lines", help="a file of lines, to which new ones are added")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a fiftieth of the rows")
     parser.add_argument("--seconds", type=float, default=400, help="where the part stops")
@@ -82,7 +108,7 @@ def timed(work, args, repeats=5):
     return statistics.median(seconds[1:])
 
 
-def operator(args, n, dtype):
+def operator(args, n, dtype, **settings):
     """H over drawn rows at typical hyperparameters, and the generator of what is drawn next."""
     import torch
 
@@ -94,7 +120,7 @@ def operator(args, n, dtype):
     kernel = compile_kernel(default_kernel(COLUMNS), COLUMNS)
     theta = kernel.theta0.clone()
     theta[1:-1], theta[-1] = 0.5 * torch.log(torch.tensor(float(COLUMNS))), -3.0
-    return KernelOperator(kernel, theta, X), generator
+    return KernelOperator(kernel, theta, X, **settings), generator
 
 
 def entries(args):
@@ -124,6 +150,36 @@ def entries(args):
                 share_of_gemm=operations / seconds / gemm,
                 gemm_operations_per_second=gemm,
                 copy_bytes_per_second=copy,
+            )
+
+
+def products(args):
+    """Seconds and errors of each way to multiply; a way that is not there says why."""
+    import torch
+
+    n, few = rows(args, 100_000), rows(args, 10_000)
+    for columns in (1, 17):
+        for way in ("tiles", "compiled", "keops"):
+            facts = dict(products=way, n=n, n_columns=COLUMNS, n_right_hand_sides=columns)
+            try:
+                H, generator = operator(args, n, torch.float32, products=way)
+            except ImportError as error:
+                yield dict(status=f"left out: {error}", **facts)
+                continue
+            V = torch.randn(n, columns, generator=generator).to(args.device)
+            start = time.perf_counter()
+            float(H.matmul(V)[0, 0])
+            first = time.perf_counter() - start
+            seconds = timed(lambda H=H, V=V: H.matmul(V), args)
+            small, _ = operator(args, few, torch.float32, products=way)
+            exact = small.matmul(V[:few].double())
+            error = float((small.matmul(V[:few]) - exact).norm() / exact.norm())
+            yield dict(
+                first_seconds=first,
+                seconds=seconds,
+                entries_per_second=n**2 / seconds,
+                relative_error=error,
+                **facts,
             )
 
 

@@ -13,6 +13,9 @@ from contracts.estimator_contract import table
 from contracts.test_contract import ROWS
 from numpy.testing import assert_allclose
 from simulated import simulated
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+from skscalablegp import NNGPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -63,3 +66,21 @@ def test_says_on_a_gpu_what_it_says_on_a_cpu(row):
         for ours, theirs in zip(row.everything(back, X_new), found, strict=True):
             if ours.dtype.kind == "f":
                 assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_neighbourhoods_are_factorised_at_once():
+    """The number of operations, and of waits, does not depend on the number of rows."""
+    X, y, _ = table(n=60)
+    kernel = Matern(2.0) + WhiteKernel(0.01)
+    counts = []
+    with simulated() as gpu:
+        settings = dict(optimizer=None, n_neighbors=8, small_table="method", random_state=0)
+        model = NNGPRegressor(kernel, device="cuda", **settings).fit(X, y)
+        model.predict(X[:1])
+        for rows in (20, 200):
+            new = np.random.default_rng(0).uniform(-2, 2, (rows, X.shape[1]))
+            gpu.forget()
+            model.predict(new, return_std=True)
+            counts.append((gpu.launches, sum(gpu.waits.values())))
+    assert counts[0] == counts[1]
+    assert counts[0][0]["linalg_cholesky_ex"] == 1
