@@ -9,7 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .posteriors import Moments, Posterior, ProcessModule, predictive_quantiles
+from .posteriors import (
+    Moments,
+    Posterior,
+    ProcessModule,
+    predictive_log_density,
+    predictive_quantiles,
+)
 
 # Predictions evaluate blocks of k(X_new, X_train) of at most this many bytes.
 _CHUNK_BYTES = 2**27
@@ -134,6 +140,21 @@ class FittedProcess:
         ]
         scale, mean = (np.atleast_1d(a)[:, None] for a in (self.y_std, self.y_mean))
         return np.concatenate(parts) * scale + mean
+
+    def log_density(self, X: np.ndarray, Y: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+        """Log densities (m, t) of targets Y (m, t), with known noise variances (m, t) or None."""
+        noise = None if known is None else known / np.square(self.y_std)
+        Y = (Y - self.y_mean) / self.y_std
+        parts = [
+            predictive_log_density(
+                self.posterior,
+                self.inputs(X[part]),
+                Y[part],
+                None if noise is None else noise[part],
+            )
+            for part in self._chunks(len(X))
+        ]
+        return np.concatenate(parts) - np.log(self.y_std)
 
     def _chunks(self, m: int) -> list[slice]:
         step = max(1, _CHUNK_BYTES // (8 * max(self.posterior.width, 1)))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .._validation import check_n_targets, validated
 from ._edge import answers
@@ -166,6 +166,39 @@ class GPClassifierBase(ClassifierMixin, GPModel):
             Before `fit`.
         """
         return self._by_blocks(X, self._probabilities)
+
+    def log_predictive_density(self, X: Any, y: Any) -> np.ndarray:
+        """Log predictive probabilities of observed classes, one for each row.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows.
+        y : array-like of shape (m,)
+            Observed classes.
+
+        Returns
+        -------
+        log_probability : ndarray of shape (m,)
+            In nats.
+
+        Raises
+        ------
+        ValueError
+            For labels that the model does not know, or a wrong number of them.
+        NotFittedError
+            Before `fit`.
+        """
+        probabilities = self.predict_proba(X)  # raises NotFittedError before `fit`
+        labels = column_or_1d(y)
+        if len(labels) != len(probabilities):
+            raise ValueError(
+                f"y must hold one class for each row; got {len(labels)} for "
+                f"{len(probabilities)} rows."
+            )
+        codes = self._numbered(labels, reset=False)
+        chosen = probabilities[np.arange(len(codes)), codes]
+        return np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable class.

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._validation import (
@@ -343,6 +343,53 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         out = model._quantiles(X, np.atleast_1d(q), include_noise, noise_variance)
         out = out[:, 0] if out.shape[1] == 1 else out
         return out if q.ndim else out[..., 0]
+
+    def _log_density(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> np.ndarray:
+        """(m, t) log densities of targets (m, t) in their own units."""
+        known = self._new_noise(noise_variance, X)
+        return self._fitted_process().log_density(X, Y, known)
+
+    @answers
+    def log_predictive_density(self, X: Any, y: Any, noise_variance: Any = None) -> np.ndarray:
+        """Log predictive densities of observations, one for each row.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Rows.
+        y : array-like of shape (m,) or (m, t)
+            Observed targets, in their own units.
+        noise_variance : float, array-like of shape (m,) or (m, t), default=None
+            Known noise variances of these observations, as in `predict`.
+
+        Returns
+        -------
+        log_density : ndarray of shape (m,) or (m, t)
+            In nats, with respect to the target's own units; for counts, log probabilities.
+
+        Raises
+        ------
+        ValueError
+            For targets of another shape, or that are not finite.
+        NotFittedError
+            Before `fit`, unless the estimator then answers from its prior.
+
+        Notes
+        -----
+        Each row is taken alone: the sum is not a joint density. The predictive distribution is that
+        of `predict_quantiles`, with the noise of `likelihood` and any fitted shape of tails. With
+        Gaussian noise, the mean over rows is minus the NLPD of `skscalablegp.metrics.nlpd`.
+        """
+        model, X = self._answering(X)
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        Y, t = y.reshape(len(y), -1), model._n_outputs()
+        if Y.shape != (len(X), t):
+            raise ValueError(
+                f"y must hold one value for each row and target, ({len(X)}, {t}); got the shape "
+                f"{y.shape}."
+            )
+        out = model._log_density(X, Y, noise_variance)
+        return out[:, 0] if out.shape[1] == 1 else out
 
     @answers
     def predict_interval(

@@ -67,6 +67,15 @@ class NoisyRegressorBase(MetaRegressorBase):
         mean, std = self._mean_and_std(X, known)
         return (mean[:, None] + std[:, None] * tails(ndtri(q)))[:, None]
 
+    def _log_density(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> np.ndarray:
+        tails = self._learned.tails
+        if tails.name == "normal":
+            return super()._log_density(X, Y, noise_variance)
+        known = self._new_noise(noise_variance, X)
+        mean, std = self._mean_and_std(X, known)
+        std = np.maximum(std, np.finfo(np.float64).tiny)
+        return (tails.log_density((Y[:, 0] - mean) / std) - np.log(std))[:, None]
+
     def _check_latent(self, X: np.ndarray, include_noise: bool) -> None:
         """Refuse uncertainty without noise where the regressor does not separate the two."""
         if not include_noise and self._learned.process(X[:1])[0] is None:

@@ -42,6 +42,16 @@ class Tails:
         inside = np.clip(z, self.nodes[0], self.nodes[-1])
         return np.interp(inside, self.nodes, self.values) + z - inside
 
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """The log density of standardised errors whose quantiles these are."""
+        rise = np.maximum(np.diff(self.values), 1e-12 * np.ptp(self.values))
+        values = self.values[0] + np.append(0, np.cumsum(rise))
+        slope = np.concatenate([[1.0], rise / np.diff(self.nodes), [1.0]])
+        inside = np.clip(x, values[0], values[-1])
+        z = np.interp(inside, values, self.nodes) + x - inside
+        density = -0.5 * (np.log(2 * np.pi) + np.square(z))
+        return density - np.log(slope[np.searchsorted(values, x, side="right")])
+
     @classmethod
     def of(cls, name: str, z: Float[np.ndarray, " n"]) -> Tails:
         """The shape fitted to standardised errors of left-out rows; normal if there are too few."""

@@ -28,6 +28,11 @@ from ._modules import (
     WhiteNoise,
 )
 from ._moments import Moments
-from ._observed import draw_observations, observed, predictive_quantiles
+from ._observed import (
+    draw_observations,
+    observed,
+    predictive_log_density,
+    predictive_quantiles,
+)
 from ._quantiles import additive_quantiles
 from ._unfinished import report_unfinished, unfinished_solves

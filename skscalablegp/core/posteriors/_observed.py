@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..likelihoods import Likelihood, Predictive
 from ._base import Draws, Posterior, Rows
+from ._densities import additive_log_density, observed_log_density
 from ._moments import Moments
 from ._quantiles import additive_quantiles, observed_quantiles
 
@@ -91,6 +92,39 @@ class ObservedPosterior(Posterior):
         # If the mean decreases in f, its low quantiles are at high quantiles of f.
         turned = (rising - falling) * (q - 0.5) < 0
         return np.where(turned, falling, rising)
+
+    def log_density(
+        self, X: Float[Tensor, "m d"], Y: Float[np.ndarray, "m 1"]
+    ) -> Float[np.ndarray, "m 1"]:
+        """The log density, or log probability, of y at each row."""
+        mean, variance, noise = (part.cpu().double().numpy() for part in self.latent.moments(X))
+        none = np.zeros_like(mean)
+        return observed_log_density(self.likelihood, Y, mean, (variance + noise)[:, None], none)
+
+
+def predictive_log_density(
+    posterior: Posterior,
+    X: Float[Tensor, "m d"],
+    Y: Float[np.ndarray, "m t"],
+    known: Float[np.ndarray, "m t"] | None,
+) -> Float[np.ndarray, "m t"]:
+    """Log densities of new observations, one for each row and target.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    X : Tensor of shape (m, d)
+    Y : ndarray of shape (m, t)
+        In the units of the posterior.
+    known : ndarray of shape (m, t) or None
+        Known noise variances.
+    """
+    if not posterior.likelihood.additive:
+        return posterior.log_density(X, Y)
+    mean, variance, white = (part.cpu().double().numpy() for part in posterior.moments(X))
+    variance = np.repeat(variance[:, None], mean.shape[1], 1)
+    noise = white[:, None] + (np.zeros_like(mean) if known is None else known)
+    return additive_log_density(posterior.likelihood, Y, mean, variance, noise)
 
 
 def predictive_quantiles(
