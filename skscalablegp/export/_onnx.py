@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,11 +149,13 @@ def _written(module: GPModule, dtype: str) -> Any:
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Without the exporter's messages below errors."""
+    """Without the exporter's messages below errors, and without warnings of its packages."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(before)

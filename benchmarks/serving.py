@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Time predictions as a service asks for them, and rows that join: one JSON line a case.
+
+    python benchmarks/serving.py --rows 2000 --models SVGPRegressor KISSGPRegressor
+    python benchmarks/serving.py --part updates --rows 100000 --models NNGPRegressor
+
+The first part times one row and 1,000 rows, the mean alone and with its standard deviation, by
+`predict`, by the torch module and by ONNX Runtime (where it is installed), in microseconds a row.
+The second adds 100 rows by `partial_fit` and compares with the fit. Processor seconds of one
+thread; the median of repeated calls.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+MODELS = ["SVGPRegressor", "SGPRRegressor", "KISSGPRegressor", "RFFRegressor", "QSGPRegressor"]
+MODELS += ["SCGDDKLRegressor", "NNGPRegressor", "IterativeGPRegressor", "PoERegressor"]
+COLUMNS = {"KISSGPRegressor": 2}
+NEW = 100
+
+
+def table(n, d):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(n, d))
+    return X, np.sin(6 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(n)
+
+
+def made(name):
+    import inspect
+
+    import skscalablegp
+
+    cls = getattr(skscalablegp, name)
+    small = "small_table" in inspect.signature(cls).parameters
+    return cls(random_state=0, **({"small_table": "method"} if small else {}))
+
+
+def microseconds(call, m):
+    """Median time a row of repeated calls, for about half a second."""
+    call()
+    took, begun = [], time.process_time()
+    while len(took) < 5 or (time.process_time() - begun < 0.5 and len(took) < 500):
+        start = time.process_time_ns()
+        call()
+        took.append((time.process_time_ns() - start) / 1000)
+    return round(statistics.median(took) / m, 2)
+
+
+def predictions(name, n):
+    import torch
+
+    import skscalablegp as sk
+
+    X, y = table(n, COLUMNS.get(name, 6))
+    model = made(name).fit(X, y)
+    line = {"part": "predictions", "model": name, "rows": n, "columns": X.shape[1]}
+    for what, return_std in (("mean", False), ("std", True)):
+        module = sk.to_torch(model, return_std)
+        session = onnx_session(model, return_std)
+        for m in (1, 1000):
+            rows, tensor = X[:m].copy(), torch.tensor(X[:m])
+            ways = {"predict": lambda: model.predict(rows, return_std=return_std)}  # noqa: B023
+            ways["torch"] = lambda: module(tensor)  # noqa: B023
+            if session is not None:
+                ways["onnx"] = lambda: session.run(None, {"X": rows})  # noqa: B023
+            for way, call in ways.items():
+                with torch.inference_mode():
+                    line[f"{way}_{what}_{m}"] = microseconds(call, m)
+    return line
+
+
+def onnx_session(model, return_std):
+    import skscalablegp as sk
+
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        sk.export_onnx(model, path, return_std)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        return onnxruntime.InferenceSession(path.read_bytes(), options)
+
+
+def updates(name, n):
+    X, y = table(n + NEW, COLUMNS.get(name, 6))
+    model, begun = made(name), time.process_time()
+    model.fit(X[:n], y[:n])
+    fit = time.process_time() - begun
+    begun = time.process_time()
+    model.partial_fit(X[n:], y[n:])
+    update = time.process_time() - begun
+    line = {"part": "updates", "model": name, "rows": n, "new": NEW, "fit_seconds": round(fit, 3)}
+    return line | {"update_seconds": round(update, 4), "times_faster": round(fit / update, 1)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=["predictions", "updates"], default="predictions")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--output", help="file to which lines are appended")
+    args = parser.parse_args()
+
+    import torch
+
+    import skscalablegp
+
+    torch.set_num_threads(1)
+    for name in args.models:
+        work = predictions if args.part == "predictions" else updates
+        line = work(name, args.rows)
+        line |= {"version": skscalablegp.__version__, "date": date.today().isoformat()}
+        print(json.dumps(line), flush=True)
+        if args.output:
+            with open(args.output, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
