@@ -610,7 +610,15 @@ class EstimatorContract(Contract):
         assert_all_equal(said, row.everything(early, X_new), row.repeat_rtol)
         assert_all_equal(said, row.everything(late, X_new), row.repeat_rtol)
 
+    @once_a_class
     def test_files_before_and_after_predict(self, row, tmp_path):
+        self.check_files(row, tmp_path)
+
+    @pytest.mark.slow
+    def test_files_of_every_row(self, row, tmp_path):
+        self.check_files(row, tmp_path)
+
+    def check_files(self, row, tmp_path):
         """A file gives what a pickle gives, to the bit: predictions, samples and the report."""
         model, X = shared(row)
         fresh = pickle.loads(pickle.dumps(model))
@@ -625,6 +633,7 @@ class EstimatorContract(Contract):
             assert name == "compact" or vars(again).keys() == vars(model).keys()
         assert_all_equal(row.everything(model, X), everything, row.repeat_rtol or 1e-12)
 
+    @once_a_class
     @needs("partial_fit")
     def test_a_file_continues(self, row, tmp_path):
         X, y, X_new = table(seed=2)
