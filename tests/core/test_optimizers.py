@@ -10,7 +10,7 @@ import torch
 from sklearn.base import clone
 
 import skscalablegp
-from skscalablegp.core.training import OPTIMIZERS, TensorAdam, resolve_optimizer
+from skscalablegp.core.training import OPTIMIZERS, AdamOfGroups, TensorAdam, resolve_optimizer
 from skscalablegp.training import LBFGS, Adam, QuasiNewton
 
 WIDE = np.array([[-5.0, 5.0]] * 3)
@@ -241,6 +241,19 @@ def test_steps_on_tensors_are_those_of_torch():
     for x, y in zip(ours, theirs, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-6, atol=0)
     assert bool((unused == 1).all())
+    groups = [{"params": [x.detach().clone().requires_grad_(True)], "lr": 0.1} for x in start]
+    grouped, theirs = AdamOfGroups(groups), [x.clone().requires_grad_(True) for x in start]
+    reference = torch.optim.Adam([{"params": [x], "lr": 0.1} for x in theirs])
+    for k in range(4):
+        for one, other in zip(groups, theirs, strict=True):
+            one["params"][0].grad = torch.sin(one["params"][0].detach())
+            other.grad = torch.sin(other.detach())
+        for group in (*groups, *reference.param_groups):
+            group["lr"] = 0.1 / (k + 1)
+        grouped.step()
+        reference.step()
+    for one, other in zip(groups, theirs, strict=True):
+        torch.testing.assert_close(one["params"][0], other, rtol=1e-6, atol=1e-9)
     adam.zero_grad()
     assert ours[0].grad is None
 
@@ -254,6 +267,8 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((40, 2))
 sk.SVGPRegressor(random_state=0).fit(X, X[:, 0])
 sk.SVGPClassifier(random_state=0).fit(X, X[:, 0] > 0)
+X = rng.standard_normal((3100, 2))
+sk.SCGDDKLRegressor(max_epochs=1, random_state=0).fit(X, X[:, 0])
 print("torch._dynamo" in sys.modules)
 """
     said = subprocess.run(

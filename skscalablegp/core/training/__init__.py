@@ -1,6 +1,6 @@
 """Training watched by one monitor: optimisers of all rows, and steps of random batches."""
 
-from ._adam import TensorAdam
+from ._adam import AdamOfGroups, TensorAdam
 from ._budget import SHARES, Budget, StopTraining
 from ._loop import TrainingResult, restart_points, train
 from ._monitor import Monitor, TrainingStep

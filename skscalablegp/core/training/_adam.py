@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,3 +58,27 @@ class TensorAdam:
                 square.mul_(self._betas[1]).addcmul_(x.grad, x.grad, value=1 - self._betas[1])
                 spread = (square.sqrt() / second**0.5).add_(1e-8)
                 x.addcdiv_(mean, spread, value=-rate * factor / first)
+
+
+class AdamOfGroups:
+    """`TensorAdam` with the part of the interface of `torch.optim.Adam` that batches need.
+
+    Parameters
+    ----------
+    groups : list of dict
+        Each with its tensors ("params") and their learning rate ("lr"), which may change.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]):
+        self.param_groups = groups
+        self._each = [TensorAdam([(group["params"], 1.0)]) for group in groups]
+
+    def zero_grad(self) -> None:
+        """Delete the gradients."""
+        for adam in self._each:
+            adam.zero_grad()
+
+    def step(self) -> None:
+        """One step of each group at its present rate."""
+        for adam, group in zip(self._each, self.param_groups, strict=True):
+            adam.step(group["lr"])

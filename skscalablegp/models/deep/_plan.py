@@ -11,6 +11,7 @@ import torch
 
 from ..._validation import resolve_dtype
 from ...core import Choice, Plan, ignore, instead, is_auto, resolve, small_table_rows
+from ...core.training import AdamOfGroups
 
 # Number of steps of 64 rows for max_epochs="auto", and the range of the number of epochs.
 _STEPS, _MORE_STEPS, _ENOUGH_EPOCHS, _MOST_EPOCHS = 12_000, 18_000, 28, 100
@@ -34,8 +35,9 @@ EXACT_ROWS = 3000
 # rows, and all scores together must not cost more than the steps.
 MOST_SCORES, _SCORES_PER_EPOCH = 20, 4
 
-BATCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
+# The others import compilers when a process first uses them, for several seconds.
+BATCH_OPTIMIZERS: dict[str, Callable[[list[dict]], Any]] = {
+    "adam": AdamOfGroups,
     "adamw": torch.optim.AdamW,
     "adadelta": torch.optim.Adadelta,
     "adagrad": torch.optim.Adagrad,
@@ -68,7 +70,7 @@ class DeepPlan(Plan):
     early_stopping : Choice
     """
 
-    new_optimizer: Callable[[list[dict]], torch.optim.Optimizer] | None
+    new_optimizer: Callable[[list[dict]], Any] | None
     settles: bool
     batch_size: Choice
     max_epochs: Choice
@@ -174,7 +176,7 @@ def _ignored(params: Any, n: int, exact: bool, stream: bool, split: bool) -> dic
     return ignored
 
 
-def batch_optimizer(given: Any) -> Callable[[list[dict]], torch.optim.Optimizer] | None:
+def batch_optimizer(given: Any) -> Callable[[list[dict]], Any] | None:
     """A function that makes the optimiser of batches; a ValueError lists the known names."""
     if isinstance(given, str) and given in BATCH_OPTIMIZERS:
         return BATCH_OPTIMIZERS[given]

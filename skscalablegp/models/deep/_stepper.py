@@ -13,7 +13,7 @@ from scipy.spatial import cKDTree
 from torch import Generator, Tensor
 
 from ...core.data import RowSource
-from ...core.training import Stepper
+from ...core.training import AdamOfGroups, Stepper
 from ._batch import BatchGradient, FeatureBatch, automatic_rate
 from ._exact_pass import ExactPass, NoiseSearch, Settled
 from ._features import DeepFeatures
@@ -119,7 +119,7 @@ class WeightSpaceStepper(Stepper):
         self._noise_bounds = features.white.bounds(tensors[k])
         self._trained = self._require_gradients()
         self._frozen = plan.new_optimizer is None
-        new_optimizer = torch.optim.SGD if plan.new_optimizer is None else plan.new_optimizer
+        new_optimizer = AdamOfGroups if plan.new_optimizer is None else plan.new_optimizer
         self._optimizer = new_optimizer([{"params": self._trained, "lr": plan.learning_rate.value}])
         self._weight_rate = automatic_rate(plan.batch_size.value, m)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
