@@ -14,11 +14,12 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from .._validation import check_noise_variance
 from ..core import FitRun
-from ._auto_base import CUT, AutoBase, Rows
-from ._below import fit_below, told_noise, with_kernel
+from ..core.training import Budget
+from ._auto_base import AutoBase, Rows, Trial
+from ._below import fit_below, told_noise
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, candidates
-from ._noise import FEWEST_ROWS, best_noise
+from ._noise import FEWEST_ROWS, NoiseModel, best_noise
 from ._noisy import NoisyRegressorBase
 from ._pool import (
     Validated,
@@ -31,12 +32,15 @@ from ._pool import (
 )
 from ._scaled import Scaled, noise_features
 from ._stacked import StackedGPRegressor
+from ._trials import grown
 
 # With fewer rows no row can be spared, and the exact process predicts alone.
 _FEWEST = 5
 # With fewer scored rows only the first candidate for the weights has a noise model: errors of few
 # rows cannot tell candidates apart.
 _SEVERAL = 500
+# Errors of the first trial of a noise model under a time budget.
+_FIRST_ERRORS = 1000
 # Share of the remaining time for the noise model.
 _FOR_NOISE = 0.5
 
@@ -219,8 +223,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             rows = self._divided(X, y, known, run)
             cut = self._compare(tried, rows, run)
             if not run.stopped:
-                self._learn_noise(rows, run)
-            refitted = [] if run.stopped else self._refit(rows, run)
+                cut += self._learn_noise(rows, run)
+            refitted = [] if run.stopped else self._refit(rows, cut, run)
             self._conclude(rows, refitted, cut, run)
         return self
 
@@ -250,42 +254,39 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         run.reports(summary=self.explain_)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
 
-    def _judged(  # noqa: PLR0913 (a fit and its judge)
-        self, candidate: Candidate, fresh: Any, rows: Rows, part: float, run: FitRun
-    ) -> tuple[Validated, str]:
-        """A fitted member with its predictions of held-out rows, and how its fit ended."""
-        y = rows.y[rows.held]
-        known = None if rows.known is None else rows.known[rows.held]
-        mean, variance = np.empty(len(y)), np.empty(len(y))
-        with run.stage(candidate.name):
-            if rows.cross_fitted:
-                parts = part / (1 + len(rows.folds))
-                inner, status = self._fitted(fresh, rows, np.arange(len(rows.y)), parts, run)
-                # Not leave-one-out: its means tell the targets from which a noise model learns.
-                again = with_kernel(fresh, inner) if candidate.name == "exact" else fresh
-                for fitted, new in rows.folds:
-                    below, ended = self._fitted(again, rows, fitted, parts, run)
-                    status = ended if ended in CUT else status
-                    mean[new], variance[new] = _predicted(below, rows.X[new])
-            else:
-                some = rows.folds[0][0]
-                if candidate.rows is not None and len(some) > candidate.rows:
-                    some = np.sort(run.random_state.choice(some, candidate.rows, replace=False))
-                inner, status = self._fitted(fresh, rows, some, part, run)
-                mean, variance = _predicted(inner, rows.X[rows.held])
+    def _width(self) -> int:
+        return 2
+
+    def _answer(self, inner: Any, X: np.ndarray) -> np.ndarray:
+        """Means and variances; these are NaN for a regressor without any."""
+        mean, variance, _ = Scaled(inner).unscaled(X)
+        return np.column_stack([mean, np.full(len(X), np.nan) if variance is None else variance])
+
+    def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows) -> Validated:
+        seen = np.sort(rows.order[: trial.judged])
+        held = rows.held[seen]
+        mean, variance = trial.found[seen].T
         own = None if np.isnan(variance).any() else variance
-        if not (np.isfinite(mean).all() and (own is None or np.isfinite(own).all())):
-            raise ArithmeticError("its predictions of held-out rows are not finite")
-        scaled, variance = calibrated(Scaled(inner), y, mean, own, rows.scored, known)
-        refits = not rows.cross_fitted and candidate.rows is None
-        return Validated(candidate.name, fresh, scaled, mean, variance, refits), status
+        known = None if rows.known is None else rows.known[held]
+        scored = rows.common([trial.judged])[seen]
+        scaled, variance = calibrated(Scaled(trial.inner), rows.y[held], mean, own, scored, known)
+        means, variances = trial.found[:, 0], np.full(len(rows.held), np.nan)
+        variances[seen] = variance
+        name, judged = candidate.name, trial.judged
+        return Validated(name, fresh, scaled, means, variances, judged, trial.refits, trial.seconds)
+
+    def _common(self, rows: Rows, weightings: list[np.ndarray]) -> np.ndarray:
+        """Which held-out rows are scored, of those that all members with some weight predicted."""
+        used = np.sum(weightings, axis=0) > 0
+        return rows.common([m.judged for m, u in zip(self._members, used, strict=True) if u])
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
-        scored = rows.held[rows.scored]
+        common = rows.common([each.judged for each in self._members])
+        scored = rows.held[common]
         known = 0.0 if rows.known is None else rows.known[scored]
-        means = np.stack([each.mean[rows.scored] for each in self._members])
-        variances = np.stack([each.variance[rows.scored] for each in self._members]) + known
+        means = np.stack([each.mean[common] for each in self._members])
+        variances = np.stack([each.variance[common] for each in self._members]) + known
         self._weightings = pool_weights(rows.y[scored], means, variances)
         self._pool(self._weightings[0], Scaled(None), rows)
 
@@ -295,16 +296,20 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     def _pool_again(self, rows: Rows) -> None:
         self._pool(self._weights, self._learned, rows)
 
-    def _mixed(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of the held-out rows under some weights."""
-        means = np.stack([each.mean for each in self._members])
-        return mixed(weights, means, np.stack([each.variance for each in self._members]))
+    def _mixed(self, weights: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of some held-out rows under some weights."""
+        used = [(w, m) for w, m in zip(weights, self._members, strict=True) if w > 0]
+        means = np.stack([each.mean[at] for _, each in used])
+        variances = np.stack([each.variance[at] for _, each in used])
+        return mixed(np.array([w for w, _ in used]), means, variances)
 
     def _pool(self, weights: np.ndarray, like: Scaled, rows: Rows) -> None:
         """Make the weighted members the model, with the noise model and tails of `like`."""
         self._weights = weights
-        mean, variance = self._mixed(weights)
-        self.held_out_, self.held_out_mean_ = rows.held, mean
+        judged = min(m.judged for w, m in zip(weights, self._members, strict=True) if w > 0)
+        seen = np.sort(rows.order[:judged])
+        mean, variance = self._mixed(weights, seen)
+        self.held_out_, self.held_out_mean_ = rows.held[seen], mean
         self.held_out_std_ = np.sqrt(variance)
         chosen = [(w, m) for w, m in zip(self._weights, self._members, strict=True) if w > 0]
         weights = np.array([w for w, _ in chosen])
@@ -317,43 +322,56 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
 
     # ------------------------------------------------------------------ noise and refits
 
-    def _learn_noise(self, rows: Rows, run: FitRun) -> None:
+    def _learn_noise(self, rows: Rows, run: FitRun) -> list[str]:
         """A noise model and tails from the weighted members' errors on held-out rows.
 
         A noise model suits some weights better than others: it is learned for each candidate, the
-        first one first, and the weights change where their density is then clearly higher.
+        first one first, and the weights change where their density is then clearly higher. Returns
+        what time has cut.
         """
-        scored = rows.scored
-        if scored.sum() < FEWEST_ROWS:
-            return
+        scored = np.flatnonzero(self._common(rows, self._weightings))
+        if len(scored) < FEWEST_ROWS:
+            return []
+        seed, share = int(run.random_state.randint(2**31 - 1)), run.budget.share(_FOR_NOISE)
+        scored = scored[np.argsort(rows.first[rows.held[scored]], kind="stable")]
+        found, size = None, 0
+        with run.stage("noise"), share.may_end() as end:
+
+            def learn(size: int) -> tuple[Any, bool]:
+                return self._best_weighting(rows, np.sort(scored[:size]), seed, share), False
+
+            found, size, _, _ = grown(learn, len(scored), share, _FIRST_ERRORS)
+        if found is not None:
+            weights, noise, errors = found
+            self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
+        return [] if size == len(scored) and end.reason is None else ["the noise model"]
+
+    def _best_weighting(
+        self, rows: Rows, scored: np.ndarray, seed: int, share: Budget
+    ) -> tuple[np.ndarray, NoiseModel, np.ndarray]:
+        """Weights, their noise model and standardised errors, from some held-out rows."""
         X, y = rows.X[rows.held[scored]], rows.y[rows.held[scored]]
         known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
-        seed = int(run.random_state.randint(2**31 - 1))
-        share, best, chosen = run.budget.share(_FOR_NOISE), None, None
-        with run.stage("noise"), share.may_end():
-            several = len(y) >= _SEVERAL
-            for weights in self._weightings[: None if several else 1]:
-                mean, variance = (part[scored] for part in self._mixed(weights))
-                squares = np.square(y - mean) / (variance + known)
-                noise, logs = best_noise(
-                    noise_features(X, mean, variance),
-                    squares,
-                    None,
-                    np.random.RandomState(seed),
-                    share.check,
-                )
-                total = (variance + known) * np.exp(logs)
-                loss = negative_log_density(y, mean, total)
-                if best is None or clearly_smaller(loss, best):
-                    best, chosen = loss, (weights, noise, (y - mean) / np.sqrt(total))
-        if chosen is None:
-            return
-        weights, noise, errors = chosen
-        self._pool(weights, Scaled(None, noise, 0.0, self._best_tails(errors, run)), rows)
+        best, chosen = None, None
+        for weights in self._weightings[: None if len(y) >= _SEVERAL else 1]:
+            mean, variance = self._mixed(weights, scored)
+            noise, logs = best_noise(
+                noise_features(X, mean, variance),
+                np.square(y - mean) / (variance + known),
+                None,
+                np.random.RandomState(seed),
+                share.check,
+            )
+            total = (variance + known) * np.exp(logs)
+            loss = negative_log_density(y, mean, total)
+            if best is None or clearly_smaller(loss, best):
+                best, chosen = loss, (weights, noise, (y - mean) / np.sqrt(total))
+        assert chosen is not None
+        return chosen
 
     def _conclude(self, rows: Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
         """The leaderboard, the explanation and the report."""
-        board, scored = [], rows.scored
+        board, scored = [], rows.common([each.judged for each in self._members])
         y = rows.y[rows.held[scored]]
         known = 0.0 if rows.known is None else rows.known[rows.held[scored]]
         validated_ = {each.name: each for each in self._members}
@@ -374,7 +392,7 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
     def _explained(self, rows: Rows, refitted: list[str], cut: list[str]) -> str:
         pairs = zip(self.weights_, self.members_, strict=True)
         shown = ", ".join(f"{weight:.2g} {name}" for weight, name in pairs)
-        n, m = len(rows.y), int(rows.scored.sum())
+        n, m = len(rows.y), int(rows.common([each.judged for each in self._members]).sum())
         how = "folds" if rows.cross_fitted else "held-out rows"
         noise, tails = self._learned.noise, self._learned.tails.name
         said = [f"{shown} predict, weighted by the density of {m:,} of {n:,} rows ({how})"]
@@ -389,7 +407,8 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
             fitted = ", ".join(refitted) if refitted else "no member"
             said.append(f"{fitted} was fitted again to all rows")
         if cut:
-            said.append(f"the time budget has cut or left out {', '.join(cut)}")
+            names = ", ".join(dict.fromkeys(cut))
+            said.append(f"the time budget was too short for all work on {names}")
         said += self.encoding_
         return "; ".join(said) + "."
 
@@ -423,9 +442,3 @@ class AutoGPRegressor(AutoBase, NoisyRegressorBase):
         return permutation_importance(
             self, X, y, scoring=scorer, n_repeats=n_repeats, random_state=random_state
         )
-
-
-def _predicted(inner: Any, X: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
-    """Means and variances of rows; the variance is NaN for a regressor without any."""
-    mean, variance, _ = Scaled(inner).unscaled(X)
-    return mean, np.full(len(X), np.nan) if variance is None else variance

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import (
+    GroupKFold,
+    GroupShuffleSplit,
     KFold,
     ShuffleSplit,
+    StratifiedGroupKFold,
     StratifiedKFold,
     StratifiedShuffleSplit,
 )
@@ -18,23 +22,22 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length
 
 from .._validation import check_magnitude, validated
-from ..core import SMALL_TABLE, FitRun
-from ._below import fit_below, opened, told_noise
+from ..core import SMALL_TABLE, FitRun, GPModel
+from ..core.training import Budget
+from ._below import fit_below, opened, told_noise, with_kernel
 from ._encoding import TableEncoder
 from ._members import Candidate
-from ._pool import occur_once
+from ._pool import FEWEST_UNIQUE, numbered, occur_once
 from ._target_codes import TargetCodes
+from ._trials import ENOUGH, MARGIN, filled, grown
 
 # Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
 # more would cost predictions and hardly change the weights.
 FOLDS, _MOST_HELD_OUT = 5, 10_000
-# Share of the time for the members without the held-out rows.
-_FOR_MEMBERS = 0.6
 # Copies of the encoded table that fits of members make.
 _COPIES = 4
-# A fit on all rows begins only if the measured time of the fit without the held-out rows, in
-# proportion to the rows, times this factor, is left.
-_MARGIN = 1.3
+# Shares of a member's time for its fit, and at least for its predictions.
+_FOR_FIT, _FOR_ANSWERS = 0.7, 0.3
 # A member begins only if this share of the whole time is left for members.
 _LEAST_SHARE = 0.02
 # How a fit ends that time, a callback or an interrupt has cut.
@@ -44,11 +47,49 @@ _FAILURES = (ArithmeticError, ValueError, TypeError, RuntimeError, MemoryError, 
 
 
 @dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted member, what time has cut of its fit, and the seconds of its last trial."""
+
+    inner: Any
+    note: str
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A fitted member and its predictions of held-out rows.
+
+    Attributes
+    ----------
+    inner : estimator
+    found : ndarray of shape (m, q)
+        Its predictions; NaN where there was no time.
+    judged : int
+        How many held-out rows it has predicted, in the order of `Rows.order`.
+    note : str
+        What time has cut.
+    refits : bool
+        Whether a fit on all rows may replace it.
+    seconds : float
+        Of its fit.
+    """
+
+    inner: Any
+    found: np.ndarray
+    judged: int
+    note: str
+    refits: bool
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A table, and its rows that members are fitted to and judged by.
 
     `folds` has pairs of the rows to fit and the rows to predict: one pair, or a pair for each fold.
     `held` are all predicted rows, in rising order, and `scored` says which of them occur once.
+    Members predict them in the order `order` (numbers of `held`). `first` ranks all rows: fits to a
+    part of the rows take those of the lowest rank.
     """
 
     X: np.ndarray
@@ -58,6 +99,15 @@ class Rows:
     folds: list[tuple[np.ndarray, np.ndarray]]
     held: np.ndarray
     scored: np.ndarray
+    order: np.ndarray
+    first: np.ndarray
+
+    def common(self, judged: list[int]) -> np.ndarray:
+        """Which held-out rows are scored, of those that all members have predicted."""
+        seen = np.zeros(len(self.held), bool)
+        seen[self.order[: min(judged)]] = True
+        both = seen & self.scored
+        return both if both.any() else seen
 
     @property
     def cross_fitted(self) -> bool:
@@ -70,6 +120,8 @@ class AutoBase:
     A class that inherits this also inherits `GPModel`, and has the parameter `validation_fraction`.
     """
 
+    # Share of the time for the members without the held-out rows.
+    _for_members = 0.6
     _members: list[Any]
     _notes: dict[str, tuple[float, str]]
     _weights: np.ndarray
@@ -129,26 +181,64 @@ class AutoBase:
     ) -> Rows:
         """The rows that members are fitted to and judged by; with `classes` in equal shares."""
         n, seed = len(X), int(run.random_state.randint(2**31 - 1))
-        fewest = int(np.unique(y, return_counts=True)[1].min()) if classes else 0
-        parts: Any
+        pairs = self._pairs(X, y, None, seed, classes)
+        held = np.sort(np.concatenate([new for _, new in pairs]))
+        groups = numbered(X)
+        scored = occur_once(groups, held)
+        if scored.sum() < FEWEST_UNIQUE and groups.max() >= FOLDS:
+            # Copies stay on the same side, so that none tells the target of another one.
+            pairs = self._pairs(X, y, groups, seed, classes)
+            held = np.sort(np.concatenate([new for _, new in pairs]))
+            scored = np.ones(len(held), bool)
+        elif not scored.any():
+            scored = np.ones(len(held), bool)
         if n <= SMALL_TABLE:
             run.ignores("validation_fraction", f"{FOLDS} folds are better on {n:,} rows")
-            folds = StratifiedKFold if fewest >= FOLDS else KFold
+        mixed = np.random.RandomState(seed)
+        order = np.concatenate([mixed.permutation(np.searchsorted(held, new)) for _, new in pairs])
+        first = mixed.permutation(n)
+        if classes:
+            # Two rows of each class come first, so that no part lacks one.
+            for label in np.unique(y):
+                rows = np.flatnonzero(y == label)
+                first[rows[np.argsort(first[rows])[:2]]] -= n
+        return Rows(X, y, known, self._encoder.codes_, pairs, held, scored, order, first)
+
+    def _pairs(
+        self: Any, X: np.ndarray, y: np.ndarray, groups: Any, seed: int, classes: bool
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows to fit and rows to predict: folds up to 2,000 rows, otherwise one held-out part."""
+        n = len(X)
+        fewest = int(np.unique(y, return_counts=True)[1].min()) if classes else 0
+        strata, parts = fewest >= FOLDS, None
+        if n <= SMALL_TABLE and groups is not None:
+            folds = StratifiedGroupKFold if strata else GroupKFold
+            parts = folds(FOLDS, shuffle=True, random_state=seed)
+        elif n <= SMALL_TABLE:
+            folds = StratifiedKFold if strata else KFold
             parts = folds(min(FOLDS, n), shuffle=True, random_state=seed)
         else:
             held = max(1, min(int(self.validation_fraction * n), _MOST_HELD_OUT))
-            once = StratifiedShuffleSplit if fewest >= FOLDS else ShuffleSplit
-            parts = once(1, test_size=held, random_state=seed)
-        pairs = [(np.sort(a), np.sort(b)) for a, b in parts.split(X, y)]
-        predicted = np.sort(np.concatenate([new for _, new in pairs]))
-        codes = self._encoder.codes_
-        return Rows(X, y, known, codes, pairs, predicted, occur_once(X, predicted))
+            once = StratifiedShuffleSplit if strata else ShuffleSplit
+            size: Any = held
+            if groups is not None:
+                once, size = GroupShuffleSplit, held / n
+            parts = once(1, test_size=size, random_state=seed)
+        return [(np.sort(a), np.sort(b)) for a, b in parts.split(X, y, groups)]
 
     # ------------------------------------------------------------------ members
 
     @abstractmethod
-    def _judged(self, candidate: Candidate, fresh: Any, rows: Rows, part: float, run: FitRun):
-        """A fitted member with its predictions of held-out rows, and how its fit ended."""
+    def _width(self) -> int:
+        """Number of columns of `_answer`."""
+
+    @abstractmethod
+    def _answer(self, inner: Any, X: np.ndarray) -> np.ndarray:
+        """What a fitted member predicts, as an array of shape (len(X), q)."""
+
+    @abstractmethod
+    def _member(self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows) -> Any:
+        """A validated member from its predictions of held-out rows."""
 
     @abstractmethod
     def _weigh(self, rows: Rows) -> None:
@@ -162,9 +252,17 @@ class AutoBase:
     def _previewed(self, model: Any, below: Any) -> None:
         """Set the fitted attributes of a copy while a member, now `below`, is being fitted."""
 
+    def _shares_kernel(self, candidate: Candidate, n: int) -> bool:
+        """Whether folds keep the hyperparameters that all rows have determined."""
+        return candidate.name == "exact"
+
+    def _fixed(self, fresh: Any, inner: Any) -> Any:
+        """The estimator of such folds."""
+        return with_kernel(fresh, inner)
+
     def _compare(self: Any, tried: list[Candidate], rows: Rows, run: FitRun) -> list[str]:
         """Fit and judge the members one after the other; returns those that time has cut."""
-        phase, cut = run.budget.share(_FOR_MEMBERS), []
+        phase, cut = run.budget.share(self._for_members), []
         seeds = [int(run.random_state.randint(2**31 - 1)) for _ in tried]
         names = getattr(self, "feature_names_in_", None)
         kernel, failure = None, None
@@ -177,41 +275,150 @@ class AutoBase:
             if candidate.shared and kernel is None:
                 self._notes[candidate.name] = 0.0, "not begun: there is no kernel to share"
                 continue
-            part = 1.0
-            if phase.limit is not None:
-                # Each member may take twice an equal share, since the first ones need less.
-                own = phase.left * min(1.0, 2 / (len(tried) - k + 1))
-                part = min(own / max(run.budget.left, 1e-9), 0.999)
+            # Each member may take twice an equal share, since the first ones need less.
+            share = phase.share(min(1.0, 2 / (len(tried) - k + 1)))
             begun = run.budget.seconds
             try:
                 fresh = opened(_seeded(candidate.make(kernel), seeds[k]), self, run, names)
-                with run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end:
-                    member, ended = self._judged(candidate, fresh, rows, part, run)
+                with (
+                    run.stage(candidate.name),
+                    run.budget.may_end(keep=lambda _: bool(self._members), inner=True) as end,
+                ):
+                    trial = self._tried(candidate, fresh, rows, share, run)
+                    member = self._member(candidate, fresh, trial, rows)
             except _FAILURES as error:
                 failure = failure or error
                 took = run.budget.seconds - begun
                 self._notes[candidate.name] = took, f"dropped: {first_line(error)}"
+                cut += [candidate.name] if isinstance(error, TimeoutError) else []
                 continue
             took = run.budget.seconds - begun
             if end.reason is not None:
                 self._notes[candidate.name] = took, "dropped: it was cut before its predictions"
                 cut.append(candidate.name)
                 continue
-            note = "cut short" if ended in CUT else ""
-            cut += [candidate.name] if note else []
-            self._notes[candidate.name] = took, note
+            cut += [candidate.name] if trial.note else []
+            self._notes[candidate.name] = took, trial.note
             if candidate.name == "exact":
-                kernel = getattr(_last(member.inner), "kernel_", None)
+                kernel = getattr(_last(trial.inner), "kernel_", None)
             self._members.append(member)
             self._weigh(rows)
         if not self._members:
             raise failure or TimeoutError("no member was fitted")
         return cut
 
-    def _fitted(
-        self: Any, fresh: Any, rows: Rows, some: np.ndarray, part: float, run: FitRun
-    ) -> tuple[Any, str]:
-        """A regressor fitted to some rows, behind its own codes of categories, and its status."""
+    def _tried(
+        self: Any, candidate: Candidate, fresh: Any, rows: Rows, share: Budget, run: FitRun
+    ) -> Trial:
+        """Fit a member without the held-out rows, and predict them, both as far as time allows."""
+        found = np.full((len(rows.held), self._width()), np.nan)
+        if rows.cross_fitted:
+            return self._cross_fitted(candidate, fresh, rows, found, share, run)
+        some, n = rows.folds[0][0], len(rows.folds[0][0])
+        if candidate.rows is not None and n > candidate.rows:
+            some = np.sort(run.random_state.choice(some, candidate.rows, replace=False))
+        fit = self._fitted(candidate, fresh, rows, some, share.share(_FOR_FIT), run)
+        notes = [fit.note] if fit.note else []
+        # A fit may have taken more than its share, but not without a judgement.
+        left = run.budget.share(1.0) if share.limit is None else _at_least(share, _FOR_ANSWERS, run)
+        answer = partial(self._answer, fit.inner)
+        done = filled(answer, rows.X[rows.held], rows.order, found, left)
+        _check(found[rows.order[:done]])
+        if done < min(ENOUGH, len(rows.held)) and self._members:
+            raise TimeoutError(
+                f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows"
+            )
+        if done < len(rows.held):
+            notes.append(f"judged by {done:,} of {len(rows.held):,} held-out rows")
+        refits = not notes and candidate.rows is None
+        return Trial(fit.inner, found, done, "; ".join(notes), refits, fit.seconds)
+
+    def _cross_fitted(  # noqa: PLR0913 (a fit and its judge)
+        self: Any,
+        candidate: Candidate,
+        fresh: Any,
+        rows: Rows,
+        found: np.ndarray,
+        share: Budget,
+        run: FitRun,
+    ) -> Trial:
+        """The predictions of each fold, by a fit to the others, and the fit to all rows.
+
+        A budget that does not suffice for all folds leaves the fit without the first one, which
+        is judged by that fold.
+        """
+        every, again, inner, note = np.arange(len(rows.y)), fresh, None, ""
+        shares_kernel = self._shares_kernel(candidate, len(every))
+        if shares_kernel:
+            whole = self._fitted(candidate, fresh, rows, every, share.share(_FOR_FIT), run)
+            again, inner, note = self._fixed(fresh, whole.inner), whole.inner, whole.note
+        done, first = 0, None
+        for k, (fitted, new) in enumerate(rows.folds):
+            begun = share.seconds
+            with run.budget.may_end(keep=first is not None, inner=True) as end:
+                fit = self._fitted(candidate, again, rows, fitted, _at_least(share, 0.1, run), run)
+                if first is not None and fit.note and not shares_kernel:
+                    break
+                place = np.searchsorted(rows.held, new)
+                found[place] = self._answer(fit.inner, rows.X[new])
+                _check(found[place])
+            if end.reason is not None:
+                break
+            first, done = first or fit, done + len(new)
+            left = len(rows.folds) - 1 - k + (not shares_kernel)
+            if fit.note and not shares_kernel:
+                note = fit.note
+                break
+            if k == 0 and not share.allows(MARGIN * left * (share.seconds - begun)):
+                break
+        if done == len(every) and not shares_kernel:
+            with run.budget.may_end(inner=True):
+                whole = self._fitted(candidate, fresh, rows, every, share.share(0.999), run)
+                inner = None if whole.note else whole.inner
+        if done < len(every) or inner is None:
+            done = done if shares_kernel else len(rows.folds[0][1])
+            said = f"judged by {done:,} of {len(every):,} rows"
+            note = f"{note}; {said}" if note else said
+        inner = first.inner if inner is None else inner
+        return Trial(inner, found, done, note, False, 0.0)
+
+    def _fitted(  # noqa: PLR0913 (a fit, its rows and its time)
+        self: Any,
+        candidate: Candidate,
+        fresh: Any,
+        rows: Rows,
+        some: np.ndarray,
+        share: Budget,
+        run: FitRun,
+    ) -> Fit:
+        """A member fitted to some rows, behind its own codes of categories.
+
+        If it cannot be stopped, or only late, measured costs decide how many of the rows.
+        """
+        limited, n = share.limit is not None, len(some)
+        steps = isinstance(fresh, GPModel) and not candidate.shared
+        order = np.argsort(rows.first[some], kind="stable")
+
+        def fit(size: int) -> tuple[Any, bool]:
+            part = some if size == n else some[np.sort(order[:size])]
+            return self._fitted_to(fresh, rows, part, share, run)
+
+        most = n
+        if steps and limited and candidate.rate is not None:
+            most = min(n, max(FOLDS * ENOUGH, int(candidate.rate * share.limit)))
+        first = most if steps else SMALL_TABLE
+        begun = share.seconds
+        inner, size, cut, seconds = grown(fit, most, share, first)
+        run.preview = None
+        notes = ["cut short"] if cut else []
+        if size < n:
+            notes.append(f"fitted to {size:,} of {n:,} rows")
+        return Fit(inner, ", ".join(notes), max(seconds, share.seconds - begun if steps else 0.0))
+
+    def _fitted_to(
+        self: Any, fresh: Any, rows: Rows, some: np.ndarray, share: Budget, run: FitRun
+    ) -> tuple[Any, bool]:
+        """A member fitted to exactly these rows, and whether time has cut it short."""
         inner, X, y = clone(fresh), rows.X[some], rows.y[some]
         told = told_noise(fresh, None if rows.known is None else rows.known[some])
         codes = TargetCodes(rows.codes) if rows.codes else None
@@ -222,35 +429,41 @@ class AutoBase:
             behind = below if codes is None else Pipeline([("codes", codes), ("model", below)])
             self._previewed(model, behind)
 
+        part = 1.0
+        if share.limit is not None:
+            part = min(max(share.left, 1e-9) / max(run.budget.left, 1e-9), 0.999)
         status, _ = fit_below(inner, run, X, y, preview, part, False, True, **told)
-        run.preview = None
+        cut = status in CUT or getattr(inner, "cut_", False)
         if codes is not None:
             inner = Pipeline([("codes", codes), ("model", inner)])
-        return inner, status
+        return inner, cut
 
-    def _refit(self: Any, rows: Rows, run: FitRun) -> list[str]:
+    def _refit(self: Any, rows: Rows, cut: list[str], run: FitRun) -> list[str]:
         """Refit the members that have weight on all rows, as far as time allows; their names."""
         every, refitted = np.arange(len(rows.y)), []
         order = np.argsort(-self._weights, kind="stable")
         for k in [k for k in order if self._weights[k] > 0 and self._members[k].refits]:
             member = self._members[k]
             took, note = self._notes[member.name]
-            needs = _MARGIN * took * len(every) / len(rows.folds[0][0])
-            if note:  # It was cut short, so that a whole fit takes longer.
-                needs *= 2
+            needs = MARGIN * member.seconds * len(every) / len(rows.folds[0][0])
             if run.stopped or not run.budget.allows(needs):
-                self._notes[member.name] = took, note or "fitted without the held-out rows"
+                self._notes[member.name] = took, "fitted without the held-out rows"
+                cut.append(member.name)
                 continue
-            begun, ended = run.budget.seconds, CUT[0]
+            begun, ended = run.budget.seconds, True
             try:
                 with run.stage(f"{member.name} on all rows"), run.budget.may_end(inner=True):
-                    inner, ended = self._fitted(member.fresh, rows, every, 0.999, run)
+                    share = run.budget.share(0.999)
+                    inner, ended = self._fitted_to(member.fresh, rows, every, share, run)
+                    run.preview = None
+                    _check(self._answer(inner, rows.X[rows.held[:1]]))
             except _FAILURES:
                 # The validated fit predicts.
-                ended = CUT[0]
+                ended = True
             took += run.budget.seconds - begun
-            if run.stopped or ended in CUT:
+            if run.stopped or ended:
                 self._notes[member.name] = took, "fitted without the held-out rows"
+                cut.append(member.name)
                 continue
             self._members[k] = member.fitted_again(inner)
             self._notes[member.name] = took, "fitted on all rows"
@@ -263,10 +476,26 @@ class AutoBase:
         status, because = "completed", ""
         if cut and run.budget.limit is not None:
             status = "max_seconds"
-            because = f"max_seconds={run.budget.limit:g} has cut or left out {', '.join(cut)}"
+            names = ", ".join(dict.fromkeys(cut))
+            because = f"max_seconds={run.budget.limit:g} was too short for all work on {names}"
         for name in ("_members", "_notes", "_weights", "_weightings"):
             vars(self).pop(name, None)
         run.ended(status, n_iter=len(run.monitor.steps), because=because)
+
+
+def _at_least(share: Budget, part: float, run: FitRun) -> Budget:
+    """What is left of a member's share, but at least a part of the whole share."""
+    if share.limit is None:
+        return run.budget.share(1.0)
+    wanted = max(share.left or 0.0, part * share.limit)
+    return run.budget.share(min(wanted / max(run.budget.left or 0.0, 1e-9), 1.0))
+
+
+def _check(found: np.ndarray) -> None:
+    """Refuse predictions that are not finite; a variance may be missing as a whole."""
+    missing = np.isnan(found).all(axis=0) & (np.arange(found.shape[1]) > 0)
+    if not np.isfinite(found[:, ~missing]).all():
+        raise ArithmeticError("its predictions of held-out rows are not finite")
 
 
 def _is_numeric(X: Any) -> bool:

@@ -15,8 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._compat import fit_context
 from ..core import FitRun, GPClassifierBase
 from ..core.posteriors import Posterior
-from ._auto_base import AutoBase, Rows
-from ._below import with_kernel
+from ._auto_base import AutoBase, Rows, Trial
 from ._leaderboard import Leaderboard, LeaderboardRow
 from ._members import Candidate, class_candidates
 from ._pool import LEAST_WEIGHT, clearly_smaller, mixture_weights
@@ -47,16 +46,23 @@ class ValidatedClasses:
     inner : classifier
         The fitted classifier.
     probabilities : ndarray of shape (m, c)
-        Those of the held-out rows, in the order of the outer classifier's classes.
+        Those of the held-out rows, in the order of the outer classifier's classes; NaN where there
+        was no time.
+    judged : int
+        How many held-out rows it has predicted.
     refits : bool
         Whether a fit on more rows may replace it.
+    seconds : float
+        Of its fit.
     """
 
     name: str
     fresh: Any
     inner: Any
     probabilities: Float[np.ndarray, "m c"]
+    judged: int
     refits: bool
+    seconds: float
 
     def fitted_again(self, inner: Any) -> ValidatedClasses:
         """The same member with a classifier that was fitted to more rows."""
@@ -172,6 +178,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     ['left', 'right']
     """
 
+    # There is no noise model to learn, and a member that was cut is not fitted again.
+    _for_members = 0.75
+
     def __init__(  # noqa: PLR0913 (one for each setting)
         self,
         members: Any = "auto",
@@ -223,30 +232,35 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             rows = self._divided(X, y, None, run, classes=True)
             cut = self._compare(tried, rows, run)
             self._choose_temperature(rows)
-            refitted = [] if run.stopped else self._refit(rows, run)
+            refitted = [] if run.stopped else self._refit(rows, cut, run)
             self._conclude(rows, refitted, cut, run)
         return self
 
-    def _judged(
-        self, candidate: Candidate, fresh: Any, rows: Rows, part: float, run: FitRun
-    ) -> tuple[ValidatedClasses, str]:
-        found = np.empty((len(rows.held), len(self.classes_)))
-        with run.stage(candidate.name):
-            if rows.cross_fitted:
-                parts = part / (1 + len(rows.folds))
-                inner, status = self._fitted(fresh, rows, np.arange(len(rows.y)), parts, run)
-                quick = _QUICK if len(self.classes_) == 2 else {}
-                again = with_kernel(fresh, inner, **quick) if len(rows.y) < _FEW else fresh
-                for fitted, new in rows.folds:
-                    below, _ = self._fitted(again, rows, fitted, parts, run)
-                    found[new] = self._completed(below, rows.X[new])
-            else:
-                inner, status = self._fitted(fresh, rows, rows.folds[0][0], part, run)
-                found = self._completed(inner, rows.X[rows.held])
-        if not np.isfinite(found).all():
-            raise ArithmeticError("its probabilities of held-out rows are not finite")
-        refits = not rows.cross_fitted
-        return ValidatedClasses(candidate.name, fresh, inner, found, refits), status
+    def _width(self) -> int:
+        return len(self.classes_)
+
+    def _answer(self, inner: Any, X: np.ndarray) -> np.ndarray:
+        return self._completed(inner, X)
+
+    def _member(
+        self, candidate: Candidate, fresh: Any, trial: Trial, rows: Rows
+    ) -> ValidatedClasses:
+        return ValidatedClasses(
+            candidate.name,
+            fresh,
+            trial.inner,
+            trial.found,
+            trial.judged,
+            trial.refits,
+            trial.seconds,
+        )
+
+    def _shares_kernel(self, candidate: Candidate, n: int) -> bool:
+        return candidate.name == "inducing" and n < _FEW
+
+    def _fixed(self, fresh: Any, inner: Any) -> Any:
+        fixed = super()._fixed(fresh, inner)
+        return fixed.set_params(**_QUICK) if len(self.classes_) == 2 else fixed
 
     def _completed(self, inner: Any, X: np.ndarray) -> np.ndarray:
         """Probabilities (m, c) of all classes, of which the rows of a fit may have lacked some."""
@@ -256,8 +270,8 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
 
     def _weigh(self, rows: Rows) -> None:
         """Weights of the members so far; the model predicts by them."""
-        scored = rows.scored
-        loss = np.stack([_losses(m.probabilities, rows, scored) for m in self._members])
+        common = rows.common([each.judged for each in self._members])
+        loss = np.stack([_losses(m.probabilities, rows, common) for m in self._members])
         single = int(np.argmin(loss.mean(1)))
         weights = np.eye(len(loss))[single]
         if len(loss) > 1:
@@ -265,7 +279,7 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
             mixture = np.where(mixture < LEAST_WEIGHT, 0.0, mixture)
             mixture = mixture / mixture.sum()
             pooled = np.tensordot(mixture, [m.probabilities for m in self._members], 1)
-            if clearly_smaller(_losses(pooled, rows, scored), loss[single]):
+            if clearly_smaller(_losses(pooled, rows, common), loss[single]):
                 weights = mixture
         self._weights, self.temperature_ = weights, 1.0
         self._pool_again(rows)
@@ -275,8 +289,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         self.members_ = [m.name for _, m in chosen]
         self.estimators_ = [m.inner for _, m in chosen]
         self.weights_ = np.array([w for w, _ in chosen])
-        self.held_out_ = rows.held
-        self.held_out_proba_ = sum(w * m.probabilities for w, m in chosen)
+        seen = np.sort(rows.order[: min(m.judged for _, m in chosen)])
+        self.held_out_ = rows.held[seen]
+        self.held_out_proba_ = sum(w * m.probabilities[seen] for w, m in chosen)
 
     def _previewed(self, model: Any, below: Any) -> None:
         if not self._members:
@@ -285,8 +300,10 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
 
     def _choose_temperature(self, rows: Rows) -> None:
         """The temperature with the smallest log loss of held-out rows, and of some rows at one."""
-        logs = np.log(np.maximum(self.held_out_proba_[rows.scored], _LEAST))
-        y = rows.y[rows.held[rows.scored]]
+        scored = np.isin(self.held_out_, rows.held[rows.scored])
+        scored = scored if scored.any() else np.ones(len(scored), bool)
+        logs = np.log(np.maximum(self.held_out_proba_[scored], _LEAST))
+        y = rows.y[self.held_out_[scored]]
 
         def loss(log: float) -> float:
             found = log_softmax(np.exp(-log) * logs, axis=1)
@@ -298,8 +315,9 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
     def _conclude(self, rows: Rows, refitted: list[str], cut: list[str], run: FitRun) -> None:
         """The leaderboard, the explanation and the report."""
         weights = dict(zip(self.members_, self.weights_.tolist(), strict=True))
+        common = rows.common([each.judged for each in self._members])
         losses = {
-            m.name: float(_losses(m.probabilities, rows, rows.scored).mean()) for m in self._members
+            m.name: float(_losses(m.probabilities, rows, common).mean()) for m in self._members
         }
         self.leaderboard_ = Leaderboard(
             [
@@ -312,13 +330,14 @@ class AutoGPClassifier(AutoBase, MetaEstimatorMixin, GPClassifierBase):
         shown = ", ".join(f"{weight:.2g} {name}" for name, weight in weights.items())
         how = "folds" if rows.cross_fitted else "held-out rows"
         said = [
-            f"{shown} predict, weighted by the log loss of {int(rows.scored.sum()):,} of "
+            f"{shown} predict, weighted by the log loss of {int(common.sum()):,} of "
             f"{len(rows.y):,} rows ({how}), with temperature {self.temperature_:.2g}"
         ]
         if refitted:
             said.append(f"{', '.join(refitted)} was fitted again to all rows")
         if cut:
-            said.append(f"the time budget has cut or left out {', '.join(cut)}")
+            names = ", ".join(dict.fromkeys(cut))
+            said.append(f"the time budget was too short for all work on {names}")
         self.explain_ = "; ".join([*said, *self.encoding_]) + "."
         run.reports(summary=f"{self.explain_}\n{self.leaderboard_}")
         self._end(cut, run)

@@ -28,6 +28,11 @@ _EXACT_ROWS = 1500
 _CHOSEN_TREES = 10_000
 # Steps of logistic regression, and number of randomised trees for classes.
 _LOGISTIC_STEPS, _RANDOM_TREES = 1000, 200
+# Rows a second of fits in steps, a quarter of what one core does beside the steps (measured on
+# 1,000,000 rows of 10 columns: benchmarks/budgets.py --rows 1000000 --columns 10 --clock cpu).
+_NEIGHBORS_A_SECOND, _POINTS_A_SECOND = 30_000, 10_000
+# The neighbours that only evaluate a likelihood that nothing maximises.
+_CENTERS = 100
 # Above these numbers of rows, all rows need more time than the other members.
 _MOST_ITERATIVE, _MOST_DEEP = 10_000, 50_000
 
@@ -45,12 +50,16 @@ class Candidate:
         Largest number of rows that it is fitted to.
     shared : bool
         Whether it needs the kernel of the exact process.
+    rate : float or None
+        Rows for each second of its time, which limit the rows of a fit in steps: under a budget the
+        work beside the steps must not take more than about a quarter of it.
     """
 
     name: str
     make: Callable[[Any], Any]
     rows: int | None = None
     shared: bool = False
+    rate: float | None = None
 
 
 def _linear(kernel: Any) -> Any:
@@ -58,7 +67,7 @@ def _linear(kernel: Any) -> Any:
 
 
 def _shared_neighbors(kernel: Any) -> Any:
-    return NNGPRegressor(kernel, normalize_y=True, optimizer=None)
+    return NNGPRegressor(kernel, normalize_y=True, optimizer=None, n_centers=_CENTERS)
 
 
 def _all_rows(kernel: Any) -> Any:
@@ -81,7 +90,7 @@ def known_candidates(n: int) -> dict[str, Candidate]:
         Candidate("iterative", _all_rows, shared=True),
         Candidate("randomized_trees", lambda kernel: RandomizedTrees()),
         Candidate("deep", lambda kernel: SCGDDKLRegressor()),
-        Candidate("trained_neighbors", _trained_neighbors),
+        Candidate("trained_neighbors", _trained_neighbors, rate=_NEIGHBORS_A_SECOND),
     )
     return {each.name: each for each in every}
 
@@ -91,7 +100,7 @@ def default_names(n: int) -> list[str]:
     if n < _FEWEST_FOR_TREES:
         return ["exact", "linear"]
     if n <= SMALL_TABLE:
-        return ["exact", "linear", "trees", "randomized_trees"]
+        return ["linear", "exact", "trees", "randomized_trees"]
     names = ["linear", "trees", "exact", "neighbors"]
     if n <= _MOST_ITERATIVE:
         names.append("iterative")
@@ -112,8 +121,8 @@ def class_candidates(members: Any, n: int) -> list[Candidate]:
     every = (
         Candidate("linear", logistic),
         Candidate("trees", lambda kernel: HistGradientBoostingClassifier()),
-        Candidate("inducing", lambda kernel: SVGPClassifier()),
         Candidate("randomized_trees", randomized),
+        Candidate("inducing", lambda kernel: SVGPClassifier(), rate=_POINTS_A_SECOND),
     )
     known = {each.name: each for each in every}
     names = ["linear", "inducing"] if n < _FEWEST_FOR_TREES else list(known)

@@ -79,14 +79,15 @@ def noise_features(
 class Scaled:
     """A fitted regressor, the noise model of its errors, and the shape of their tails.
 
-    `extra` is added to the regressor's own variance. `sees_mean` says whether the mean is a feature
-    of the noise model.
+    `extra` is added to the regressor's own variance, which is raised to `floor` if it is smaller.
+    `sees_mean` says whether the mean is a feature of the noise model.
     """
 
     inner: Any
     noise: NoiseModel = field(default_factory=lambda: NoiseModel(0.0))
     extra: float = 0.0
     tails: Tails = field(default_factory=Tails)
+    floor: float = 0.0
     sees_mean: bool = True
 
     def process(self, X: np.ndarray) -> tuple[FittedProcess | None, Any]:
@@ -110,10 +111,15 @@ class Scaled:
             variance = None
         return np.asarray(self.inner.predict(X), np.float64), variance, np.zeros(len(X))
 
+    def added(self, own: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+        """What is added to the regressor's own variances, before the factor."""
+        return self.extra + np.maximum(self.floor - self.extra - own, 0)
+
     def moments(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Means, latent variances, noise variances, and the factor of standard deviations."""
         mean, variance, latent = self.unscaled(X)
-        variance = (0 if variance is None else variance) + np.full(len(X), self.extra)
+        own = np.zeros(len(X)) if variance is None else variance
+        variance = own + self.added(own)
         seen = mean if self.sees_mean else None
         factor = self.noise.factor(noise_features(X, seen, variance))
         square = factor**2
@@ -167,7 +173,10 @@ class ScaledPosterior(Posterior):
         draws = torch.zeros(len(X), n_samples, dtype=torch.float64)
         if fitted_process(core) is not None:
             drawn = core.sample_y(rows, n_samples, random_state, noise_variance=0)
-            draws, extra = factor * (torch.as_tensor(drawn) - mean), factor**2 * self._scaled.extra
+            draws, own = factor * (torch.as_tensor(drawn) - mean), np.zeros(len(X))
+            if self._scaled.floor > 0:
+                own = self._scaled.unscaled(X.numpy())[1]
+            extra = factor**2 * torch.as_tensor(self._scaled.added(own))[:, None]
         white = torch.as_tensor(random_state.standard_normal(draws.shape))
         draws = draws + extra.sqrt() * white
         if self._scaled.tails.name != "normal":

@@ -29,7 +29,7 @@ _FIRST_TREES = 5
 _RANDOM_TREES, _LEAST_SPREAD = 50, 0.01
 
 
-def grow_until(budget: Budget, most: int, grow: Callable[[int], int]) -> None:
+def grow_until(budget: Budget, most: int, grow: Callable[[int], int]) -> bool:
     """Grow trees in steps, each twice as large as the one before, while time is left for the next.
 
     Parameters
@@ -41,15 +41,22 @@ def grow_until(budget: Budget, most: int, grow: Callable[[int], int]) -> None:
     grow : callable
         ``grow(size)`` grows `size` trees in all, and returns how many there are. If they are fewer,
         no more are needed.
+
+    Returns
+    -------
+    cut : bool
+        Whether time has ended the growth.
     """
     size, before = most if budget.limit is None else _FIRST_TREES, 0
     while True:
         begun = budget.seconds
         reached = grow(size)
         took = budget.seconds - begun
+        if reached < size or reached == most:
+            return False
         # Twice as many trees take at most twice the time.
-        if reached < size or reached == most or not budget.allows(2 * took):
-            return
+        if not budget.allows(2 * took):
+            return True
         size, before = min(reached + 2 * (reached - before), most), reached
 
 
@@ -75,6 +82,8 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
     ----------
     line_ : LinearRegression or None
     trees_ : HistGradientBoostingRegressor
+    cut_ : bool
+        Whether the time budget has left out trees or candidates.
     """
 
     def __init__(self, compared: bool = True, random_state: Any = None):
@@ -96,7 +105,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         if not self.compared:
             trees = HistGradientBoostingRegressor(early_stopping=False, random_state=seed)
             self.line_ = None
-            self.trees_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, budget)
+            self.trees_, self.cut_ = _grown(trees, X, y, sample_weight, _PLAIN_TREES, budget)
             return self
         rows = np.arange(len(X))
         if len(X) > _COMPARED:
@@ -104,7 +113,7 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         some = X[rows], y[rows], None if sample_weight is None else sample_weight[rows]
         n_fits = len(_CANDIDATES) * (2 if len(X) > _COMPARED else 1)
         fitted: list[tuple[LinearRegression | None, HistGradientBoostingRegressor]] = []
-        a_leaf = 0.0
+        a_leaf, self.cut_ = 0.0, False
 
         def late(candidate: tuple[int, bool], n: int) -> bool:
             """Whether the first trees of a fit to n rows would end too late."""
@@ -114,14 +123,22 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
         for k, candidate in enumerate(_CANDIDATES):
             begun = budget.seconds
             if fitted and late(candidate, len(rows)):
+                self.cut_ = True
                 break
-            fitted.append(_fit(*some, seed, *candidate, budget.share(1 / (n_fits - k))))
+            line, trees, cut = _fit(*some, seed, *candidate, budget.share(1 / (n_fits - k)))
+            fitted.append((line, trees))
+            self.cut_ |= cut
             leaves = fitted[-1][1].n_iter_ * candidate[0]
             a_leaf = (budget.seconds - begun) / leaves
         best = max(range(len(fitted)), key=lambda k: fitted[k][1].validation_score_[-1])
         self.line_, self.trees_ = fitted[best]
-        if len(X) > _COMPARED and not late(_CANDIDATES[best], len(X)):
-            self.line_, self.trees_ = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
+        if len(X) > _COMPARED:
+            if late(_CANDIDATES[best], len(X)):
+                self.cut_ = True
+                return self
+            found = _fit(X, y, sample_weight, seed, *_CANDIDATES[best], budget)
+            self.line_, self.trees_, cut = found
+            self.cut_ |= cut
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -132,24 +149,24 @@ class BoostedTrees(RegressorMixin, BaseEstimator):
 
 
 def _fit(X, y, sample_weight, seed, leaves, on_a_line, budget):
-    """A line or None, and the trees on its errors, as many as there is time for."""
+    """A line or None, the trees on its errors, and whether time has left out some."""
     line = LinearRegression().fit(X, y, sample_weight) if on_a_line else None
     errors = y if line is None else y - line.predict(X)
     trees = HistGradientBoostingRegressor(
         max_leaf_nodes=leaves, early_stopping=True, random_state=seed
     )
-    return line, _grown(trees, X, errors, sample_weight, _MOST_TREES, budget)
+    return line, *_grown(trees, X, errors, sample_weight, _MOST_TREES, budget)
 
 
 def _grown(trees, X, y, sample_weight, most, budget):
-    """The boosted trees after a fit of as many as there is time for."""
+    """The boosted trees after a fit of as many as there is time for, and whether that cut it."""
     trees.set_params(warm_start=True)
 
     def grow(size: int) -> int:
         return trees.set_params(max_iter=size).fit(X, y, sample_weight).n_iter_
 
-    grow_until(budget, most, grow)
-    return trees
+    cut = grow_until(budget, most, grow)
+    return trees, cut
 
 
 class RandomizedTrees(RegressorMixin, BaseEstimator):
@@ -169,6 +186,8 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
     trees_ : ExtraTreesRegressor
     least_ : float
         The variance that is added.
+    cut_ : bool
+        Whether the time budget has left out trees.
 
     References
     ----------
@@ -188,7 +207,7 @@ class RandomizedTrees(RegressorMixin, BaseEstimator):
         def grow(size: int) -> int:
             return len(self.trees_.set_params(n_estimators=size).fit(X, y, sample_weight))
 
-        grow_until(Budget(max_seconds), _RANDOM_TREES, grow)
+        self.cut_ = grow_until(Budget(max_seconds), _RANDOM_TREES, grow)
         self.least_ = _LEAST_SPREAD * float(np.var(y))
         return self
 

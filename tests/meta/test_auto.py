@@ -18,6 +18,7 @@ from skscalablegp.meta._pool import (
     mixed,
     mixture_weights,
     negative_log_density,
+    numbered,
     occur_once,
     pool_weights,
 )
@@ -138,9 +139,18 @@ class TestPool:
     def test_rows_that_occur_once(self):
         X = np.arange(60.0)[:, None]
         X[40:] = 3.0
-        once = occur_once(X, np.arange(60))
-        assert_array_equal(np.flatnonzero(~once), [3, *range(40, 60)])
-        assert occur_once(X[30:], np.arange(30)).all()  # too few occur once
+        X[7] = -0.0
+        X[0] = 0.0
+        once = occur_once(numbered(X), np.arange(60))
+        assert_array_equal(np.flatnonzero(~once), [0, 3, 7, *range(40, 60)])
+
+    def test_equal_rows_have_equal_numbers(self):
+        rng = np.random.default_rng(0)
+        X = rng.integers(0, 7, size=(4000, 4)).astype(float)
+        expected = np.unique(X, axis=0, return_inverse=True)[1].ravel()
+        found = numbered(X)
+        assert len(np.unique(np.column_stack([expected, found]), axis=0)) == expected.max() + 1
+        assert found.max() == expected.max()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,112 @@
+"""How much of a fit or of a prediction a time budget allows, by what smaller parts have cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.training import Budget
+
+# Rows of the first trial of a fit that cannot be stopped, and the growth from trial to trial.
+_FIRST, _GROWTH = 2000, 4
+# A step begins only if the measured cost of smaller ones, extrapolated, times this factor, is left.
+MARGIN = 1.3
+# A cost grows at least with this power of the number of rows.
+_LEAST_POWER = 0.7
+# Rows of the first two blocks of predictions, and of all others. They do not depend on the clock,
+# so that a fit that no limit cuts repeats identically.
+_BLOCKS, _BLOCK = (200, 800), 3000
+# A member whose predictions of fewer held-out rows end in time is dropped.
+ENOUGH = 1000
+
+
+def grown(
+    fit: Callable[[int], tuple[Any, bool]], n: int, budget: Budget, first: int = _FIRST
+) -> tuple[Any, int, bool, float]:
+    """A fit to n rows that cannot be stopped, or to as many as there is time for.
+
+    Under a time budget it is tried on 2,000 rows, then on 8,000; its growth tells how many more are
+    affordable. Without a limit it is done once.
+
+    Parameters
+    ----------
+    fit : callable
+        ``fit(size)`` fits `size` rows; returns the fit, and whether time has cut it short.
+    n : int
+    budget : Budget
+    first : int, default=2000
+        Rows of the first trial.
+
+    Returns
+    -------
+    fitted : object
+        The last fit that was not cut, or the first one.
+    size : int
+        Its rows.
+    cut : bool
+        Whether it has been cut short itself.
+    seconds : float
+    """
+    size, before, kept = n if budget.limit is None else min(n, first), None, None
+    while True:
+        begun = budget.seconds
+        fitted, cut = fit(size)
+        took = max(budget.seconds - begun, 1e-9)
+        if cut and kept is not None:
+            return kept
+        kept = fitted, size, cut, took
+        if cut or size == n:
+            return kept
+        power = 1.0
+        if before is not None:
+            power = math.log(took / before[1]) / math.log(size / before[0])
+        before, power = (size, took), max(power, _LEAST_POWER)
+        # After a single trial the growth is not known.
+        sizes = [n, _GROWTH * size] if size > first else [_GROWTH * size]
+        wanted = [min(n, each) for each in sizes]
+        costs = [MARGIN * took * (each / size) ** power for each in wanted]
+        affordable = [each for each, cost in zip(wanted, costs, strict=True) if budget.allows(cost)]
+        if not affordable:
+            return kept
+        size = affordable[0]
+
+
+def filled(
+    answer: Callable[[np.ndarray], np.ndarray],
+    X: np.ndarray,
+    order: np.ndarray,
+    out: np.ndarray,
+    budget: Budget,
+) -> int:
+    """Predict rows of X block by block, as many as there is time for, at least the first block.
+
+    Parameters
+    ----------
+    answer : callable
+        ``answer(X)`` gives an array of shape (len(X), q).
+    X : ndarray of shape (m, d)
+    order : ndarray
+        Numbers of the rows, in the order of their predictions.
+    out : ndarray of shape (m, q)
+        Receives the predictions.
+    budget : Budget
+
+    Returns
+    -------
+    done : int
+        How many of `order` were predicted.
+    """
+    done, rate = 0, 0.0
+    while done < len(order):
+        size = _BLOCK if done >= sum(_BLOCKS) else _BLOCKS[0] if done < _BLOCKS[0] else _BLOCKS[1]
+        rows = order[done : done + size]
+        if done and not budget.allows(rate * len(rows)):
+            break
+        begun = budget.seconds
+        out[rows] = answer(X[rows])
+        rate = (budget.seconds - begun) / len(rows)
+        done += len(rows)
+    return done
