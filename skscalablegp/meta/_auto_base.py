@@ -29,7 +29,7 @@ from ._encoding import TableEncoder
 from ._members import Candidate
 from ._pool import FEWEST_UNIQUE, numbered, occur_once
 from ._target_codes import TargetCodes
-from ._trials import ENOUGH, MARGIN, filled, grown
+from ._trials import ENOUGH, MARGIN, Late, filled, grown
 
 # Folds up to 2,000 rows. Larger tables have one held-out part, with at most this number of rows:
 # more would cost predictions and hardly change the weights.
@@ -290,7 +290,7 @@ class AutoBase:
                 failure = failure or error
                 took = run.budget.seconds - begun
                 self._notes[candidate.name] = took, f"dropped: {first_line(error)}"
-                cut += [candidate.name] if isinstance(error, TimeoutError) else []
+                cut += [candidate.name] if isinstance(error, Late) else []
                 continue
             took = run.budget.seconds - begun
             if end.reason is not None:
@@ -325,9 +325,7 @@ class AutoBase:
         done = filled(answer, rows.X[rows.held], rows.order, found, left)
         _check(found[rows.order[:done]])
         if done < min(ENOUGH, len(rows.held)) and self._members:
-            raise TimeoutError(
-                f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows"
-            )
+            raise Late(f"time sufficed to predict {done:,} of {len(rows.held):,} held-out rows")
         if done < len(rows.held):
             notes.append(f"judged by {done:,} of {len(rows.held):,} held-out rows")
         refits = not notes and candidate.rows is None

@@ -23,6 +23,10 @@ _BLOCKS, _BLOCK = (200, 800), 3000
 ENOUGH = 1000
 
 
+class Late(RuntimeError):
+    """Time did not suffice to judge a member; the fit of the others goes on."""
+
+
 def grown(
     fit: Callable[[int], tuple[Any, bool]], n: int, budget: Budget, first: int = _FIRST
 ) -> tuple[Any, int, bool, float]:
