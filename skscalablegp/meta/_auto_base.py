@@ -380,7 +380,7 @@ class AutoBase:
         inner = first.inner if inner is None else inner
         return Trial(inner, found, done, note, False, 0.0)
 
-    def _fitted(  # noqa: PLR0913 (a fit, its rows and its time)
+    def _fitted(  # noqa: PLR0913 (a fit with its rows and its time)
         self: Any,
         candidate: Candidate,
         fresh: Any,
