@@ -258,7 +258,7 @@ class AutoBase:
 
     def _fixed(self, fresh: Any, inner: Any) -> Any:
         """The estimator of such folds."""
-        return with_kernel(fresh, inner)
+        return with_kernel(fresh, _last(inner))
 
     def _compare(self: Any, tried: list[Candidate], rows: Rows, run: FitRun) -> list[str]:
         """Fit and judge the members one after the other; returns those that time has cut."""

@@ -246,7 +246,7 @@ class Unseen:
             if first is None:
                 first = trial
                 several = 1
-                if not (trial.cut or run.stopped):
+                if not run.stopped:
                     last = len(self.X) / len(fitted) if refits else 0.0
                     costs = _MARGIN * first.seconds * (np.arange(len(self.folds)) + last)
                     several += phase.affordable(costs.__getitem__, range(len(costs)))

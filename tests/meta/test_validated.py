@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.base import BaseEstimator, RegressorMixin, clone
-from sklearn.dummy import DummyRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.tree import DecisionTreeRegressor
@@ -216,11 +215,35 @@ def test_a_refit_that_fails_leaves_the_validated_fit():
     assert np.isfinite(model.predict(X)).all()
 
 
+class Rough(RegressorMixin, BaseEstimator):
+    """The truth with errors of its own at each row."""
+
+    def fit(self, X, y):
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def predict(self, X):
+        return X[:, 0] + 0.4 * np.sin(1e4 * X[:, 1])
+
+
 def test_a_far_better_member_has_all_the_weight():
     X, y = table()
-    named = [("zero", DummyRegressor(strategy="constant", constant=30.0)), ("line", Ridge())]
+    y = X[:, 0] + 0.05 * np.random.default_rng(8).standard_normal(N)
+    # An average with independent errors of ten times the size would gain a little.
+    named = [("rough", Rough()), ("line", Ridge(1e-6))]
     model = StackedGPRegressor(named, random_state=0).fit(X, y)
     np.testing.assert_array_equal(model.weights_, [0, 1])
+
+
+def test_a_callback_ends_the_folds():
+    X, y = table()
+    steps = []
+    below = IterativeGPRegressor(optimizer="adam", max_iter=3, random_state=0)
+    model = HeteroscedasticRegressor(
+        below, residuals=4, callbacks=lambda s: steps.append(s) or True
+    )
+    model.fit(X, y)
+    assert len(steps) == 1 and model.n_residuals_ == N // 4
 
 
 def test_a_refit_that_is_cut_leaves_the_validated_fit():

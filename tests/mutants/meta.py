@@ -40,11 +40,11 @@ MUTANTS = [
         f"{TIME} -k cut_differently",
     ),
     (
-        "folds follow a fit that was cut",
+        "folds follow a fit that a callback has ended",
         UNSEEN,
-        "if not (trial.cut or run.stopped):",
-        "if not run.stopped:",
-        f"{TIME} -k judged_by_its_own_fold",
+        "                if not run.stopped:\n                    last",
+        "                if True:\n                    last",
+        f"{TESTS} -k callback",
     ),
     (
         "a fit to all rows begins although it will not end",
