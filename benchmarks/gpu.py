@@ -32,6 +32,7 @@ import shlex
 import statistics
 import sys
 import time
+from itertools import chain
 
 SETS = ("pol", "elevators", "bike", "protein", "kin40k", "keggdirected")
 COLUMNS = 10
@@ -61,7 +62,7 @@ def main(argv=None):
     for name, part in parts.items():
         if (name, facts["device"]) in done:
             continue
-        for line in [*part(args), dict(status="part finished")]:
+        for line in chain(part(args), [dict(status="part finished")]):
             written = json.dumps(plain(dict(benchmark="gpu", part=name, **line, **facts)))
             print(written, flush=True)
             if args.lines is not None:
