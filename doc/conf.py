@@ -3,6 +3,8 @@
 import os
 from importlib.metadata import version as installed_version
 
+import torch
+
 project = "skscalablegp"
 author = "The skscalablegp developers"
 copyright = f"2026, {author}"
@@ -26,8 +28,9 @@ templates_path = ["_templates"]
 default_role = "obj"
 autosummary_generate = True
 # Class pages list every method, inherited ones included, but these: they serve the package, or
-# are those of a dictionary (a report is one).
-autosummary_context = {"hidden_methods": ["__init__", "prior_facts", *dir(dict)]}
+# are those of a dictionary (a report is one) or of any torch module.
+of_torch = [name for name in dir(torch.nn.Module) if name != "forward"]
+autosummary_context = {"hidden_methods": ["__init__", "prior_facts", *dir(dict), *of_torch]}
 # Beside a class page, methods are listed by their own names.
 toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"
