@@ -12,6 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from skscalablegp._compat import fit_context
 from skscalablegp.core import FitRun, GPRegressorBase, exact_start, random_rows
 from skscalablegp.core.posteriors import ExactPosterior
+from skscalablegp.files import register
 from skscalablegp.kernels import compile_kernel
 from skscalablegp.linalg.gradients import exact_marginal_likelihood
 
@@ -126,6 +127,9 @@ class SubsetGPRegressor(GPRegressorBase):
     def _build_posterior(self):
         return self._factor()[0]
 
+
+# Model files have classes of the package, and those that are registered.
+register(SubsetGPRegressor)
 
 ROW = Row("subset", SubsetGPRegressor(subset_size=40), limit={"max_iter": 1})
 
