@@ -58,9 +58,9 @@ class HeteroscedasticRegressor(NoisyRegressorBase):
         otherwise it takes 5 folds if fewer than 2,000 rows would be held out, and "held_out" if
         there are more.
     validation_fraction : float, default=0.2
-        Fraction of the rows that is held out by "held_out", and above 10,000 rows for the means
-        from which the noise model learns. The regressor that predicts is fitted on all rows in the
-        end.
+        Fraction of the rows that is held out. "held_out" uses it, and above 10,000 rows so do the
+        means from which the noise model learns. The regressor that predicts is fitted on all rows
+        in the end.
     n_refits : int, default=0
         Number of times that the regressor is fitted again with the learned noise. Its ``fit``
         receives the noise as `noise_variance`, or as weights where it takes `sample_weight`.

@@ -118,5 +118,5 @@ def test_runs_know_their_machine():
     with FitRun(Model(memory_budget=1e6, max_seconds=9.0)) as run:
         machine = run.machine
         run.ended("converged", n_iter=0)
-    assert machine == Machine(torch.device("cpu"), 1e6, machine.cores, 9.0)
+    assert machine == Machine(torch.device("cpu"), 1e6, machine.cores, 9.0, machine.compiler)
     assert machine.cores >= 1

@@ -212,10 +212,10 @@ def test_a_limit_of_the_address_space_counts(tmp_path, monkeypatch):
 def test_texts_in_tables_are_named_with_a_remedy():
     pd = pytest.importorskip("pandas")
     X = pd.DataFrame({"size": [1.0, 2, 3], "city": ["a", "b", "a"]})
-    with pytest.raises(ValueError, match=r"texts in column 'city' .* OneHotEncoder") as caught:
+    with pytest.raises(ValueError, match=r"strings in column 'city' .* OneHotEncoder") as caught:
         NNGPRegressor().fit(X, [1.0, 2, 3])
     assert "NNGPRegressor" in str(caught.value)
-    with pytest.raises(ValueError, match="texts in a value"):
+    with pytest.raises(ValueError, match="strings in a value"):
         NNGPRegressor().fit(np.array([["a"], ["b"]], dtype=object), [1.0, 2])
     with pytest.raises(ValueError) as caught:
         NNGPRegressor().fit([[1.0], [2]], ["a", "b"])

@@ -213,7 +213,7 @@ def plan(
     )
     keep = keeps_matrix(n, dtype, machine, exact) and (exact or params.products not in _FUSED)
     products = None if keep else plan_products(params.products, machine)
-    if keep and not is_auto(params.products):
+    if keep:
         ignored |= ignore("products", because="the kernel matrix is stored")
     start = IterativePlan(
         dtype=dtype,
