@@ -39,6 +39,7 @@ class MetaRegressorBase(MetaEstimatorMixin, GPPredictionBase):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Validated rows and targets, and the known noise variance of each row, or None."""
         X, y = validated(self, X, y, y_numeric=True, dtype=np.float64, **checks)
+        y = np.asarray(y, np.float64)
         known = check_noise_variance(noise_variance, len(X), 1)
         self._noise_given = known is not None
         run.begin(X, y)
