@@ -5,11 +5,15 @@ which imports each of them when it is first used.
 """
 
 import ast
+import logging
 import pkgutil
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0.dev0"
+
+# Fits log their stages and choices at the level INFO. Which of that is shown is up to the program.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def _listed() -> dict[str, str]:

@@ -15,6 +15,7 @@ from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import _num_samples, check_is_fitted
 
+from ._frames import INTERVAL, as_data_frame
 from ._validation import check_coverage, check_noise_variance, check_share
 
 # Probabilities at which the inverse transform of a target is checked to be monotone.
@@ -24,8 +25,14 @@ _NODES = 64
 
 
 def predict_quantiles(
-    estimator: Any, X: Any, q: Any, *, include_noise: bool = True, noise_variance: Any = None
-) -> np.ndarray:
+    estimator: Any,
+    X: Any,
+    q: Any,
+    *,
+    include_noise: bool = True,
+    noise_variance: Any = None,
+    as_frame: bool = False,
+) -> Any:
     """Quantiles of the predictions of a fitted estimator, pipeline, search or transformed target.
 
     For a `TransformedTargetRegressor` the quantiles of its regressor are transformed back. Unlike
@@ -53,14 +60,21 @@ def predict_quantiles(
         Known noise variances of the new observations, in squared units of the target of the
         innermost regressor.
 
+    as_frame : bool, default=False
+        Whether to return a pandas data frame with the index of X. It has a column for each
+        probability, also if q is one number; with several targets, the numbers of the targets are a
+        level of columns above.
+
     Returns
     -------
-    quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k)
+    quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k), or DataFrame
         In the units of y; the last axis is there only if q is an array. NaN if the inverse of a
         transform has no value.
 
     Raises
     ------
+    ImportError
+        If ``as_frame=True`` and pandas is not installed.
     TypeError
         For an estimator that predicts no standard deviations, such as averages and chains of
         regressors.
@@ -70,6 +84,8 @@ def predict_quantiles(
     """
     q = check_share(q, "q")
     out = _quantiles(estimator, X, np.atleast_1d(q), include_noise, noise_variance)
+    if as_frame:
+        return as_data_frame(out, X, np.atleast_1d(q))
     return out if q.ndim else out[..., 0]
 
 
@@ -80,7 +96,8 @@ def predict_interval(
     *,
     include_noise: bool = True,
     noise_variance: Any = None,
-) -> np.ndarray:
+    as_frame: bool = False,
+) -> Any:
     """Central intervals of the predictions of a fitted estimator, see `predict_quantiles`.
 
     Parameters
@@ -101,17 +118,22 @@ def predict_interval(
     noise_variance : float, array-like of shape (m,) or (m, t), default=None
         See `predict_quantiles`.
 
+    as_frame : bool, default=False
+        Whether to return a pandas data frame with the index of X and the columns "lower" and
+        "upper"; with several targets, the numbers of the targets are a level of columns above.
+
     Returns
     -------
-    interval : ndarray of shape (m, 2) or (m, t, 2)
+    interval : ndarray of shape (m, 2) or (m, t, 2), or DataFrame
         Lower and upper ends, in the units of y.
 
     Raises
     ------
-    TypeError, ValueError
+    ImportError, TypeError, ValueError
         See `predict_quantiles`.
     """
-    return _quantiles(estimator, X, check_coverage(coverage), include_noise, noise_variance)
+    out = _quantiles(estimator, X, check_coverage(coverage), include_noise, noise_variance)
+    return as_data_frame(out, X, INTERVAL) if as_frame else out
 
 
 def predict_std(

@@ -11,6 +11,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._frames import INTERVAL, as_data_frame
 from .._validation import (
     check_coverage,
     check_noise,
@@ -301,8 +302,14 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     @answers
     def predict_quantiles(
-        self, X: Any, q: Any, include_noise: bool = True, noise_variance: Any = None
-    ) -> np.ndarray:
+        self,
+        X: Any,
+        q: Any,
+        include_noise: bool = True,
+        noise_variance: Any = None,
+        *,
+        as_frame: bool = False,
+    ) -> Any:
         """Predict quantiles of new observations.
 
         Parameters
@@ -316,14 +323,20 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             the latent function.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
+        as_frame : bool, default=False
+            Whether to return a pandas data frame with the index of X. It has a column for each
+            probability, also if q is one number; with several targets, the numbers of the targets
+            are a level of columns above.
 
         Returns
         -------
-        quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k)
+        quantiles : ndarray of shape (m,) or (m, t), or (m, k) or (m, t, k), or DataFrame
             In the target's own units; the last axis is there only if q is an array.
 
         Raises
         ------
+        ImportError
+            If ``as_frame=True`` and pandas is not installed.
         ValueError
             For probabilities outside (0, 1), or if `noise_variance` is given although
             ``include_noise=False``.
@@ -339,9 +352,11 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
         finding, to double precision.
         """
         q = check_share(q, "q")
-        model, X = self._answering(X)
-        out = model._quantiles(X, np.atleast_1d(q), include_noise, noise_variance)
+        model, rows = self._answering(X)
+        out = model._quantiles(rows, np.atleast_1d(q), include_noise, noise_variance)
         out = out[:, 0] if out.shape[1] == 1 else out
+        if as_frame:
+            return as_data_frame(out, X, np.atleast_1d(q))
         return out if q.ndim else out[..., 0]
 
     def _log_density(self, X: np.ndarray, Y: np.ndarray, noise_variance: Any) -> np.ndarray:
@@ -393,8 +408,14 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
 
     @answers
     def predict_interval(
-        self, X: Any, coverage: Any = 0.95, include_noise: bool = True, noise_variance: Any = None
-    ) -> np.ndarray:
+        self,
+        X: Any,
+        coverage: Any = 0.95,
+        include_noise: bool = True,
+        noise_variance: Any = None,
+        *,
+        as_frame: bool = False,
+    ) -> Any:
         """Predict central intervals for new observations.
 
         Parameters
@@ -409,14 +430,19 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             latent function.
         noise_variance : float, array-like of shape (m,) or (m, t), default=None
             Known noise variances of the new observations, as in `predict`.
+        as_frame : bool, default=False
+            Whether to return a pandas data frame with the index of X and the columns "lower" and
+            "upper"; with several targets, the numbers of the targets are a level of columns above.
 
         Returns
         -------
-        interval : ndarray of shape (m, 2) or (m, t, 2)
+        interval : ndarray of shape (m, 2) or (m, t, 2), or DataFrame
             Lower and upper ends in the target's own units.
 
         Raises
         ------
+        ImportError
+            If ``as_frame=True`` and pandas is not installed.
         ValueError
             For a coverage that is not one number in (0, 1), or if `noise_variance` is given
             although ``include_noise=False``.
@@ -426,9 +452,10 @@ class GPPredictionBase(MultiOutputMixin, RegressorMixin, GPModel):
             Before `fit`, unless the estimator then answers from its prior.
         """
         ends = check_coverage(coverage)
-        model, X = self._answering(X)
-        out = model._quantiles(X, ends, include_noise, noise_variance)
-        return out[:, 0] if out.shape[1] == 1 else out
+        model, rows = self._answering(X)
+        out = model._quantiles(rows, ends, include_noise, noise_variance)
+        out = out[:, 0] if out.shape[1] == 1 else out
+        return as_data_frame(out, X, INTERVAL) if as_frame else out
 
     def _check_joint_memory(self, X: np.ndarray, what: str) -> None:
         """Raise a MemoryError if a joint prediction does not fit, before any work."""

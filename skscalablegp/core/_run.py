@@ -45,9 +45,11 @@ from ._awkward import (
 )
 from ._edge import more_noise, ours, translated, with_name
 from ._learned import nothing_learned
+from ._log import FitLog
 from ._plan import Choice, Machine, Plan, is_auto
 from ._report import STATUSES, FitReport, at_bounds
 from ._warn import warn_once
+from .data import n_columns
 from .training import Budget, Monitor, StopTraining, TrainingStep
 
 T = TypeVar("T")
@@ -65,8 +67,9 @@ _OF_SOLVES = {
 # zero. The prior is evaluated at the first few rows.
 _FAR, _FEW_ROWS = 10.0, 20
 
-# Number of fits that are under way. Those below another see parts of its table, or residuals.
-_UNDER_WAY: ContextVar[int] = ContextVar("fits under way", default=0)
+# Names of the estimators whose fits are under way, from the outermost. Fits below another see parts
+# of its table, or residuals.
+_UNDER_WAY: ContextVar[tuple[str, ...]] = ContextVar("fits under way", default=())
 # Whether the next fit leaves its warnings to an outer fit, which reads its report.
 _REPORTS_ONLY: ContextVar[bool] = ContextVar("fits that only report", default=False)
 
@@ -182,7 +185,9 @@ class FitRun(Run):
         self._before = dict(vars(est))
         self._old_posterior = est._remembered()
         est._remember(None)
-        self._token = _UNDER_WAY.set(_UNDER_WAY.get() + 1)
+        names = (*_UNDER_WAY.get(), type(est).__name__)
+        self._token = _UNDER_WAY.set(names)
+        self.monitor.log = self._log = FitLog(names)
         # Fits below this one warn as usual, unless their reports are read.
         self._reports_only, self._mode = _REPORTS_ONLY.get(), _REPORTS_ONLY.set(False)
         # Fits need gradients, also inside a user's `torch.no_grad()`, or after an interrupt inside
@@ -240,7 +245,9 @@ class FitRun(Run):
         est.history_ = self.monitor.history()
         self._check_offset()
         self._check_learned()
-        est.fit_report_ = self._report()
+        est.fit_report_ = report = self._report()
+        total = report.seconds["total"]
+        self._log.info("%s after %.2g s: %s", report.status, total, report.stop_reason)
         if self._events is not None:
             self._events.end()
 
@@ -303,9 +310,10 @@ class FitRun(Run):
         if not seen:
             self.estimator._exact = None
         self.estimator.device_ = str(self.device)
+        self._log.info("rows: %d, columns: %d, device: %s", len(X), n_columns(X), self.device)
         targets = y if self._Y is None else self._Y
         self._X, self._table = X, None if seen else (X, targets)
-        if _UNDER_WAY.get() == 1:
+        if len(_UNDER_WAY.get()) == 1:
             self._check_targets(targets)
         self._events = FitEvents(self.estimator, X, y)
         if self.estimator.get_params(deep=False).get("optimizer") is None:
@@ -426,7 +434,10 @@ class FitRun(Run):
     def chose(self, parameter: str, value: Any, reason: str) -> Any:
         """Report the value of a parameter that was "auto", with the reason; returns the value."""
         if is_auto(self.estimator.get_params(deep=False).get(parameter)):
-            self._choices[parameter] = Choice(value, reason)
+            choice = Choice(value, reason)
+            if str(choice) != str(self._choices.get(parameter)):
+                self._log.info("%s = %s", parameter, choice)
+            self._choices[parameter] = choice
         return value
 
     def follow(self, plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from logging import LoggerAdapter
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,8 @@ class Monitor:
         Parts of the training that failed while others succeeded.
     preview : callable or None
         The `preview` of every step.
+    log : LoggerAdapter or None
+        Where the beginning and the end of each stage are logged.
     """
 
     callbacks: Sequence[Callable[[TrainingStep], bool | None]] = ()
@@ -116,6 +119,7 @@ class Monitor:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     preview: Callable[[TrainingStep], Any] | None = None
+    log: LoggerAdapter | None = None
     _bar: tqdm | None = None
     _stage: str | None = None
     _stage_started: float = 0.0
@@ -127,6 +131,9 @@ class Monitor:
         self.close()
         self._stage, self._iteration, self._objective = stage, 0, objective
         self._stage_started = now()
+        if self.log is not None:
+            limit = "" if total is None else f", at most {total:,} steps"
+            self.log.info("stage %r begins%s", stage, limit)
         if self.verbose and total is not None:
             self._bar = tqdm(total=total, desc=f"fit ({stage})", unit="step", leave=True)
 
@@ -199,6 +206,9 @@ class Monitor:
         if self._stage is not None:
             passed = now() - self._stage_started
             self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + passed
+            if self.log is not None:
+                steps = f", {self._iteration} steps" if self._iteration else ""
+                self.log.info("stage %r ended after %.2g s%s", self._stage, passed, steps)
             self._stage = None
 
     def history(self) -> dict[str, list]:
