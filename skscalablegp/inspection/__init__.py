@@ -9,12 +9,14 @@ pipelines, searches and transformed targets as `skscalablegp.metrics` does. They
 
 from ._calibration import IntervalCalibrationDisplay
 from ._intervals import PredictionIntervalDisplay
+from ._leaderboard import LeaderboardDisplay
 from ._posterior import PosteriorDisplay
 from ._relevance import RelevanceDisplay
 from ._training import TrainingDisplay
 
 __all__ = [
     "IntervalCalibrationDisplay",
+    "LeaderboardDisplay",
     "PosteriorDisplay",
     "PredictionIntervalDisplay",
     "RelevanceDisplay",

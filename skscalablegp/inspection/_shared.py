@@ -30,7 +30,9 @@ def chosen_kinds(kind: Any, allowed: Sequence[str]) -> tuple[str, ...]:
     return kinds
 
 
-def axes_for(display: Any, ax: Any, n_panels: int = 1, several: bool = False) -> list[Any]:
+def axes_for(
+    display: Any, ax: Any, n_panels: int = 1, several: bool = False, one_row: bool = False
+) -> list[Any]:
     """The given axes, or those of a new figure, one for each panel; sets `ax_` and `figure_`.
 
     Parameters
@@ -41,6 +43,8 @@ def axes_for(display: Any, ax: Any, n_panels: int = 1, several: bool = False) ->
     n_panels : int, default=1
     several : bool, default=False
         Whether `ax_` is an array of axes.
+    one_row : bool, default=False
+        Whether new panels stand side by side and share their vertical axis.
 
     Raises
     ------
@@ -54,10 +58,15 @@ def axes_for(display: Any, ax: Any, n_panels: int = 1, several: bool = False) ->
     from matplotlib.axes import Axes
 
     if ax is None:
-        columns = min(n_panels, 2)
+        columns, width = (n_panels, 3.5) if one_row else (min(n_panels, 2), 5.5)
         rows = -(-n_panels // columns)
-        size = (5.5 * columns, 4.0 * rows)
-        figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained")
+        figure, grid = plt.subplots(
+            rows,
+            columns,
+            figsize=(width * columns, 4.0 * rows),
+            sharey=one_row,
+            layout="constrained",
+        )
         axes = list(np.ravel(grid))
         for empty in axes[n_panels:]:
             figure.delaxes(empty)

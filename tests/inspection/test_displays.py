@@ -20,10 +20,13 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputRegressor
+from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from skscalablegp import (
+    AutoGPClassifier,
+    AutoGPRegressor,
     HeteroscedasticRegressor,
     IterativeGPRegressor,
     PoERegressor,
@@ -36,6 +39,7 @@ from skscalablegp import (
 )
 from skscalablegp.inspection import (
     IntervalCalibrationDisplay,
+    LeaderboardDisplay,
     PosteriorDisplay,
     PredictionIntervalDisplay,
     RelevanceDisplay,
@@ -549,6 +553,59 @@ class TestRelevance:
         ]:
             with pytest.raises(ValueError, match=says):
                 RelevanceDisplay.from_estimator(gp, X, **{"y": y, "n_repeats": 1, **wrong})
+
+
+class TestLeaderboard:
+    def test_scores_weights_and_seconds_of_each_member(self, data):
+        X, y = data
+        # More neighbours than rows: this member fails, and has no score.
+        members = ["linear", ("broken", KNeighborsRegressor(10_000)), "exact"]
+        gp = AutoGPRegressor(members, random_state=0)
+        model = make_pipeline(StandardScaler(), gp).fit(X[:60], y[:60])
+        rows = list(model[-1].leaderboard_)
+        assert [row.member for row in rows] == ["exact", "linear", "broken"]
+        display = LeaderboardDisplay.from_estimator(model)
+        assert_array_equal(display.line_.get_xdata(), [row.nll for row in rows[:2]])
+        assert_array_equal(display.line_.get_ydata(), [0, 1])
+        for kind in ("weight", "seconds"):
+            bars = display.bars_[kind]
+            assert_array_equal(widths(bars), [getattr(row, kind) for row in rows])
+            assert_allclose([bar.get_y() + bar.get_height() / 2 for bar in bars], [0, 1, 2])
+        assert display.figure_ is display.ax_[0].figure and len(display.ax_) == 3
+        for panel in display.ax_:
+            bottom, top = panel.get_ylim()
+            assert bottom > 2 and top < 0  # the lowest score is at the top
+        ticks = [tick.get_text() for tick in display.ax_[0].get_yticklabels()]
+        assert ticks == ["exact", "linear", "broken"]
+
+    def test_one_panel_on_axes_of_the_user(self, data):
+        X, y = data
+        model = AutoGPClassifier(["linear"], random_state=0).fit(X, y > 0.5)
+        _, ax = plt.subplots()
+        display = LeaderboardDisplay.from_estimator(model, kind="nll", ax=ax)
+        assert display.ax_ is ax and not display.bars_
+        assert ax.get_xlabel() == "held-out log loss (nats a row)"
+        display.plot(kind=["seconds"], bar_kwargs={"color": "red"})
+        assert display.line_ is None
+        assert display.bars_["seconds"][0].get_facecolor() == (1, 0, 0, 1)
+
+    def test_a_member_that_was_not_compared_has_no_score(self, data):
+        X, y = data
+        model = AutoGPRegressor(random_state=0).fit(X[:3], y[:3])
+        display = LeaderboardDisplay.from_estimator(model)
+        assert set(display.bars_) == {"weight", "seconds"} and display.line_ is None
+        with pytest.raises(ValueError, match="kind='nll' has nothing to show"):
+            display.plot(kind="nll")
+
+    def test_wrong_input(self, gp):
+        for wrong in (gp, AutoGPRegressor()):
+            with pytest.raises(TypeError, match="has no leaderboard_"):
+                LeaderboardDisplay.from_estimator(wrong)
+        numbers = dict(nll=np.ones(1), weight=np.ones(1), seconds=np.ones(1))
+        display = LeaderboardDisplay(members=["linear"], **numbers)
+        for wrong, says in (({"kind": "crps"}, "kind must be"), ({"ax": 3}, "ax must be")):
+            with pytest.raises(ValueError, match=says):
+                display.plot(**wrong)
 
 
 @pytest.mark.parametrize(
