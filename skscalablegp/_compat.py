@@ -42,6 +42,9 @@ It supports scikit-learn >= 1.6 and SciPy >= 1.11, and provides:
     Makes scikit-learn's ``TargetEncoder`` with folds that repeat, in all versions.
 ``check_parameters``
     scikit-learn's check of an estimator's parameters against its ``_parameter_constraints``.
+``ParametersInDiagrams``
+    A base class for the tables of parameters in scikit-learn's diagrams. It marks what the method
+    ``_shown_parameters`` says, where scikit-learn marks every nested parameter as set by the user.
 ``NamedEstimators``
     A base class for estimators over a list ``estimators`` of (name, estimator) pairs. List it first
     among the bases. The estimators, by name, and their parameters, such as ``trees__max_iter``, are
@@ -81,6 +84,21 @@ except ImportError:  # scikit-learn < 1.9
 
 
 HAS_CALLBACKS = hasattr(CallbackMixin, "set_callbacks")
+
+
+class ParametersInDiagrams:
+    """Tables of parameters with marks on those that the user set."""
+
+    _shown_parameters: Callable[[], dict[str, bool]]
+
+    def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:
+        table: Any = super()._get_params_html(*args, **kwargs)  # type: ignore[misc]
+        marks = {name: mark for name, mark in self._shown_parameters().items() if name in table}
+        own = [name for name in table if name in marks]
+        first = sorted(own, key=lambda name: not marks[name])
+        table.data = {name: table[name] for name in first}
+        table.non_default = tuple(name for name in first if marks[name])
+        return table
 
 
 class NamedEstimators(_BaseComposition):

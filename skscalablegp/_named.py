@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 from sklearn.base import BaseEstimator
+
+from ._compat import ParametersInDiagrams
 
 
 def keep_settings(settings: Any, arguments: dict[str, Any]) -> None:
@@ -13,6 +17,26 @@ def keep_settings(settings: Any, arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if name not in ("self", "__class__"):
             setattr(settings, name, value)
+
+
+def changed_parameters(owner: Any) -> tuple[str, ...]:
+    """Names of the parameters that differ from the defaults of the owner's constructor."""
+    return tuple(
+        name
+        for name, value in owner.get_params(deep=False).items()
+        if not _is_default(owner, name, value)
+    )
+
+
+def _is_default(owner: Any, name: str, value: Any) -> bool:
+    """Whether a parameter of a constructor has its default."""
+    parameter = inspect.signature(type(owner).__init__).parameters.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return False
+    default = parameter.default
+    if value is default:
+        return True
+    return type(value) is type(default) and np.array_equal(value, default)
 
 
 def named(
@@ -55,7 +79,7 @@ def named(
     return value
 
 
-class NamedSettings(BaseEstimator):
+class NamedSettings(ParametersInDiagrams, BaseEstimator):
     """Parameters whose strings stand for objects, so that ``truncation__rate`` works for both.
 
     A subclass lists them in `_named`, each with a function from strings to objects. The function
@@ -74,6 +98,20 @@ class NamedSettings(BaseEstimator):
         except ValueError:
             return value
         return value if made is None else made
+
+    def _shown_parameters(self) -> dict[str, bool]:
+        """The parameters that a diagram lists, and whether the user set them.
+
+        Parameters of an object that a string stands for are not listed.
+        """
+        given = self.get_params(deep=True)
+        shown = {}
+        for name, value in given.items():
+            inside, _, last = name.rpartition("__")
+            if isinstance(given.get(name.partition("__")[0]), str) and inside:
+                continue
+            shown[name] = not _is_default(given.get(inside, self), last, value)
+        return shown
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with `deep` also those of objects, whether a string names them or not.

@@ -42,7 +42,10 @@ class FitReport(Bunch):
         The value of each parameter that was "auto", with the reason. Parameters in `ignored` are
         left out.
     ignored : dict of str to str
-        Parameters that had no effect in this fit, with the reason.
+        Parameters that had no effect in this fit, with the reason. The text lists those that are in
+        `changed`.
+    changed : tuple of str
+        Parameters that differ from their defaults.
     n_iter : int
         Number of training steps in all stages together.
     epochs : float
@@ -91,12 +94,21 @@ class FitReport(Bunch):
         return f"{type(self).__name__}({self.status}, {self.seconds.get('total', 0.0):.2g} s)"
 
     def _repr_html_(self) -> str:
-        """The text, which folds; its colours are those of the page."""
+        """One line, below which the text unfolds; its colours are those of the page."""
+        line = "white-space: nowrap; overflow: hidden; text-overflow: ellipsis; cursor: pointer"
+        text = "color: inherit; background: none; margin: 0.3em 1em; white-space: pre-wrap"
         return (
-            f"<details open><summary>Fit report: {escape(self.status)}</summary>"
-            '<pre style="color: inherit; background: none; margin: 0.3em 1em; '
-            f'white-space: pre-wrap">{escape(str(self))}</pre></details>'
+            f'<details style="max-width: 100%"><summary style="{line}">'
+            f"Fit report: {escape(self._line())}</summary>"
+            f'<pre style="{text}">{escape(str(self))}</pre></details>'
         )
+
+    def _line(self) -> str:
+        """How the fit ended, its seconds, the method, and the chosen values."""
+        ended = f"{self.status}, {self.seconds.get('total', 0.0):.2g} s"
+        chosen = [f"{name}={choice.value}" for name, choice in self.choices.items()]
+        parts = [ended, self.get("summary", ""), ", ".join(chosen)]
+        return " ".join("; ".join(part for part in parts if part).split())
 
     def __str__(self) -> str:  # noqa: C901 (one branch for each case)
         lines = [f"{self.status}: {self.stop_reason}"]
@@ -117,8 +129,12 @@ class FitReport(Bunch):
         lines.append(f"{total:.2g} s in all" + (f": {stages}" if stages else ""))
         for name, choice in self.choices.items():
             lines.append(f"{name} = {choice}")
-        for name, reason in self.ignored.items():
-            lines.append(f"{name} had no effect: {reason}")
+        changed = self.get("changed", ())
+        lines += [
+            f"{name} had no effect: {reason}"
+            for name, reason in self.ignored.items()
+            if name in changed
+        ]
         if self.n_unconverged:
             lines.append(f"{self.n_unconverged} linear solves did not reach their tolerance")
         lines += self.get("failures", ())

@@ -33,6 +33,7 @@ from sklearn.utils import check_random_state
 
 from .._compat import FitEvents, callbacks_under_way
 from .._devices import check_float64, resolve_device
+from .._named import changed_parameters
 from .._validation import available_memory, check_memory
 from ..linalg.operators import compiler_for
 from ..linalg.parallel import n_workers
@@ -665,6 +666,7 @@ class FitRun(Run):
             stop_reason=reason,
             choices={k: v for k, v in self._choices.items() if k not in self._ignored},
             ignored={name: why for name, why in self._ignored.items() if name in settings},
+            changed=changed_parameters(self.estimator),
             n_iter=self._n_iter,
             seconds=self.monitor.stage_seconds | {"total": self.budget.seconds},
             n_unconverged=len(failed),

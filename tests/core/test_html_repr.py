@@ -1,15 +1,19 @@
 """The HTML representation of fitted estimators."""
 
+import re
 from html import escape, unescape
 
 import numpy as np
 import pytest
 from sklearn import config_context
+from sklearn.base import BaseEstimator
+from sklearn.gaussian_process.kernels import RBF
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_html_repr
 
 from skscalablegp import IterativeGPRegressor, LOVEPredictor
+from skscalablegp.preconditioners import PivotedCholesky
 from skscalablegp.training import FitReport
 
 X = np.linspace(0, 1, 20)[:, None]
@@ -40,6 +44,43 @@ def test_the_diagram_of_a_pipeline_says_how_the_fit_ended():
     shown = unescape(estimator_html_repr(pipeline))
     assert "fit_report_" not in shown or repr(report) in shown
     assert repr(report).startswith(f"FitReport({report.status}, ")
+
+
+def marked(model):
+    """The parameters that the diagram lists, and those that it marks as set by the user."""
+    with config_context(display="diagram"):
+        shown = model._repr_html_()
+    rows = re.findall(r'<tr class="(user-set|default)">.*?Copy (\w+) to clipboard', shown, re.S)
+    return [name for _, name in rows], {name for kind, name in rows if kind == "user-set"}
+
+
+@pytest.mark.skipif(not hasattr(BaseEstimator, "_get_params_html"), reason="older diagrams")
+class TestMarks:
+    def test_of_parameters_of_strings_there_are_none(self):
+        listed, marks = marked(IterativeGPRegressor(alpha=0.1))
+        assert marks == {"alpha"} and listed[0] == "alpha"
+        assert set(listed) == set(IterativeGPRegressor().get_params(deep=False))
+
+    def test_of_an_object_only_what_differs_from_its_default(self):
+        model = IterativeGPRegressor(RBF(2.0), preconditioner=PivotedCholesky(rank=7))
+        listed, marks = marked(model)
+        assert marks == {"kernel", "kernel__length_scale", "preconditioner", "preconditioner__rank"}
+        assert "kernel__length_scale_bounds" in listed
+
+    def test_of_an_estimator_inside(self):
+        listed, marks = marked(LOVEPredictor(IterativeGPRegressor(max_iter=3), random_state=0))
+        assert {"estimator", "random_state", "max_iter"} >= marks >= {"random_state", "max_iter"}
+        assert not [name for name in listed if "preconditioner__" in name]
+
+
+def test_the_report_is_one_line_that_opens():
+    model = IterativeGPRegressor(alpha=0.1, max_iter=30).fit(X, y)
+    shown = model.fit_report_._repr_html_()
+    assert "<details open" not in shown
+    line = unescape(re.search(r"<summary[^>]*>(.*?)</summary>", shown, re.S)[1])
+    assert line.startswith(f"Fit report: {model.fit_report_.status}, ") and "\n" not in line
+    assert "solver=cholesky" in line
+    assert "had no effect" not in shown and model.fit_report_.ignored
 
 
 def test_the_report_is_escaped():

@@ -216,12 +216,14 @@ def test_the_report_has_choices_and_ignored_parameters():
         with run.stage("factor"):
             pass
 
-    report = Model(device="auto").fit(1, body).fit_report_
+    report = Model(max_iter=9, device="auto").fit(1, body).fit_report_
     assert set(report.choices) == {"learning_rate"} and report.choices["learning_rate"].value == 0.1
     assert set(report.ignored) == {"device", "max_iter"}
     assert set(report.seconds) == {"factor", "total"}
     assert "learning_rate = 0.1 (few rows)" in str(report)
     assert "max_iter had no effect: there is nothing to train" in str(report)
+    untouched = Model().fit(1, body).fit_report_
+    assert "max_iter" in untouched.ignored and "max_iter had no effect" not in str(untouched)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StopTraining("max_seconds")])
