@@ -40,7 +40,10 @@ OLDEST_ARGS ?=
 BENCH_ARGS ?= --estimator IterativeGPRegressor --dataset pol
 
 BIN := $(VENV)/bin
-TEST_SETTINGS = SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
+# Compiled modules lie in the environment's folder, also where Python is told to write none: without
+# them each process of the tests compiles all that it imports, for several seconds.
+TEST_SETTINGS = SCIPY_ARRAY_API=1 OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) \
+	PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache
 
 # Modules are compiled when they are first imported, which most never are.
 INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt

@@ -5,6 +5,9 @@ the path through the code that the case meets. What no setting reaches, such as 
 and the conversion of tables, all rows of a class share: such a case runs `once_a_class`, on the row
 that stands for the class. What does not concern a row is never collected for it, so that each skip
 says something about the machine.
+
+`make test` runs a case on one row of each class, and the rest is marked slow; `on_all_rows` and
+`once_a_family` mark the cases of which it runs more or fewer.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,14 +32,49 @@ def once_a_class(case: Any) -> Any:
     return case
 
 
+def on_all_rows(case: Any) -> Any:
+    """Marks an essential case, which `make test` runs on all rows that have it."""
+    case.on_all_rows = True
+    return case
+
+
+def once_a_family(case: Any) -> Any:
+    """Marks a case that no setting reaches and that costs several fits.
+
+    It is collected for one row of each class. `make test` runs it for one class of each family:
+    of what a folder has for one kind of target.
+    """
+    case.once_a_class = case.once_a_family = True
+    return case
+
+
 def rows_of(case: Any, rows: Iterable[Any]) -> list[Any]:
     """The rows of a table for which a case is collected."""
     able = [row for row in rows if all(row.has(name) for name in getattr(case, "needs", ()))]
-    if not getattr(case, "once_a_class", False):
-        return able
-    chosen: dict[type, Any] = {}
-    for row in sorted(able, key=lambda row: not row.stands_for_its_class):
-        chosen.setdefault(type(row.estimator), row)
+    return _first_of_each(_class, able) if getattr(case, "once_a_class", False) else able
+
+
+def quick_rows(case: Any, rows: Iterable[Any]) -> list[Any]:
+    """Those of them that `make test` runs."""
+    collected = rows_of(case, rows)
+    if getattr(case, "on_all_rows", False):
+        return collected
+    return _first_of_each(_family if getattr(case, "once_a_family", False) else _class, collected)
+
+
+def _class(row: Any) -> Any:
+    return type(row.estimator) if hasattr(row, "estimator") else row.name
+
+
+def _family(row: Any) -> Any:
+    return _class(row).__module__.rpartition(".")[0], row.has("classifier")
+
+
+def _first_of_each(kind: Callable[[Any], Any], rows: list[Any]) -> list[Any]:
+    """The row of each kind that stands for its class, or else the first one."""
+    chosen: dict[Any, Any] = {}
+    for row in sorted(rows, key=lambda row: not getattr(row, "stands_for_its_class", False)):
+        chosen.setdefault(kind(row), row)
     return list(chosen.values())
 
 
@@ -57,4 +95,7 @@ class Contract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each case; other parameters come from its own decorators."""
         rows = rows_of(metafunc.function, self.rows)
-        metafunc.parametrize("row", rows, ids=[row.name for row in rows])
+        quick = {row.name for row in quick_rows(metafunc.function, rows)}
+        marks = [() if row.name in quick else pytest.mark.slow for row in rows]
+        params = [pytest.param(row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+        metafunc.parametrize("row", params, ids=[row.name for row in rows])

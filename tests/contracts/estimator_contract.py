@@ -21,7 +21,7 @@ import pytest
 import scipy.sparse
 import sklearn
 import torch
-from contracts.cases import Contract, needs, once_a_class
+from contracts.cases import Contract, needs, on_all_rows, once_a_class, once_a_family
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtri
 from sklearn.base import BaseEstimator, clone
@@ -270,6 +270,7 @@ class EstimatorContract(Contract):
             check_dataframe_column_names_consistency(type(row.estimator).__name__, row.new())
         assert not [w for w in caught if "feature names" in str(w.message)]
 
+    @on_all_rows
     def test_tags(self, row):
         tags = get_tags(row.estimator)
         assert not tags.non_deterministic
@@ -297,11 +298,12 @@ class EstimatorContract(Contract):
 
     # ------------------------------------------------------------ shapes and types
 
+    @on_all_rows
     @needs("regressor")
     def test_shapes(self, row):
         self.check_shapes(row, None)
 
-    @once_a_class
+    @once_a_family
     @needs("multi_output")
     def test_shapes_of_one_column_of_targets(self, row):
         self.check_shapes(row, 1)
@@ -358,7 +360,7 @@ class EstimatorContract(Contract):
             alone = row.new(optimizer=None).fit(X, Y[:, column]).predict(X_new)
             assert_allclose(both[:, column], alone, rtol=0.02, atol=0.02)
 
-    @once_a_class
+    @once_a_family
     def test_float32_input(self, row):
         X, y, X_new = table()
         X32, y32 = X.astype(np.float32), row.target(y)
@@ -370,7 +372,7 @@ class EstimatorContract(Contract):
         if not row.classifier:
             assert_allclose(model.predict(X_new), same.predict(X_new), rtol=1e-3, atol=1e-3)
 
-    @once_a_class
+    @once_a_family
     def test_integers_and_lists(self, row):
         X, y, _ = table()
         Xi = np.round(3 * X).astype(int)
@@ -378,7 +380,7 @@ class EstimatorContract(Contract):
         model = row.new().fit(Xi.tolist(), target.tolist())
         assert_array_equal(model.predict(Xi[:3].tolist()), model.predict(Xi[:3].astype(float)))
 
-    @once_a_class
+    @once_a_family
     def test_memory_layout_does_not_matter(self, row):
         X, y, X_new = table()
         y = row.target(y)
@@ -393,7 +395,7 @@ class EstimatorContract(Contract):
             atol=row.batch_rtol,
         )
 
-    @once_a_class
+    @once_a_family
     @pytest.mark.parametrize("library", ["torch", "array_api_strict"])
     @pytest.mark.parametrize("dispatch", [False, True])
     def test_arrays_of_other_libraries(self, row, library, dispatch):
@@ -408,7 +410,7 @@ class EstimatorContract(Contract):
         assert_all_equal(seen, expected, row.repeat_rtol)
         assert score == pytest.approx(model.score(X, y), rel=max(row.repeat_rtol, 1e-15))
 
-    @once_a_class
+    @once_a_family
     def test_frames(self, row):
         X, y, X_new = table()
         y = row.target(y)
@@ -474,7 +476,7 @@ class EstimatorContract(Contract):
     def test_constant_target(self, row, normalize_y):
         self.check_constant_target(row, 5.0, normalize_y)
 
-    @once_a_class
+    @once_a_family
     @needs("regressor", "normalize_y")
     @pytest.mark.parametrize("normalize_y", [False, True])
     def test_zero_target(self, row, normalize_y):
@@ -510,7 +512,7 @@ class EstimatorContract(Contract):
             for seen, expected in zip(answers(a, b), plain, strict=True):
                 assert_allclose(seen, expected, rtol=0, atol=row.unit_atol * y.std())
 
-    @once_a_class
+    @once_a_family
     @needs("noise_variance", "multi_output", "normalize_y")
     def test_targets_with_noise_of_their_own_share_a_scale(self, row):
         X, y, X_new = table()
@@ -521,7 +523,7 @@ class EstimatorContract(Contract):
         small, big = model.predict(X_new), (large.predict(X_new) - 1e4) / 1e3
         assert_allclose(big, small, rtol=0, atol=max(1e-5, row.unit_atol) * y.std())
 
-    @once_a_class
+    @once_a_family
     @needs("noise_variance", "alpha")
     def test_alpha_is_in_units_of_y_unless_normalising_was_asked_for(self, row):
         X, y, X_new = table()
@@ -576,6 +578,7 @@ class EstimatorContract(Contract):
         row.everything(row.new().fit(X, y), X_new)
         assert_all_equal(list(kept), [X, y, X_new])
 
+    @on_all_rows
     def test_refits_are_identical(self, row):
         X, y, X_new = table()
         model = row.new()
@@ -602,6 +605,7 @@ class EstimatorContract(Contract):
         assert pickle.dumps(model) == before
         assert_all_equal(first, row.everything(model, X_new), row.repeat_rtol)
 
+    @on_all_rows
     def test_pickles_before_and_after_predict(self, row):
         model, X_new = fitted(row)
         early = pickle.loads(pickle.dumps(model))
@@ -644,11 +648,13 @@ class EstimatorContract(Contract):
             one.partial_fit(X[:5], row.target(y)[:5])
         assert_all_equal(row.everything(model, X_new), row.everything(again, X_new), 1e-12)
 
+    @on_all_rows
     def test_fitted_state_needs_no_torch(self, row):
         model, X_new = shared(row)
         row.everything(model, X_new)
         assert b"torch" not in pickle.dumps(model)
 
+    @on_all_rows
     def test_row_by_row_equals_batch(self, row):
         model, X_new = shared(row)
         scale = 1 if row.classifier else 3
@@ -695,6 +701,7 @@ class EstimatorContract(Contract):
         assert_allclose(model.predict_std(X_new), model.predict(X_new, return_std=True)[1])
         assert (model.predict_std(X_new, include_noise=False) <= model.predict_std(X_new)).all()
 
+    @on_all_rows
     @needs("regressor")
     def test_intervals_and_quantiles(self, row):
         model, X_new = shared(row)
@@ -792,14 +799,14 @@ class EstimatorContract(Contract):
 
     # ------------------------------------------------------------ in company
 
-    @once_a_class
+    @once_a_family
     def test_pipeline_and_cross_validation(self, row):
         X, y, _ = table()
         pipeline = make_pipeline(StandardScaler(), row.new())
         scores = cross_val_score(pipeline, X, row.target(y), cv=2, error_score="raise")
         assert np.isfinite(scores).all()
 
-    @once_a_class
+    @once_a_family
     @needs("search")
     def test_grid_search(self, row):
         X, y, X_new = table()
@@ -808,7 +815,7 @@ class EstimatorContract(Contract):
         assert set(search.best_params_) == set(row.search)
         assert_sane(row, search.best_estimator_, X_new)
 
-    @once_a_class
+    @once_a_family
     @needs("regressor")
     def test_transformed_target(self, row):
         X, y, X_new = table()
@@ -816,7 +823,7 @@ class EstimatorContract(Contract):
         assert model.fit(X, 100 + 5 * y).predict(X_new).shape == (M,)
         assert 80 < model.predict(X_new).mean() < 120
 
-    @once_a_class
+    @once_a_family
     @needs("regressor")
     def test_multi_output_wrapper(self, row):
         X, y, X_new = table()
@@ -844,7 +851,7 @@ class EstimatorContract(Contract):
         informed = row.new().fit(X, y, noise_variance=noise)
         assert not np.allclose(shared(row)[0].predict(X_new), informed.predict(X_new))
 
-    @once_a_class
+    @once_a_family
     @needs("noise_variance")
     def test_noise_variance_without_routing(self, row):
         X, y, _ = table()

@@ -9,7 +9,7 @@ from copy import copy
 
 import numpy as np
 import pytest
-from contracts.cases import Contract, needs, once_a_class
+from contracts.cases import Contract, needs, on_all_rows, once_a_class
 from contracts.estimator_contract import Row, assert_sane, table
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
@@ -126,6 +126,7 @@ class FitContract(Contract):
 
     # ------------------------------------------------------------ what a fit leaves
 
+    @on_all_rows
     def test_report(self, row):
         model, _, warned = shared(row)
         report = model.fit_report_
@@ -149,6 +150,7 @@ class FitContract(Contract):
         assert report.status in str(report)
         assert str(pickle.loads(pickle.dumps(report))) == str(report)
 
+    @on_all_rows
     def test_history(self, row):
         model, _, _ = shared(row)
         history = model.history_
@@ -164,6 +166,7 @@ class FitContract(Contract):
             # What is maximised does not fall over a stage.
             assert len(known) < 3 or known.max() >= known[0]
 
+    @on_all_rows
     def test_attributes(self, row):
         model, _, _ = shared(row)
         own = vars(model)
@@ -244,6 +247,7 @@ class FitContract(Contract):
 
     # ------------------------------------------------------------ what a failure leaves
 
+    @on_all_rows
     def test_a_failed_refit_leaves_the_old_model(self, row):
         model, X_new, _ = fit(row)
         before, state = answers(row, model, X_new), dict(vars(model))

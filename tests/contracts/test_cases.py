@@ -1,12 +1,20 @@
 """Cases are collected for the rows that they concern, and for no other."""
 
-from contracts.cases import Contract, needs, once_a_class, rows_of
+from contracts.cases import (
+    Contract,
+    needs,
+    on_all_rows,
+    once_a_class,
+    once_a_family,
+    quick_rows,
+    rows_of,
+)
 from contracts.estimator_contract import CAPABILITIES, EstimatorContract, Row
 from contracts.fit_contract import FitContract
 from contracts.test_contract import ROWS
 from contracts.test_fit_contract import FIT_ROWS
 
-from skscalablegp import PoERegressor, RFFRegressor, SVGPClassifier
+from skscalablegp import PoERegressor, RFFRegressor, SSRFFRegressor, SVGPClassifier
 
 PLAIN = Row("plain", RFFRegressor(), multi_output=False)
 OTHER = Row("other", RFFRegressor(n_components=3), stands_for_its_class=True, limit={"max_iter": 1})
@@ -23,6 +31,12 @@ class Suite(Contract):
 
     @once_a_class
     def test_classes(self, row): ...
+
+    @once_a_family
+    def test_families(self, row): ...
+
+    @on_all_rows
+    def test_essential(self, row): ...
 
     @once_a_class
     @needs("regressor", "limit")
@@ -43,6 +57,19 @@ def test_the_row_that_stands_for_its_class():
     assert names(Suite.test_some_classes) == ["other"]
     # Where that row lacks something another one of the class has the case.
     assert names(Suite.test_classes, [PLAIN, EXPERTS]) == ["plain", "experts"]
+
+
+def test_rows_that_a_quick_run_has():
+    table = [*FEW, Row("family", SSRFFRegressor())]
+    assert [row.name for row in quick_rows(Suite.test_essential, table)] == names(
+        Suite.test_all, table
+    )
+    everyone = ["classes", "experts", "family", "other"]
+    for case in (Suite.test_all, Suite.test_classes):
+        assert sorted(row.name for row in quick_rows(case, table)) == everyone
+    assert sorted(names(Suite.test_families, table)) == everyone
+    quick = [row.name for row in quick_rows(Suite.test_families, table)]
+    assert sorted(quick) == ["classes", "experts", "other"]
 
 
 def test_a_case_without_rows_is_not_collected():

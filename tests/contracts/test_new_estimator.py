@@ -4,6 +4,7 @@ It keeps every promise of the package because `core` keeps them; CONTRIBUTING.rs
 """
 
 import numpy as np
+import pytest
 import torch
 from contracts.estimator_contract import EstimatorContract, Row
 from contracts.fit_contract import FitContract
@@ -134,6 +135,7 @@ register(SubsetGPRegressor)
 ROW = Row("subset", SubsetGPRegressor(subset_size=40), limit={"max_iter": 1})
 
 
+@pytest.mark.slow
 @parametrize_with_checks([ROW.estimator])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
